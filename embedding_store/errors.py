@@ -1,0 +1,105 @@
+"""The one error tree of Elastable; `embedding_store.rpc_errors` maps it to gRPC.
+
+Every error a person can cause or meet is an `ElastableError`. A message names
+what was given, where, and what would be right.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadGradient",
+    "BadIds",
+    "BadInput",
+    "BadSpec",
+    "CheckpointError",
+    "DeadlineExceeded",
+    "ElastableError",
+    "FutureVersion",
+    "IdOutOfRange",
+    "JobFailed",
+    "ModelError",
+    "NotFinite",
+    "SpecConflict",
+    "StaleVersion",
+    "StoreFailed",
+    "TableNotFound",
+    "Unavailable",
+    "Unsupported",
+    "VersionError",
+]
+
+
+class ElastableError(Exception):
+    """Root of every error that Elastable raises on purpose."""
+
+
+class BadInput(ElastableError, ValueError):
+    """A value that was handed in is not one that can be used."""
+
+
+class BadSpec(BadInput):
+    """A table, initializer, optimizer or job description that cannot be."""
+
+
+class BadIds(BadInput):
+    """Ids of a wrong dtype or shape."""
+
+
+class IdOutOfRange(BadIds):
+    """An id outside `0 <= id < vocabulary_size` of a fixed table."""
+
+
+class BadGradient(BadInput):
+    """A gradient of a wrong shape or dtype."""
+
+
+class NotFinite(BadGradient):
+    """A gradient that holds NaN or Inf."""
+
+
+class TableNotFound(BadInput):
+    """No table of that name."""
+
+
+class SpecConflict(BadInput):
+    """A table of that name exists with another specification."""
+
+
+class VersionError(ElastableError):
+    """A version that is not the one needed."""
+
+
+class StaleVersion(VersionError):
+    """The version named is past."""
+
+
+class FutureVersion(VersionError):
+    """The version named has not been committed yet."""
+
+
+class Unavailable(ElastableError, ConnectionError):
+    """A server cannot be reached; the message names its address."""
+
+
+class DeadlineExceeded(Unavailable):
+    """No answer within the stated deadline."""
+
+
+class StoreFailed(ElastableError):
+    """The store answered with a failure; no value was substituted for it."""
+
+
+class ModelError(ElastableError):
+    """The user's model or model file cannot be used as it is."""
+
+
+class Unsupported(ModelError):
+    """Something that was asked for, by name, and that is not honoured."""
+
+
+class CheckpointError(ElastableError):
+    """A checkpoint that is missing, torn, or of another model."""
+
+
+class JobFailed(ElastableError):
+    """The job ended without reaching its last version."""

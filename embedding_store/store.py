@@ -1,0 +1,168 @@
+"""The contract that every backend keeps: tables by name, one version at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.errors import FutureVersion, SpecConflict, StaleVersion
+from embedding_store.spec import TableSpec
+
+__all__ = ["Commit", "EmbeddingStore", "Float32", "Int64", "RowBlock", "TableUpdate"]
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """The coalesced gradient of one table; made by `embedding_store.coalesce`.
+
+    Attributes:
+        ids: int64 `[u]`, each id once.
+        gradients: float32 `[u, dim]`, the summed gradient of each id.
+    """
+
+    ids: Int64
+    gradients: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The step from version `version - 1` to `version`.
+
+    Attributes:
+        version: The version that stands once this is committed.
+        updates: Table name -> its gradient. Tables may be missing.
+        step: Optimizer steps taken before this one (Keras' `iterations`).
+        learning_rates: Table name -> learning rate of this step; a table
+            without one uses the `learning_rate` of its own optimizer spec.
+    """
+
+    version: int
+    updates: Mapping[str, TableUpdate]
+    step: int
+    learning_rates: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Some rows of a table, whole.
+
+    Attributes:
+        ids: int64 `[n]`, each id once.
+        weights: float32 `[n, dim]`.
+        slots: float32 `[n, slot_width]`: the optimizer's slots side by side.
+    """
+
+    ids: Int64
+    weights: Float32
+    slots: Float32
+
+
+class EmbeddingStore(ABC):
+    """Embedding tables by name, at one version.
+
+    Lookups may run from many threads beside one committer. A row that was
+    never updated reads its initial value, a pure function of (seed, table, id,
+    column), and reading it writes nothing.
+    """
+
+    @abstractmethod
+    def create_table(self, spec: TableSpec) -> bool:
+        """Makes the table; True if it was not there before.
+
+        Raises:
+            SpecConflict: a table of that name has another spec.
+        """
+
+    @abstractmethod
+    def specs(self) -> dict[str, TableSpec]:
+        """All tables by name."""
+
+    @abstractmethod
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        """Rows of many tables in one go.
+
+        Args:
+            ids: Table name -> int64 `[n]`; duplicates allowed.
+            version: When given, the version that must be current.
+
+        Returns:
+            Table name -> float32 `[n, dim]`, row i the row of ids[i].
+
+        Raises:
+            TableNotFound, BadIds, IdOutOfRange: naming table, id and position.
+            StaleVersion, FutureVersion: another version is current.
+            StoreFailed, Unavailable: the backend failed; no value is made up.
+        """
+
+    @abstractmethod
+    def commit(self, commit: Commit) -> None:
+        """Applies the optimizer to the rows of every update, all or nothing.
+
+        Raises:
+            StaleVersion, FutureVersion: `commit.version` is not the current
+                version + 1.
+            TableNotFound, BadIds, IdOutOfRange, BadGradient: as named; the
+                store is as it was.
+        """
+
+    @abstractmethod
+    def version(self) -> int:
+        """The current version; 0 for a store that was never committed to."""
+
+    @abstractmethod
+    def reset_version(self, version: int) -> None:
+        """Declares the rows as they stand to be `version` (after `put`)."""
+
+    @abstractmethod
+    def row_count(self, table: str) -> int:
+        """Rows of the table that hold a value of their own."""
+
+    @abstractmethod
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """Every row that holds a value of its own, in blocks, in any order."""
+
+    @abstractmethod
+    def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
+        """Writes rows and their slots as they are (restore, import)."""
+
+    @abstractmethod
+    def clear(self, table: str) -> None:
+        """Forgets every row of the table; they read their initial values again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees connections and memory. Closing twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def refuse_conflict(ours: TableSpec, theirs: TableSpec) -> None:
+    """Raises `SpecConflict` where a table is declared again with another spec."""
+    differences = ours.differences(theirs)
+    if differences:
+        told = "; ".join(f"{name} is {mine!r}, not {other!r}" for name, (mine, other) in differences.items())
+        raise SpecConflict(f"table {ours.name!r} already exists with another spec: {told}")
+
+
+def refuse_other_version(current: int, wanted: int | None) -> None:
+    """Raises unless `wanted` is None or the current version."""
+    if wanted is None or wanted == current:
+        return
+    if wanted < current:
+        raise StaleVersion(f"version {wanted} is past; the current version is {current}")
+    raise FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")
