@@ -14,7 +14,7 @@ import numpy.typing as npt
 from embedding_store.errors import FutureVersion, SpecConflict, StaleVersion
 from embedding_store.spec import TableSpec
 
-__all__ = ["Commit", "EmbeddingStore", "Float32", "Int64", "RowBlock", "TableUpdate"]
+__all__ = ["Commit", "EmbeddingStore", "Float32", "Int64", "RowBlock", "RowSource", "TableUpdate"]
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -66,21 +66,13 @@ class RowBlock:
     slots: Float32
 
 
-class EmbeddingStore(ABC):
-    """Embedding tables by name, at one version.
+class RowSource(ABC):
+    """Where a reader gets rows from: what a worker needs of a store, and no more.
 
-    Lookups may run from many threads beside one committer. A row that was
-    never updated reads its initial value, a pure function of (seed, table, id,
-    column), and reading it writes nothing.
+    Lookups may run from many threads at once. A row that was never updated
+    reads its initial value, a pure function of (seed, table, id, column), and
+    reading it writes nothing.
     """
-
-    @abstractmethod
-    def create_table(self, spec: TableSpec) -> bool:
-        """Makes the table; True if it was not there before.
-
-        Raises:
-            SpecConflict: a table of that name has another spec.
-        """
 
     @abstractmethod
     def specs(self) -> dict[str, TableSpec]:
@@ -104,6 +96,37 @@ class EmbeddingStore(ABC):
         """
 
     @abstractmethod
+    def version(self) -> int:
+        """The current version; 0 for a store that was never committed to."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees connections and memory. Closing twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class EmbeddingStore(RowSource):
+    """Embedding tables by name, at one version: a row source that can also change.
+
+    Lookups may run beside one committer. One process at a time commits.
+    """
+
+    @abstractmethod
+    def create_table(self, spec: TableSpec) -> bool:
+        """Makes the table; True if it was not there before.
+
+        Raises:
+            SpecConflict: a table of that name has another spec.
+        """
+
+    @abstractmethod
     def commit(self, commit: Commit) -> None:
         """Applies the optimizer to the rows of every update, all or nothing.
 
@@ -113,10 +136,6 @@ class EmbeddingStore(ABC):
             TableNotFound, BadIds, IdOutOfRange, BadGradient: as named; the
                 store is as it was.
         """
-
-    @abstractmethod
-    def version(self) -> int:
-        """The current version; 0 for a store that was never committed to."""
 
     @abstractmethod
     def reset_version(self, version: int) -> None:
@@ -137,18 +156,6 @@ class EmbeddingStore(ABC):
     @abstractmethod
     def clear(self, table: str) -> None:
         """Forgets every row of the table; they read their initial values again."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Frees connections and memory. Closing twice is harmless."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def refuse_conflict(ours: TableSpec, theirs: TableSpec) -> None:

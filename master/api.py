@@ -1,0 +1,312 @@
+"""What a worker and a master say to each other, as plain data.
+
+`MasterApi` is kept by the master itself (in one process) and by its gRPC
+client, so a worker is written once and runs in both places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from embedding_store.errors import BadSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = [
+    "AsyncPushId",
+    "DenseSnapshot",
+    "EvaluationReport",
+    "JobSpec",
+    "JobStatus",
+    "Lease",
+    "MasterApi",
+    "Push",
+    "PushId",
+    "PushOutcome",
+    "PushReply",
+    "Session",
+    "Slices",
+    "SyncPushId",
+    "Task",
+    "TaskKind",
+    "Tensor",
+    "WorkerIdentity",
+    "WorkerStatus",
+]
+
+Tensor = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a job computes; the same on every process that takes part.
+
+    Attributes:
+        job: Unique id of the run.
+        mode: "sync" or "async".
+        micro_batch_size: Records in a micro-batch.
+        grads_to_wait: Micro-batches that make one version.
+        epochs: Passes over the training records.
+        seed: Of the record order, dropout and initial values.
+        intra_op_threads: TensorFlow's, on every worker: it changes roundings,
+            so it belongs to the job and not to the host.
+        store_url: "master": rows are looked up at the master; or redis://...
+        model_file: Path of the model file as the master knows it; "" in process.
+        model_sha256: Of that file's bytes.
+        offload_above: Keras embeddings of more than this many elements move to
+            the store; 0 leaves them alone.
+        train_records, validation_records: Sizes of the splits.
+        shuffle: Whether the record order is a seeded permutation.
+        average: "mean" over records, or "sum" over micro-batches.
+        not_finite: "refuse" a push with NaN or Inf (an error), or "skip" it.
+    """
+
+    job: str = ""
+    mode: str = "sync"
+    micro_batch_size: int = 256
+    grads_to_wait: int = 1
+    epochs: int = 1
+    seed: int = 0
+    intra_op_threads: int = 1
+    store_url: str = "master"
+    model_file: str = ""
+    model_sha256: str = ""
+    offload_above: int = 0
+    train_records: int = 0
+    validation_records: int = 0
+    shuffle: bool = True
+    average: str = "mean"
+    not_finite: str = "refuse"
+
+    def __post_init__(self) -> None:
+        for name, known in (("mode", ("sync", "async")), ("average", ("mean", "sum"))):
+            if getattr(self, name) not in known:
+                raise BadSpec(f"job {name} {getattr(self, name)!r}: use {' or '.join(known)}")
+        if self.not_finite not in ("refuse", "skip"):
+            raise BadSpec(f"job not_finite {self.not_finite!r}: use refuse or skip")
+        for name in ("micro_batch_size", "grads_to_wait", "epochs", "intra_op_threads"):
+            if getattr(self, name) < 1:
+                raise BadSpec(f"job {name} must be at least 1, got {getattr(self, name)}")
+        for name in ("train_records", "validation_records", "offload_above"):
+            if getattr(self, name) < 0:
+                raise BadSpec(f"job {name} must not be negative, got {getattr(self, name)}")
+
+
+class TaskKind(StrEnum):
+    """What is to be done with a micro-batch."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Task:
+    """One micro-batch to compute.
+
+    Attributes:
+        version: The version to compute on (in async mode the version that was
+            current at the lease; the worker uses whatever is current).
+        kind: Train on it, or evaluate it. Evaluation tasks of version v sort
+            before training tasks of version v.
+        micro_batch: Number within the whole job (for EVALUATE: within the
+            validation split).
+        epoch: Counted from 0.
+        start, stop: Positions in the epoch's record order.
+    """
+
+    version: int
+    kind: TaskKind
+    micro_batch: int
+    epoch: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Tasks that are the worker's until done or its lease ends."""
+
+    tasks: tuple[Task, ...] = ()
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPushId:
+    """Names a push by what it computed: a duplicate cannot be told from it."""
+
+    version: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncPushId:
+    """Names a push by who sent it; `micro_batch` is -1 where no task stood behind it."""
+
+    incarnation: str
+    sequence: int
+    micro_batch: int = -1
+
+
+PushId = SyncPushId | AsyncPushId
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Gradient of a table: int64 `indices[n]`, float32 `values[n, dim]`; duplicates are summed."""
+
+    indices: Int64
+    values: Float32
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """The report of one micro-batch.
+
+    Attributes:
+        id: What makes it countable once.
+        records: Records in the micro-batch: its weight in the mean.
+        dense: Gradient of every trainable dense variable, in model order;
+            the mean over the micro-batch's records, as the loss is.
+        slices: Table name -> IndexedSlices.
+        states: Every non-trainable variable after the micro-batch, in model order.
+        metrics: Keras metric state of this micro-batch alone (from reset), flat.
+    """
+
+    id: PushId
+    records: int
+    dense: tuple[Tensor, ...] = ()
+    slices: Mapping[str, Slices] = field(default_factory=dict)
+    states: tuple[Tensor, ...] = ()
+    metrics: tuple[Tensor, ...] = ()
+
+
+class PushOutcome(StrEnum):
+    """What became of a push."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    STALE = "stale"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class PushReply:
+    """Outcome, the reason where it was not accepted, and the master's version."""
+
+    outcome: PushOutcome
+    reason: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class DenseSnapshot:
+    """The dense part of one version: trainable variables and states, in model order."""
+
+    version: int
+    variables: tuple[Tensor, ...]
+    states: tuple[Tensor, ...]
+    variable_names: tuple[str, ...] = ()
+    state_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationReport:
+    """Metric state of one evaluated micro-batch, computed from version `version` alone."""
+
+    incarnation: str
+    version: int
+    micro_batch: int
+    records: int
+    metrics: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """One start of a worker process."""
+
+    incarnation: str
+    host: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """A worker that is there now."""
+
+    identity: WorkerIdentity
+    leases: int
+    micro_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How far a job is.
+
+    `state` is waiting, training, evaluating, stopping, finished or failed.
+    """
+
+    job: str
+    state: str
+    mode: str
+    version: int
+    versions_total: int
+    epoch: int
+    epochs: int
+    records_trained: int
+    metrics: Mapping[str, float]
+    workers: tuple[WorkerStatus, ...]
+    store: str
+
+
+class Session(Protocol):
+    """A worker's place in a job; while it is open the worker counts as alive."""
+
+    @property
+    def job(self) -> JobSpec:
+        """The job joined."""
+
+    def alive(self) -> bool:
+        """False once the connection to the master is gone."""
+
+    def close(self) -> None:
+        """Leaves: the worker's leases are free for others."""
+
+
+class MasterApi(Protocol):
+    """What a worker asks of a master. Every wait ends after its `wait_s`."""
+
+    def join(self, worker: WorkerIdentity) -> Session:
+        """Opens the worker's session."""
+
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float) -> Lease:
+        """Up to `want` tasks, waiting up to `wait_s` seconds for the first."""
+
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
+        """The dense variables of `version` (None: the current one).
+
+        Returns None where the version is not committed within `wait_s`.
+
+        Raises:
+            StaleVersion: the version is past; the task must be dropped.
+        """
+
+    def report_gradient(self, push: Push) -> PushReply:
+        """Hands a micro-batch's gradients in; safe to repeat."""
+
+    def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
+        """Hands an evaluated micro-batch's metric state in; safe to repeat."""
+
+    def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
+        """Tells why a worker fails; `fatal` where every worker would."""
+
+    def status(self) -> JobStatus:
+        """How far the job is."""
+
+    def stop(self, reason: str) -> None:
+        """Ends the job cleanly after the version in work."""
+
+
