@@ -308,5 +308,3 @@ class MasterApi(Protocol):
 
     def stop(self, reason: str) -> None:
         """Ends the job cleanly after the version in work."""
-
-

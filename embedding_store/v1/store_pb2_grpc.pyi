@@ -9,20 +9,18 @@ frames, joined, are raw little-endian buffers in the order of the header's
 entries.  See docs/wire.md.
 """
 
+from collections import abc as _abc
+from embedding_store.v1 import store_pb2 as _store_pb2
+from grpc import aio as _aio
 import abc as _abc_1
+import grpc as _grpc
 import sys
 import typing as _typing
-from collections import abc as _abc
-
-import grpc as _grpc
-from grpc import aio as _aio
-
-from embedding_store.v1 import store_pb2 as _store_pb2
 
 if sys.version_info >= (3, 11):
     from typing import Self as _Self
 else:
-    from typing import Self as _Self
+    from typing_extensions import Self as _Self
 
 _T = _typing.TypeVar("_T")
 
@@ -56,20 +54,20 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _store_pb2.CreateTableRequest,
         context: _ServicerContext,
-    ) -> _store_pb2.CreateTableReply | _abc.Awaitable[_store_pb2.CreateTableReply]: ...
+    ) -> _typing.Union[_store_pb2.CreateTableReply, _abc.Awaitable[_store_pb2.CreateTableReply]]: ...
 
     @_abc_1.abstractmethod
     def ListTables(
         self,
         request: _store_pb2.ListTablesRequest,
         context: _ServicerContext,
-    ) -> _store_pb2.ListTablesReply | _abc.Awaitable[_store_pb2.ListTablesReply]: ...
+    ) -> _typing.Union[_store_pb2.ListTablesReply, _abc.Awaitable[_store_pb2.ListTablesReply]]: ...
 
     @_abc_1.abstractmethod
     def Lookup(
         self,
         request_iterator: _MaybeAsyncIterator[_store_pb2.LookupRequest],
         context: _ServicerContext,
-    ) -> _abc.Iterator[_store_pb2.LookupReply] | _abc.AsyncIterator[_store_pb2.LookupReply]: ...
+    ) -> _typing.Union[_abc.Iterator[_store_pb2.LookupReply], _abc.AsyncIterator[_store_pb2.LookupReply]]: ...
 
-def add_EmbeddingStoreServicer_to_server(servicer: EmbeddingStoreServicer, server: _grpc.Server | _aio.Server) -> None: ...
+def add_EmbeddingStoreServicer_to_server(servicer: EmbeddingStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
