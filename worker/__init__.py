@@ -1,1 +1,1 @@
-"""."""
+"""The Keras side: layers, id sets, the Batch Embedding Tensor, the train step, data readers."""

@@ -1,0 +1,71 @@
+"""A model made ready to be trained: seeded, built, its metrics and loss in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from embedding_store.errors import BadInput, ElastableError, ModelError
+from worker.offload import offloading
+from worker.readers import Reader
+from worker.train_step import refuse_unsupported
+
+__all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
+
+
+def as_tensors(batch: Any) -> Any:
+    """A batch of arrays as the same nest of tensors."""
+    return tf.nest.map_structure(
+        lambda value: value if tf.is_tensor(value) else tf.convert_to_tensor(value), tuple(batch)
+    )
+
+
+def sample_batch(reader: Reader, records: int = 2) -> Any:
+    """The first records of a reader, as tensors."""
+    if len(reader) == 0:
+        raise BadInput("the training split is empty; data('train') must hold at least one record")
+    return as_tensors(reader.take(np.arange(min(records, len(reader)), dtype=np.int64)))
+
+
+def make_model(make: Callable[[], Any], sample: Any, seed: int, offload_above: int = 0) -> Any:
+    """Calls `make` for the model and builds it.
+
+    Args:
+        make: Returns a compiled Keras model.
+        sample: A batch, for its shapes.
+        seed: Keras' global seed, so that every process begins with equal
+            dense variables.
+        offload_above: Keras embeddings of more elements than this get their
+            tables in the store and never allocate them; 0: none.
+    """
+    keras.utils.set_random_seed(seed & 0xFFFFFFFF)
+    with offloading(offload_above):
+        model = make()
+        build_model(model, sample)
+    return model
+
+
+def build_model(model: Any, sample: Any) -> None:
+    """Runs the model once on `sample`, so that all variables exist.
+
+    Raises:
+        ModelError, Unsupported: a model that is not compiled, fails on its own
+            data, or asks for what cannot be honoured.
+    """
+    refuse_unsupported(model)
+    x, y, weight = (*sample, None, None)[:3]
+    try:
+        predicted = model(x, training=False)
+        model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=False)
+        model.compute_metrics(x, y, predicted, weight)
+    except ElastableError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"model {model.name!r} fails on the first records of its data: {type(error).__name__}: {error}"
+        ) from error
+    model.reset_metrics()

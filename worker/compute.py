@@ -1,0 +1,100 @@
+"""One micro-batch, from its task to its gradients: everything but the waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from embedding_store.errors import BadInput
+from embedding_store.spec import TableSpec
+from embedding_store.store import Float32, RowSource
+from master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
+from master.record_order import record_order
+from worker.build import as_tensors
+from worker.dense_mirror import DenseMirror
+from worker.id_plan import IdPlan, plan_ids
+from worker.id_set import IdSets, make_id_sets
+from worker.readers import Reader
+from worker.tensor_specs import batch_spec
+from worker.train_step import EvaluateStep, StepResult, TrainStep
+
+__all__ = ["MicroBatchComputer", "Prepared"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A task with its records read and its ids known: ready for any version.
+
+    Attributes:
+        task: The task.
+        batch: (x, ...) as tensors.
+        ids: Its id sets.
+        records: Records in it.
+    """
+
+    task: Task
+    batch: Any
+    ids: IdSets
+    records: int
+
+
+class MicroBatchComputer:
+    """Reads, plans and computes micro-batches of one job with one model.
+
+    `prepare` may run in another thread than `train` and `evaluate`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        job: JobSpec,
+        readers: Mapping[TaskKind, Reader],
+        sample: Any,
+        source: RowSource,
+        specs: Mapping[str, TableSpec],
+    ) -> None:
+        for kind, expected in ((TaskKind.TRAIN, job.train_records), (TaskKind.EVALUATE, job.validation_records)):
+            found = len(readers[kind]) if kind in readers else 0
+            if found != expected:
+                raise BadInput(
+                    f"data({'train' if kind is TaskKind.TRAIN else 'validation'!r}) holds {found} records here and "
+                    f"{expected} at the master; every process must see the same data"
+                )
+        self._model = model
+        self._job = job
+        self._readers = readers
+        self._specs = specs
+        self._spec = batch_spec(sample)
+        self._mirror = DenseMirror(model)
+
+        def look_up(table: str, ids: Any) -> Any:
+            return source.lookup({table: ids})[table]
+
+        self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec[0], training=True)}
+        self._train = TrainStep(model, self._spec, self._plans[TaskKind.TRAIN], look_up, job.seed)
+        if TaskKind.EVALUATE in readers:
+            self._plans[TaskKind.EVALUATE] = plan_ids(model, self._spec[0], training=False)
+            self._evaluate = EvaluateStep(model, self._spec, self._plans[TaskKind.EVALUATE], look_up)
+
+    def prepare(self, task: Task) -> Prepared:
+        """Reads the task's records and finds the ids they need."""
+        reader = self._readers[task.kind]
+        shuffled = self._job.shuffle and task.kind is TaskKind.TRAIN
+        order = record_order(len(reader), task.epoch, self._job.seed, shuffled, reader.shuffle_block)
+        batch = as_tensors(reader.take(order.take(task.start, task.stop)))
+        plan = self._plans[task.kind]
+        ids = make_id_sets(plan.tables, plan.ids(batch[0]), self._specs)
+        return Prepared(task, batch, ids, task.stop - task.start)
+
+    def hold(self, snapshot: DenseSnapshot) -> None:
+        """Computes on this version's dense part from now on."""
+        self._mirror.assign(snapshot)
+
+    def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
+        """Gradients, states and metric state of a micro-batch."""
+        return self._train(prepared.batch, bets, prepared.ids, prepared.task.micro_batch)
+
+    def evaluate(self, prepared: Prepared, bets: Mapping[str, Float32]) -> tuple[Tensor, ...]:
+        """Metric state of a micro-batch."""
+        return self._evaluate(prepared.batch, bets, prepared.ids)

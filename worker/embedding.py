@@ -1,0 +1,245 @@
+"""`et.Embedding`: a Keras layer whose table lives in an embedding store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from embedding_store.errors import BadSpec, ModelError
+from embedding_store.initial_values import initial_rows
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock, RowSource
+from worker.combine import COMBINERS, flatten_ids, shape_rows
+from worker.initializers import initializer_spec, seed_of
+from worker.scope import current_scope
+
+__all__ = ["Embedding", "StoreBacked"]
+
+
+class StoreBacked:
+    """What every layer with its table in a store shares; mixed into Keras layers.
+
+    The layer has no Keras weights. Where its rows come from is decided at each
+    call: from the scope that stands (`worker.scope`), else from the attached
+    source, else they are the initial values.
+    """
+
+    name: str
+    output_dim: int
+    input_dim: int | None
+    embeddings_initializer: Any
+    embeddings_constraint: Any
+    combiner: str | None
+    mask_zero: bool
+    table: str | None
+    compute_dtype: Any
+    _source: RowSource | None
+    _seed: int
+
+    @property
+    def table_name(self) -> str:
+        """Name of the table in the store."""
+        return self.table if self.table is not None else self.name
+
+    @property
+    def table_is_explicit(self) -> bool:
+        """Whether the table was named by the user, and so may be shared."""
+        return self.table is not None
+
+    def table_spec(self, seed: int = 0, optimizer: OptimizerSpec | None = None) -> TableSpec:
+        """The table this layer needs.
+
+        Args:
+            seed: Of the initial values, unless the initializer carries its own.
+            optimizer: Of the rows.
+        """
+        spec = initializer_spec(self.name, self.embeddings_initializer, self.input_dim, self.output_dim)
+        return TableSpec(
+            name=self.table_name,
+            dim=self.output_dim,
+            vocabulary_size=self.input_dim,
+            initializer=spec,
+            seed=seed_of(self.embeddings_initializer, seed),
+            optimizer=optimizer or OptimizerSpec(),
+        )
+
+    def attach(self, source: RowSource | None, seed: int = 0) -> None:
+        """Reads rows from `source` from now on (None: initial values of `seed`)."""
+        self._source = source
+        self._seed = seed
+
+    @property
+    def source(self) -> RowSource | None:
+        """Where rows are read from outside of training, if attached."""
+        return self._source
+
+    def read_rows(self, ids: Int64) -> Float32:
+        """The rows of int64 `[n]` ids as float32 `[n, dim]`."""
+        ids = np.ascontiguousarray(ids, dtype=np.int64)
+        if self._source is None:
+            return initial_rows(self.table_spec(self._seed), ids)
+        return self._source.lookup({self.table_name: ids})[self.table_name]
+
+    def embed(self, inputs: Any, weights: Any, training: bool | None) -> Any:
+        """The forward pass of one call."""
+        flat = flatten_ids(self.name, inputs, weights, self.combiner, self.mask_zero)
+        scope = current_scope()
+        rows = scope.rows(self, flat.ids) if scope is not None else self._read_in_graph(flat.ids, training)
+        return tf.cast(shape_rows(flat, rows, self.combiner, self.output_dim), self.compute_dtype)
+
+    def _read_in_graph(self, ids: Any, training: bool | None) -> Any:
+        if training:
+            raise ModelError(
+                f"embedding layer {self.name!r}: its table lives in a store, which model.fit cannot train; "
+                "use et.fit(model, data, ...) or elastable train"
+            )
+        unique, inverse = tf.unique(ids)
+        rows = tf.numpy_function(self.read_rows, [unique], tf.float32, stateful=True)
+        return tf.gather(tf.ensure_shape(rows, [None, self.output_dim]), inverse)
+
+    def output_shape_of(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Shape of the output for ids of this shape."""
+        kept = shape if self.combiner is None else shape[:-1]
+        return (*kept, self.output_dim)
+
+
+@keras.saving.register_keras_serializable(package="elastable")
+class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
+    """Turns integer ids into rows of a table that lives in an embedding store.
+
+    As `keras.layers.Embedding`, and more: any int64 ids, ragged and sparse ids,
+    combiners, tables shared between layers, tables larger than this process's
+    memory. It has no Keras weights; train it with `et.fit` or `elastable train`.
+
+    Args:
+        output_dim: Columns of a row.
+        input_dim: Size of the vocabulary, ids are `0 <= id < input_dim`; None:
+            any int64 id.
+        embeddings_initializer: Distribution of the rows, by Keras' names.
+        embeddings_regularizer: Applied to the rows a batch touches, once a
+            layer, unlike Keras, where it reaches the whole table.
+        embeddings_constraint: Applied to the rows a batch touches.
+        combiner: None, "sum", "mean" or "sqrtn": reduces the last axis of the
+            ids. Sparse ids need one; sparse ids below 0 are pruned.
+        mask_zero: Id 0 is padding: masked as in Keras, left out by a combiner.
+        table: Name of the table; layers that name the same one share it.
+            Default: the layer's own name.
+
+    Call arguments:
+        inputs: Integer ids: a dense tensor of any rank, ragged, or sparse of
+            rank 2.
+        weights: With a combiner, the weight of every id; shaped as the ids.
+
+    Returns:
+        Ids' shape + `[output_dim]`; with a combiner, ids' shape without its
+        last axis + `[output_dim]`.
+
+    Raises:
+        BadSpec: dimensions that are no positive integers, an unknown combiner.
+        BadIds: ids that are not integers.
+        IdOutOfRange: ids outside of a fixed vocabulary.
+    """
+
+    def __init__(
+        self,
+        output_dim: int,
+        input_dim: int | None = None,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        combiner: str | None = None,
+        mask_zero: bool = False,
+        table: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        _require_size(self.name, "output_dim", output_dim)
+        if input_dim is not None:
+            _require_size(self.name, "input_dim", input_dim)
+        if combiner is not None and combiner not in COMBINERS:
+            raise BadSpec(
+                f"embedding layer {self.name!r}: combiner {combiner!r}; known ones are None, {', '.join(COMBINERS)}"
+            )
+        self.output_dim = output_dim
+        self.input_dim = input_dim
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+        self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
+        self.combiner = combiner
+        self.mask_zero = mask_zero
+        self.table = table
+        self.supports_masking = mask_zero
+        # Ids are integers at every precision, and a lookup is no XLA operation.
+        self.autocast = False
+        self.supports_jit = False
+        self._source = None
+        self._seed = 0
+
+    def build(self, input_shape: Any = None) -> None:
+        """Checks the table's spec; there are no weights to make."""
+        self.table_spec()
+        self.built = True
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Rows of `inputs`; see the class."""
+        return self.embed(inputs, weights, training)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """True where ids are not 0, under `mask_zero` and without a combiner."""
+        if not self.mask_zero or self.combiner is not None:
+            return None
+        return keras.ops.not_equal(inputs, 0)
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Symbolic output of symbolic ids."""
+        ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
+        shape = self.output_shape_of(tuple(inputs.shape))
+        return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        """Shape of the output for ids of `input_shape`."""
+        return self.output_shape_of(tuple(input_shape))
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything needed to make the layer again."""
+        return {
+            **super().get_config(),
+            "output_dim": self.output_dim,
+            "input_dim": self.input_dim,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
+            "embeddings_constraint": keras.constraints.serialize(self.embeddings_constraint),
+            "combiner": self.combiner,
+            "mask_zero": self.mask_zero,
+            "table": self.table,
+        }
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the table's rows into a `.keras` file, where they are at hand."""
+        if not isinstance(self._source, EmbeddingStore):
+            return
+        blocks = list(self._source.scan(self.table_name))
+        store["seed"] = np.array(self._source.specs()[self.table_name].seed, dtype=np.int64)
+        store["ids"] = np.concatenate([np.zeros(0, np.int64), *(block.ids for block in blocks)])
+        empty = np.zeros((0, self.output_dim), np.float32)
+        store["rows"] = np.concatenate([empty, *(block.weights for block in blocks)])
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads rows written by `save_own_variables` into a store of the layer's own."""
+        if "ids" not in store:
+            return
+        from embedding_store.memory import MemoryStore
+
+        own = MemoryStore()
+        own.create_table(self.table_spec(int(np.asarray(store["seed"])), OptimizerSpec.of("sgd", learning_rate=0.0)))
+        ids, rows = np.asarray(store["ids"]), np.asarray(store["rows"])
+        own.put(self.table_name, [RowBlock(ids, rows, np.zeros((len(ids), 0), np.float32))])
+        self.attach(own)
+
+
+def _require_size(layer: str, argument: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise BadSpec(f"embedding layer {layer!r}: {argument} must be a positive integer, got {value!r}")

@@ -1,0 +1,113 @@
+"""The id plan: the part of a model that leads from features to ids, cut out and compiled.
+
+The model is traced once with its embedding calls recording the ids they are
+asked for and answering zeros. What those ids need, and nothing else, becomes a
+function of its own; so a worker knows every id of a micro-batch before, and
+apart from, the forward pass.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from embedding_store.errors import Unsupported
+from embedding_store.store import Int64
+from worker.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, StoreLayer, entered
+from worker.tensor_specs import flat_spec, pack_flat
+
+__all__ = ["IdPlan", "plan_ids"]
+
+_log = logging.getLogger(__name__)
+
+#: Operations that keep state and yet give the same answer for the same input.
+_CONSTANT_STATE = ("Placeholder", "LookupTable", "HashTable", "VarHandleOp", "AnonymousHashTable", "Assert")
+
+
+@dataclass(frozen=True, slots=True)
+class IdPlan:
+    """Ids of every embedding call as a function of the features.
+
+    Attributes:
+        layers: The layer of every call, in call order.
+        planned: For every call whether its ids can be known beforehand.
+    """
+
+    layers: tuple[StoreLayer, ...]
+    planned: tuple[bool, ...]
+    _function: Any
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The table of every planned call, in call order."""
+        return tuple(layer.table_name for layer, known in zip(self.layers, self.planned, strict=True) if known)
+
+    def ids(self, x: Any) -> list[Int64]:
+        """int64 `[n]` ids of every planned call for the features `x`."""
+        if self._function is None:
+            return []
+        flat = [tf.convert_to_tensor(part) for part in tf.nest.flatten(x, expand_composites=True)]
+        return [np.ascontiguousarray(ids.numpy()) for ids in self._function(*flat)]
+
+
+def plan_ids(model: Any, x_spec: Any, training: bool) -> IdPlan:
+    """Traces `model` on features of `x_spec` and cuts its id plan out.
+
+    Raises:
+        Unsupported: an embedding called inside of a loop or a condition.
+    """
+    scope = PlanScope()
+
+    def trace(*flat: Any) -> Any:
+        with entered(scope):
+            model(pack_flat(x_spec, flat), training=training)
+        return [tf.identity(call.ids) for call in scope.calls]
+
+    wrapped = tf.compat.v1.wrap_function(trace, flat_spec(x_spec))
+    for call in scope.calls:
+        if call.ids.graph is not wrapped.graph:
+            raise Unsupported(
+                f"embedding layer {call.layer.name!r} is called inside of a loop, a condition or a compiled function; "
+                "call it outside and hand its output in"
+            )
+    planned = tuple(_is_plannable(call) for call in scope.calls)
+    for call, known in zip(scope.calls, planned, strict=True):
+        if not known:
+            _log.warning(
+                "embedding layer %r: its ids depend on values of the model and cannot be planned; "
+                "it is looked up inside of the step, which is slower",
+                call.layer.name,
+            )
+    layers = tuple(call.layer for call in scope.calls)
+    fetched = [call.ids for call, known in zip(scope.calls, planned, strict=True) if known]
+    if not fetched:
+        return IdPlan(layers, planned, None)
+    feeds = wrapped.inputs[: len(flat_spec(x_spec))]
+    return IdPlan(layers, planned, _pruned(wrapped, feeds, fetched))
+
+
+def _pruned(wrapped: Any, feeds: Sequence[Any], fetched: Sequence[Any]) -> Any:
+    # Only what the ids need survives: no dropout, no moving averages, no rows.
+    return wrapped.prune(list(feeds), list(fetched))
+
+
+def _is_plannable(call: EmbeddingCall) -> bool:
+    """Whether ids come from the features alone: from no row, variable or chance."""
+    waiting, seen = [call.ids.op], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        if operation.type == "Identity" and PLANNED_ROWS in operation.name.rsplit("/", 1)[-1]:
+            return False
+        stateful = operation.op_def is not None and operation.op_def.is_stateful
+        if stateful and not operation.type.startswith(_CONSTANT_STATE):
+            return False
+        waiting.extend(tensor.op for tensor in operation.inputs)
+    return True

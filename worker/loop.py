@@ -1,0 +1,194 @@
+"""A worker's life: join, take tasks, look up, compute, report, until the job ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from embedding_store.errors import (
+    BadInput,
+    ElastableError,
+    ModelError,
+    StaleVersion,
+    StoreFailed,
+    Unavailable,
+    VersionError,
+)
+from embedding_store.store import Float32, RowSource
+from master.api import (
+    AsyncPushId,
+    EvaluationReport,
+    MasterApi,
+    Push,
+    PushId,
+    PushOutcome,
+    Session,
+    SyncPushId,
+    Task,
+    TaskKind,
+    WorkerIdentity,
+)
+from worker.compute import MicroBatchComputer, Prepared
+from worker.task_feed import TaskFeed
+
+__all__ = ["Worker"]
+
+_log = logging.getLogger(__name__)
+
+#: How long one wait for a version lasts before the earliest task is looked at
+#: anew: a task of a dead worker may have taken its place.
+_VERSION_WAIT_S = 0.2
+
+
+class Worker:
+    """Computes micro-batches of a job until there are none left.
+
+    Args:
+        master: The master, or its client.
+        computer: What computes a micro-batch.
+        source: Where rows are looked up.
+        session: The session that `master.join(identity)` opened.
+        identity: This start of the worker.
+        deadline_s: How long a master or store may stay away.
+        ahead: Tasks that are read and planned ahead.
+    """
+
+    def __init__(
+        self,
+        master: MasterApi,
+        computer: MicroBatchComputer,
+        source: RowSource,
+        session: Session,
+        identity: WorkerIdentity,
+        deadline_s: float = 30.0,
+        ahead: int = 3,
+    ) -> None:
+        self._master = master
+        self._computer = computer
+        self._source = source
+        self._session = session
+        self._identity = identity
+        self._deadline_s = deadline_s
+        self._sync = session.job.mode == "sync"
+        self._held = -1
+        self._sequence = 0
+        self._stopped = False
+        self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
+
+    def run(self) -> int:
+        """Works until the job ends; the number of micro-batches that counted.
+
+        Raises:
+            ElastableError: what made it stop, also told to the master.
+        """
+        counted = 0
+        self._feed.start()
+        try:
+            while not self._feed.finished() and not self._stopped:
+                prepared = self._feed.head(wait_s=0.5)
+                if not self._session.alive():
+                    self._rejoin()
+                elif prepared is not None:
+                    counted += self._attempt(prepared)
+        except ElastableError as error:
+            self._tell(error)
+            raise
+        finally:
+            self._feed.stop()
+            self._session.close()
+        return counted
+
+    def stop(self) -> None:
+        """Makes `run` return after the micro-batch in work."""
+        self._stopped = True
+
+    def _attempt(self, prepared: Prepared) -> int:
+        """Computes the task if its version is there; 1 if it counted."""
+        try:
+            if not self._hold(prepared.task):
+                return 0
+            counted = self._train(prepared) if prepared.task.kind is TaskKind.TRAIN else self._evaluate(prepared)
+        except StaleVersion as stale:
+            # Somebody else computed it: its lease had been given on.
+            _log.info("micro-batch %d dropped: %s", prepared.task.micro_batch, stale)
+            counted = 0
+        self._feed.done(prepared)
+        return counted
+
+    def _hold(self, task: Task) -> bool:
+        """Gets the dense part of the task's version; False if it is not committed yet."""
+        if self._sync and self._held == task.version:
+            # The micro-batch before changed the states: the snapshot is written again.
+            self._computer.hold(self._snapshot)
+            return True
+        wanted = task.version if self._sync else None
+        snapshot = self._master.pull_dense(self._identity.incarnation, wanted, _VERSION_WAIT_S)
+        if snapshot is None:
+            return False
+        self._snapshot = snapshot
+        self._held = snapshot.version
+        self._computer.hold(snapshot)
+        return True
+
+    def _train(self, prepared: Prepared) -> int:
+        result = self._computer.train(prepared, self._look_up(prepared))
+        push = Push(
+            id=self._push_id(prepared.task),
+            records=prepared.records,
+            dense=result.dense,
+            slices=result.slices,
+            states=result.states,
+            metrics=result.metrics,
+        )
+        reply = self._master.report_gradient(push)
+        if reply.outcome is not PushOutcome.ACCEPTED:
+            _log.info("micro-batch %d %s: %s", prepared.task.micro_batch, reply.outcome, reply.reason)
+        return int(reply.outcome is PushOutcome.ACCEPTED)
+
+    def _evaluate(self, prepared: Prepared) -> int:
+        metrics = self._computer.evaluate(prepared, self._look_up(prepared))
+        task = prepared.task
+        report = EvaluationReport(self._identity.incarnation, task.version, task.micro_batch, prepared.records, metrics)
+        return int(self._master.report_evaluation(report) is PushOutcome.ACCEPTED)
+
+    def _push_id(self, task: Task) -> PushId:
+        if self._sync:
+            return SyncPushId(task.version, task.micro_batch)
+        self._sequence += 1
+        return AsyncPushId(self._identity.incarnation, self._sequence, task.micro_batch)
+
+    def _look_up(self, prepared: Prepared) -> dict[str, Float32]:
+        """All rows of the micro-batch, of its version, in one lookup."""
+        asked = prepared.ids.unique
+        if not asked:
+            return {}
+        version = prepared.task.version if self._sync else None
+        return self._patiently(lambda: self._source.lookup(asked, version))
+
+    def _patiently(self, call: Callable[[], dict[str, Float32]]) -> dict[str, Float32]:
+        """Repeats a call that finds its server away, up to the deadline."""
+        give_up = time.monotonic() + self._deadline_s
+        pause = 0.05
+        while True:
+            try:
+                return call()
+            except Unavailable:
+                if time.monotonic() + pause > give_up:
+                    raise
+                time.sleep(pause)
+                pause = min(1.0, pause * 2)
+
+    def _rejoin(self) -> None:
+        _log.warning("the session with the master ended; joining again")
+        self._session.close()
+        self._feed.forget()
+        self._held = -1
+        self._session = self._master.join(self._identity)
+
+    def _tell(self, error: ElastableError) -> None:
+        everyone = isinstance(error, BadInput | ModelError | StoreFailed) and not isinstance(error, VersionError)
+        try:
+            self._master.report_failure(self._identity.incarnation, error, fatal=everyone)
+        except ElastableError as silence:
+            _log.warning("the master could not be told of %s: %s", error, silence)

@@ -1,0 +1,112 @@
+"""The model file: the contract between a person's program and a job.
+
+A model file is a Python file that defines
+
+* `model()` -> a compiled Keras model,
+* `data(split)` -> the records of split "train" or "validation": a Reader, or a
+  tuple (x, y) or (x, y, sample_weight) of arrays; None where there is no such split,
+* optionally `callbacks()` -> a list of Keras callbacks, run by the master.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from embedding_store.errors import ElastableError, ModelError
+from worker.readers import Reader, as_reader
+
+__all__ = ["SPLITS", "ModelFile", "load_model_file"]
+
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A loaded model file.
+
+    Attributes:
+        path: Absolute path.
+        sha256: Of its bytes, so that all processes run the same one.
+    """
+
+    path: Path
+    sha256: str
+    _module: ModuleType
+
+    def model(self) -> Any:
+        """The compiled Keras model.
+
+        Raises:
+            ModelError: `model()` raised, or returned something else.
+        """
+        model = self._call("model")
+        if not hasattr(model, "compute_loss"):
+            raise ModelError(f"{self.path}: model() returned a {type(model).__name__}; return a compiled keras.Model")
+        return model
+
+    def reader(self, split: str) -> Reader | None:
+        """The records of a split, or None where it has none.
+
+        Raises:
+            ModelError: `data()` raised.
+            BadInput: data that is empty or of no known kind.
+        """
+        if split not in SPLITS:
+            raise ModelError(f"split {split!r}: known splits are {', '.join(SPLITS)}")
+        records = self._call("data", split)
+        return None if records is None else as_reader(records)
+
+    def callbacks(self) -> list[Any]:
+        """The Keras callbacks, if the file defines any."""
+        return list(self._call("callbacks")) if hasattr(self._module, "callbacks") else []
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._module, name)(*arguments)
+        except ElastableError:
+            raise
+        except Exception as error:
+            raise _told(self.path, f"{name}({', '.join(map(repr, arguments))})", error) from error
+
+
+def load_model_file(path: str | Path) -> ModelFile:
+    """Runs the model file at `path`.
+
+    Raises:
+        ModelError: no such file, code that raises (with the line that did), or
+            a file without `model` or `data`.
+    """
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise ModelError(f"{path}: no such model file")
+    spec = importlib.util.spec_from_file_location(f"elastable_model_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{file}: not a Python file; a model file ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    # Siblings of the file import as they would from `python MODEL.py`.
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _told(file, "loading it", error) from error
+    for name in ("model", "data"):
+        if not callable(getattr(module, name, None)):
+            raise ModelError(f"{file}: defines no {name}(); a model file defines model() and data(split)")
+    return ModelFile(file, hashlib.sha256(file.read_bytes()).hexdigest(), module)
+
+
+def _told(file: Path, what: str, error: Exception) -> ModelError:
+    inside = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.dirname(frame.filename)]
+    own = [frame for frame in inside if Path(frame.filename).parent == file.parent]
+    line = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    return ModelError(f"{file}: {what} raised {type(error).__name__}{line}: {error}")

@@ -1,0 +1,113 @@
+"""Plain Keras embeddings moved to the store, without touching the model.
+
+A `keras.layers.Embedding` above a size becomes an `OffloadedEmbedding` by
+changing its class before it is built: it is the same object in the same model,
+keeps its config to the letter, and never allocates its table. On export it
+becomes a plain layer again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from embedding_store.errors import Unsupported
+from worker.embedding import StoreBacked
+from worker.seeds import layers_of
+
+__all__ = ["OffloadedEmbedding", "bring_back", "offload_built", "offloading"]
+
+_log = logging.getLogger(__name__)
+
+
+class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[misc]
+    """A Keras embedding whose table lives in the store; made by `offloading` only."""
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes no weights."""
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Rows of `inputs`; float ids are truncated, as Keras does."""
+        if not inputs.dtype.is_integer:
+            inputs = keras.ops.cast(inputs, "int64")
+        return self.embed(inputs, None, training)
+
+
+def _elements(layer: Any) -> int:
+    return int(layer.input_dim) * int(layer.output_dim)
+
+
+def _refuse_unsupported(layer: Any) -> None:
+    if layer.lora_rank or layer.quantization_mode:
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: LoRA and quantized embeddings cannot be offloaded; "
+            "raise --offload-embeddings-above over its size"
+        )
+
+
+def _offload(layer: Any) -> None:
+    _refuse_unsupported(layer)
+    layer.__class__ = OffloadedEmbedding
+    layer.combiner = None
+    layer.table = None
+    layer.supports_jit = False
+    layer.attach(None)
+    _log.info("embedding layer %r (%d elements) lives in the store", layer.name, _elements(layer))
+
+
+@contextmanager
+def offloading(above: int) -> Iterator[None]:
+    """While the block runs, Keras embeddings of more than `above` elements are offloaded as they are built."""
+    if above <= 0:
+        yield
+        return
+    plain_build = keras.layers.Embedding.build
+
+    def build(self: Any, input_shape: Any = None) -> None:
+        if type(self) is keras.layers.Embedding and not self.built and _elements(self) > above:
+            _offload(self)
+            self.build(input_shape)
+            return
+        plain_build(self, input_shape)
+
+    keras.layers.Embedding.build = build
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.build = plain_build
+
+
+def offload_built(model: Any, above: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Offloads the already built embeddings of a model.
+
+    Returns:
+        Table name -> float32 `[vocabulary, dim]`: the values they had, for the store.
+    """
+    values = {}
+    for layer in layers_of(model):
+        if type(layer) is keras.layers.Embedding and layer.built and _elements(layer) > above > 0:
+            _refuse_unsupported(layer)
+            values[layer.name] = np.asarray(layer.embeddings)
+            layer._tracker.unlock()
+            layer._trainable_variables.remove(layer._embeddings)
+            layer._embeddings = None
+            layer._tracker.lock()
+            _offload(layer)
+    return values
+
+
+def bring_back(layer: OffloadedEmbedding, values: np.ndarray[Any, Any]) -> None:
+    """Makes the layer a plain Keras embedding again, holding `values` `[vocabulary, dim]`."""
+    layer.__class__ = keras.layers.Embedding
+    layer.supports_jit = True
+    layer._tracker.unlock()
+    layer.built = False
+    layer.build()
+    layer._tracker.lock()
+    layer.set_weights([values])

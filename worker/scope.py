@@ -1,0 +1,131 @@
+"""Where an embedding call gets its rows from: the scope that stands while a model runs.
+
+* no scope: the layer's own source, or initial values (eager use, `predict`);
+* `PlanScope`: the model is traced to learn which ids every call needs;
+* `StepScope`: rows come from the Batch Embedding Tensors handed to the step.
+
+Scopes are per thread, because tracing is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import tensorflow as tf
+
+from embedding_store.errors import ModelError
+
+__all__ = ["EmbeddingCall", "PlanScope", "StepScope", "StoreLayer", "current_scope", "entered"]
+
+#: Marks the rows a plan pretends to have looked up, so that ids computed from
+#: them are recognised as not plannable.
+PLANNED_ROWS = "elastable_planned_rows"
+
+
+class StoreLayer(Protocol):
+    """The part of a store-backed layer that scopes use."""
+
+    name: str
+    table_name: str
+    output_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingCall:
+    """One call of one layer in the model's forward pass.
+
+    Attributes:
+        layer: The layer called.
+        ids: int64 `[n]` tensor of the trace it was recorded in.
+    """
+
+    layer: StoreLayer
+    ids: Any
+
+
+class PlanScope:
+    """Records the ids of every embedding call and answers zeros."""
+
+    def __init__(self) -> None:
+        self.calls: list[EmbeddingCall] = []
+
+    def rows(self, layer: StoreLayer, ids: Any) -> Any:
+        """Zeros `[n, dim]` in the place of the rows, after recording `ids`."""
+        self.calls.append(EmbeddingCall(layer, ids))
+        zeros = tf.zeros([tf.shape(ids)[0], layer.output_dim])
+        return tf.identity(zeros, name=PLANNED_ROWS)
+
+
+@dataclass(slots=True)
+class StepScope:
+    """Gives every planned call its gather, and looks the others up in the graph.
+
+    Attributes:
+        layers: The layer of every call, in call order, as the plan saw them.
+        inverses: For every call an int32 `[n]` tensor of positions in its
+            table's BET; None for a call that could not be planned.
+        bets: Table name -> float32 `[unique ids, dim]`, watched by the tape.
+        lookup: What an unplanned call asks: (table, ids) -> rows.
+        tape: Watches the BETs of unplanned calls before they are used; a watch
+            after the use would yield no gradient at all.
+        unplanned: (table, unique ids, BET) of every unplanned call.
+    """
+
+    layers: Sequence[StoreLayer]
+    inverses: Sequence[Any]
+    bets: dict[str, Any]
+    lookup: Callable[[str, Any], Any] | None = None
+    tape: Any = None
+    unplanned: list[tuple[str, Any, Any]] = field(default_factory=list)
+    _next: int = 0
+
+    def rows(self, layer: StoreLayer, ids: Any) -> Any:
+        """float32 `[n, dim]`: the rows of this call's ids."""
+        call = self._next
+        self._next += 1
+        if call >= len(self.layers) or self.layers[call] is not layer:
+            seen = "no call" if call >= len(self.layers) else f"layer {self.layers[call].name!r}"
+            raise ModelError(
+                f"embedding layer {layer.name!r}: call {call} of the forward pass was planned as {seen}; "
+                "a model must make the same embedding calls every time it is traced"
+            )
+        if self.inverses[call] is None:
+            return self._look_up_in_graph(layer, ids)
+        return tf.gather(self.bets[layer.table_name], self.inverses[call])
+
+    def _look_up_in_graph(self, layer: StoreLayer, ids: Any) -> Any:
+        if self.lookup is None:
+            raise ModelError(f"embedding layer {layer.name!r}: its ids cannot be planned and no lookup is at hand")
+        lookup = self.lookup
+        unique, inverse = tf.unique(ids)
+        rows = tf.numpy_function(lambda asked: lookup(layer.table_name, asked), [unique], tf.float32)
+        bet = tf.ensure_shape(rows, [None, layer.output_dim])
+        if self.tape is not None:
+            self.tape.watch(bet)
+        self.unplanned.append((layer.table_name, unique, bet))
+        return tf.gather(bet, inverse)
+
+
+Scope = TypeVar("Scope", PlanScope, StepScope)
+_standing = threading.local()
+
+
+def current_scope() -> PlanScope | StepScope | None:
+    """The scope of this thread, if any."""
+    scope: PlanScope | StepScope | None = getattr(_standing, "scope", None)
+    return scope
+
+
+@contextmanager
+def entered(scope: Scope) -> Iterator[Scope]:
+    """Makes `scope` the thread's scope while the block runs."""
+    before = current_scope()
+    _standing.scope = scope
+    try:
+        yield scope
+    finally:
+        _standing.scope = before

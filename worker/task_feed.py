@@ -1,0 +1,105 @@
+"""Tasks leased, read and planned ahead of their turn, in a thread of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from embedding_store.errors import ElastableError
+from master.api import MasterApi, Task
+from worker.compute import Prepared
+
+__all__ = ["TaskFeed"]
+
+
+class TaskFeed:
+    """Keeps a few prepared tasks ready, the earliest first.
+
+    Ahead of time go data and ids only, never values: rows and dense variables
+    are read when a task's version is there.
+    """
+
+    def __init__(self, master: MasterApi, incarnation: str, prepare: Callable[[Task], Prepared], ahead: int) -> None:
+        self._master = master
+        self._incarnation = incarnation
+        self._prepare = prepare
+        self._ahead = ahead
+        self._ready: dict[Task, Prepared] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._finished = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="elastable-task-feed", daemon=True)
+
+    def start(self) -> None:
+        """Starts leasing."""
+        self._thread.start()
+
+    def head(self, wait_s: float) -> Prepared | None:
+        """The earliest prepared task, waiting up to `wait_s` seconds for one.
+
+        Raises:
+            ElastableError: what leasing or preparing failed with.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._finished or self._failure, timeout=wait_s)
+            if self._failure is not None:
+                raise self._failure
+            return self._ready[min(self._ready)] if self._ready else None
+
+    def finished(self) -> bool:
+        """Whether no task is left and none will come."""
+        with self._changed:
+            return self._finished and not self._ready
+
+    def done(self, prepared: Prepared) -> None:
+        """Takes a task out, computed or dropped."""
+        with self._changed:
+            self._ready.pop(prepared.task, None)
+            self._changed.notify_all()
+
+    def forget(self) -> None:
+        """Drops everything that is waiting (the leases are lost)."""
+        with self._changed:
+            self._ready.clear()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Ends the thread; waits for it a few seconds."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        try:
+            while self._lease_more():
+                pass
+        except ElastableError as error:
+            self._end(error)
+        except Exception as error:  # noqa: BLE001 - a reader may raise anything; the loop re-raises it
+            self._end(error)
+
+    def _lease_more(self) -> bool:
+        with self._changed:
+            if self._stopping:
+                return False
+            want = max(0, self._ahead - len(self._ready))
+        # With nothing wanted the call still waits: a task of the version in
+        # work may be handed on from a worker that died.
+        lease = self._master.lease_tasks(self._incarnation, want, wait_s=0.25 if want == 0 else 1.0)
+        for task in lease.tasks:
+            prepared = self._prepare(task)
+            with self._changed:
+                self._ready[task] = prepared
+                self._changed.notify_all()
+        if lease.finished:
+            self._end(None)
+        return not lease.finished
+
+    def _end(self, failure: BaseException | None) -> None:
+        with self._changed:
+            self._finished = True
+            self._failure = failure
+            self._changed.notify_all()

@@ -1,0 +1,219 @@
+"""The compiled step: features, BETs and inverses in; loss and gradients out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from embedding_store.errors import ModelError, Unsupported
+from embedding_store.grouping import coalesce
+from embedding_store.store import Float32, Int64
+from master.api import Slices, Tensor
+from worker.id_plan import IdPlan
+from worker.id_set import IdSets
+from worker.scope import StepScope, entered
+from worker.seeds import layers_of, seed_states, set_seeds
+from worker.tensor_specs import flat_spec, pack_flat
+
+__all__ = ["EvaluateStep", "StepResult", "TrainStep", "refuse_unsupported"]
+
+#: (table, int64 ids) -> float32 rows: for calls that could not be planned.
+Lookup = Callable[[str, Int64], Float32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one micro-batch yields; see `master.api.Push` for the shapes."""
+
+    loss: float
+    dense: tuple[Tensor, ...]
+    slices: Mapping[str, Slices]
+    states: tuple[Tensor, ...]
+    metrics: tuple[Tensor, ...]
+
+
+def refuse_unsupported(model: Any) -> None:
+    """Refuses by name what `compile()` or the model ask for and the step cannot honour."""
+    if not getattr(model, "compiled", False):
+        raise ModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss, ...) first")
+    for method in ("train_step", "test_step"):
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise Unsupported(f"model {model.name!r} overrides {method}, which a parameter server cannot run")
+    if getattr(model, "steps_per_execution", 1) != 1:
+        raise Unsupported(f"compile(steps_per_execution={model.steps_per_execution}): every step is a version; use 1")
+    if model.jit_compile is True:
+        raise Unsupported("compile(jit_compile=True): a batch's unique ids vary in number, which XLA cannot compile")
+
+
+class _Step:
+    """What training and evaluation share: the call with BETs in the place of tables."""
+
+    def __init__(self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, training: bool) -> None:
+        self._model = model
+        self._plan = plan
+        self._lookup = lookup
+        self._training = training
+        self._dims = {layer.table_name: layer.output_dim for layer in plan.layers}
+        self._tables = tuple(dict.fromkeys(plan.tables))
+        self._spec = spec
+        inputs = [
+            *flat_spec(spec),
+            *(tf.TensorSpec([None, self._dims[table]], tf.float32) for table in self._tables),
+            *(tf.TensorSpec([None], tf.int32) for _ in plan.tables),
+            tf.TensorSpec([], tf.int64),
+        ]
+        eager = bool(getattr(model, "run_eagerly", False))
+        self._function = self._body if eager else tf.function(self._body, input_signature=inputs)
+
+    def _body(self, *flat: Any) -> Any:
+        raise ModelError("a step without a body")
+
+    def _call(self, batch: Any, bets: Mapping[str, Any], ids: IdSets, micro_batch: int) -> Any:
+        flat = tf.nest.flatten(batch, expand_composites=True)
+        rows = [bets[table] for table in self._tables]
+        return self._function(*flat, *rows, *ids.inverses, np.int64(micro_batch))
+
+    def _unpack(self, flat: Sequence[Any]) -> tuple[Any, dict[str, Any], list[Any], Any]:
+        """(batch, BETs by table, an inverse or None for every call, micro-batch)."""
+        parts = len(flat_spec(self._spec))
+        tables = len(self._tables)
+        batch = pack_flat(self._spec, flat[:parts])
+        bets = dict(zip(self._tables, flat[parts : parts + tables], strict=True))
+        planned = iter(flat[parts + tables : -1])
+        inverses = [next(planned) if known else None for known in self._plan.planned]
+        return batch, bets, inverses, flat[-1]
+
+    def _forward(self, batch: Any, scope: StepScope) -> Any:
+        """The loss, with metrics updated from reset."""
+        x, y, weight = (*batch, None, None)[:3]
+        for metric in self._model.metrics:
+            metric.reset_state()
+        with entered(scope):
+            predicted = self._model(x, training=self._training)
+        loss = self._model.compute_loss(
+            x=x, y=y, y_pred=predicted, sample_weight=weight, training=self._training
+        ) + self._penalty(scope.bets)
+        records = tf.shape(tf.nest.flatten(x, expand_composites=True)[0])[0]
+        for metric in self._model.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=tf.cast(records, tf.float32))
+        self._model.compute_metrics(x, y, predicted, weight)
+        return loss
+
+    def _penalty(self, bets: Mapping[str, Any]) -> Any:
+        # Once a layer, over the rows of its table that this batch touches.
+        layers = dict.fromkeys(layer for layer in self._plan.layers)
+        terms = [
+            layer.embeddings_regularizer(bets[layer.table_name])
+            for layer in layers
+            if getattr(layer, "embeddings_regularizer", None) is not None and layer.table_name in bets
+        ]
+        return tf.add_n(terms) if terms else 0.0
+
+    def _metric_state(self) -> list[Any]:
+        return [tf.convert_to_tensor(variable.value) for variable in self._model.metrics_variables]
+
+
+class TrainStep(_Step):
+    """Forward, backward and metrics of one micro-batch."""
+
+    def __init__(self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, seed: int) -> None:
+        self._seed = seed
+        self._seed_states = seed_states(model)
+        self._unplanned: list[str] = []
+        super().__init__(model, spec, plan, lookup, training=True)
+
+    def __call__(self, batch: Any, bets: Mapping[str, Float32], ids: IdSets, micro_batch: int) -> StepResult:
+        """Computes one micro-batch.
+
+        Args:
+            batch: (x,), (x, y) or (x, y, sample_weight), as tensors.
+            bets: Table name -> float32 `[u, dim]`: the rows of `ids.unique`.
+            ids: The id sets of the batch.
+            micro_batch: Its number within the job; seeds dropout.
+        """
+        loss, dense, planned, unplanned, states, metrics = self._call(batch, bets, ids, micro_batch)
+        gathered: dict[str, list[Slices]] = {}
+        for table, (values, positions) in zip(self._tables, planned, strict=True):
+            summed = coalesce(positions.numpy().astype(np.int64), values.numpy())
+            gathered.setdefault(table, []).append(Slices(ids.unique[table][summed.ids], summed.gradients))
+        for table, (values, unique) in zip(self._unplanned, unplanned, strict=True):
+            gathered.setdefault(table, []).append(Slices(unique.numpy(), values.numpy()))
+        return StepResult(
+            loss=float(loss),
+            dense=tuple(gradient.numpy() for gradient in dense),
+            slices={table: _joined(parts) for table, parts in gathered.items()},
+            states=tuple(state.numpy() for state in states),
+            metrics=tuple(metric.numpy() for metric in metrics),
+        )
+
+    def _body(self, *flat: Any) -> Any:
+        batch, bets, inverses, micro_batch = self._unpack(flat)
+        set_seeds(self._seed_states, self._seed, micro_batch)
+        variables = [variable.value for variable in self._model.trainable_weights]
+        with tf.GradientTape() as tape:
+            # Before their use: a watch that comes later finds no path to the loss.
+            tape.watch(list(bets.values()))
+            scope = StepScope(self._plan.layers, inverses, bets, self._lookup, tape)
+            loss = self._forward(batch, scope)
+        self._unplanned = [table for table, _, _ in scope.unplanned]
+        in_graph = [bet for _, _, bet in scope.unplanned]
+        sources = (variables, [bets[table] for table in self._tables], in_graph)
+        dense, planned, unplanned = tape.gradient(loss, sources)
+        return (
+            loss,
+            [_dense_gradient(gradient, variable) for gradient, variable in zip(dense, variables, strict=True)],
+            [_as_slices(gradient, bet) for gradient, bet in zip(planned, sources[1], strict=True)],
+            [
+                (tf.zeros_like(bet) if gradient is None else tf.convert_to_tensor(gradient), unique)
+                for gradient, (_, unique, bet) in zip(unplanned, scope.unplanned, strict=True)
+            ],
+            [tf.convert_to_tensor(variable.value) for variable in self._model.non_trainable_weights],
+            self._metric_state(),
+        )
+
+
+class EvaluateStep(_Step):
+    """Forward pass and metrics of one micro-batch, as in inference."""
+
+    def __init__(self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None) -> None:
+        super().__init__(model, spec, plan, lookup, training=False)
+
+    def __call__(self, batch: Any, bets: Mapping[str, Float32], ids: IdSets) -> tuple[Tensor, ...]:
+        """Metric state (from reset) of the micro-batch alone; arguments as in `TrainStep`."""
+        return tuple(metric.numpy() for metric in self._call(batch, bets, ids, 0))
+
+    def _body(self, *flat: Any) -> Any:
+        batch, bets, inverses, _ = self._unpack(flat)
+        self._forward(batch, StepScope(self._plan.layers, inverses, bets, self._lookup))
+        return self._metric_state()
+
+
+def store_layers(model: Any) -> list[Any]:
+    """Every layer of the model whose table lives in a store."""
+    return [layer for layer in layers_of(model) if hasattr(layer, "table_spec")]
+
+
+def _dense_gradient(gradient: Any, variable: Any) -> Any:
+    # A variable that the loss does not reach has a gradient of zero.
+    return tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def _as_slices(gradient: Any, bet: Any) -> tuple[Any, Any]:
+    """(values `[n, dim]`, BET positions `[n]`) of a gradient of any form."""
+    if gradient is None:
+        return tf.zeros([0, bet.shape[1]]), tf.zeros([0], tf.int32)
+    if isinstance(gradient, tf.IndexedSlices):
+        return gradient.values, tf.cast(gradient.indices, tf.int32)
+    return gradient, tf.range(tf.shape(bet)[0])
+
+
+def _joined(parts: Sequence[Slices]) -> Slices:
+    if len(parts) == 1:
+        return parts[0]
+    return Slices(np.concatenate([part.indices for part in parts]), np.concatenate([part.values for part in parts]))
