@@ -1,0 +1,93 @@
+"""Who holds which micro-batch, and until when. Not thread-safe: the master's lock guards it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from master.api import TaskKind
+
+__all__ = ["LeaseBook", "Unit"]
+
+Unit = tuple[TaskKind, int]
+
+
+class LeaseBook:
+    """Leases of units of work, given out in groups that open at a certain time.
+
+    A lease ends `lease_seconds` after the latest of: its grant, the opening of
+    its group (a unit fetched ahead cannot be worked on before), and the last
+    unit its worker finished (its others wait in the worker's queue). Then the
+    unit may be given to another worker, while the first one may still answer.
+
+    Args:
+        now: Monotonic clock, in seconds.
+        lease_seconds: How long a worker may take for a unit.
+    """
+
+    def __init__(self, now: Callable[[], float], lease_seconds: float) -> None:
+        self._now = now
+        self._lease_seconds = lease_seconds
+        self._granted: dict[Unit, dict[str, float]] = {}
+        self._held: dict[str, set[Unit]] = {}
+        self._progress: dict[str, float] = {}
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Workers that are there, in the order in which they joined."""
+        return tuple(self._held)
+
+    def join(self, worker: str) -> None:
+        """Counts a worker as there; joining twice is harmless."""
+        self._held.setdefault(worker, set())
+        self._progress.setdefault(worker, self._now())
+
+    def leave(self, worker: str) -> None:
+        """Everything the worker holds is free again at once."""
+        for unit in self._held.pop(worker, set()):
+            self._drop_holder(unit, worker)
+        self._progress.pop(worker, None)
+
+    def grant(self, unit: Unit, worker: str) -> None:
+        """Gives the unit to the worker; whoever held it before may still answer."""
+        holders = self._granted.setdefault(unit, {})
+        holders.pop(worker, None)  # dicts keep the place of a key: the latest grant must stand last
+        holders[worker] = self._now()
+        self._held[worker].add(unit)
+
+    def units(self, worker: str) -> tuple[Unit, ...]:
+        """Units that the worker was given and that nobody has finished."""
+        return tuple(self._held.get(worker, ()))
+
+    def is_live(self, worker: str, unit: Unit, opened: float | None) -> bool:
+        """Whether the worker's lease of the unit has not ended.
+
+        Args:
+            worker: Its incarnation.
+            unit: The unit.
+            opened: When its group opened; None: not yet, so no lease of it ends.
+        """
+        granted = self._granted.get(unit, {}).get(worker)
+        if granted is None or opened is None:
+            return granted is not None
+        return self._now() - max(granted, opened, self._progress[worker]) <= self._lease_seconds
+
+    def is_free(self, unit: Unit, opened: float | None) -> bool:
+        """Whether nobody has a lease of the unit that has not ended."""
+        return not any(self.is_live(worker, unit, opened) for worker in self._granted.get(unit, ()))
+
+    def finish(self, unit: Unit) -> str | None:
+        """Ends every lease of the unit; returns the worker to whom it was given last, if any."""
+        holders = self._granted.pop(unit, {})
+        for worker in holders:
+            self._held[worker].discard(unit)
+        latest = next(reversed(holders), None)
+        if latest is not None:
+            # Not the earlier holders: what a stopped worker still holds must not be held for longer.
+            self._progress[latest] = self._now()
+        return latest
+
+    def _drop_holder(self, unit: Unit, worker: str) -> None:
+        holders = self._granted.get(unit, {})
+        holders.pop(worker, None)
+        if not holders:
+            self._granted.pop(unit, None)
