@@ -1,0 +1,36 @@
+"""Keras' optimizers as numba kernels, one module a family, lazily over rows.
+
+Formulas, defaults and hyperparameter names are those of Keras 3.15
+(`keras/src/optimizers/*.py`), operation by operation in float32, so that on
+rows that have a gradient at every step the numbers are Keras' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from embedding_store.fused.adadelta import Adadelta
+from embedding_store.fused.adagrad import Adagrad
+from embedding_store.fused.adam import Adam
+from embedding_store.fused.adamax import Adamax
+from embedding_store.fused.ftrl import Ftrl
+from embedding_store.fused.lion import Lion
+from embedding_store.fused.nadam import Nadam
+from embedding_store.fused.rmsprop import RMSprop
+from embedding_store.fused.sgd import SGD
+from embedding_store.row_optimizer import Factory
+
+__all__ = ["FUSED"]
+
+FUSED: Mapping[str, Factory] = {
+    "adadelta": Adadelta,
+    "adagrad": Adagrad,
+    "adam": Adam,
+    "adamax": Adamax,
+    "adamw": Adam,
+    "ftrl": Ftrl,
+    "lion": Lion,
+    "nadam": Nadam,
+    "rmsprop": RMSprop,
+    "sgd": SGD,
+}

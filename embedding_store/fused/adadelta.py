@@ -1,0 +1,65 @@
+"""Adadelta."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding_store.kernel import kernel, prefetch
+from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
+from embedding_store.spec import OptimizerSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = ["Adadelta"]
+
+_DEFAULTS = {"learning_rate": 0.001, "rho": 0.95, "epsilon": 1e-7, "weight_decay": 0.0}
+_AHEAD = 8
+
+
+class Adadelta(RowOptimizer):
+    """`a = rho a + (1 - rho) g²; d = -sqrt(b + e) g / sqrt(a + e); b = rho b + (1 - rho) d²; w += lr d`."""
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        values = hyperparameters(spec, _DEFAULTS)
+        require_share(spec, "rho", values["rho"])
+        self.spec = spec
+        self.default_learning_rate = values["learning_rate"]
+        self.slots = (SlotSpec("accumulated_grad"), SlotSpec("accumulated_delta_var"))
+        self._rho = values["rho"]
+        self._epsilon = np.float32(values["epsilon"])
+        self._decay = np.float32(values["weight_decay"])
+
+    def apply(
+        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    ) -> None:
+        """As in `RowOptimizer.apply`."""
+        scalars = (np.float32(self._rho), np.float32(1 - self._rho), self._epsilon)
+        _adadelta(weights, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+
+
+@kernel
+def _adadelta(
+    weights: Float32,
+    slots: Float32,
+    positions: Int64,
+    gradients: Float32,
+    rate: np.float32,
+    decay: np.float32,
+    rho: np.float32,
+    share: np.float32,
+    epsilon: np.float32,
+) -> None:
+    count, dim = gradients.shape
+    for i in range(count):
+        ahead = positions[min(i + _AHEAD, count - 1)]
+        prefetch(weights, ahead)
+        prefetch(slots, ahead)
+        w = weights[positions[i]]
+        s = slots[positions[i]]
+        g = gradients[i]
+        for j in range(dim):
+            a = rho * s[j] + share * (g[j] * g[j])
+            d = -(np.sqrt(s[dim + j] + epsilon) * g[j] / np.sqrt(a + epsilon))
+            s[j] = a
+            s[dim + j] = rho * s[dim + j] + share * (d * d)
+            x = w[j] - w[j] * decay * rate
+            w[j] = x + rate * d

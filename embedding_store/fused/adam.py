@@ -1,0 +1,120 @@
+"""Adam, AMSGrad, and AdamW (whose decay, as all decay here, is of touched rows only)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding_store.fused.power import float32_power
+from embedding_store.kernel import kernel, prefetch
+from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
+from embedding_store.spec import OptimizerSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = ["Adam"]
+
+_DEFAULTS = {
+    "learning_rate": 0.001,
+    "beta_1": 0.9,
+    "beta_2": 0.999,
+    "epsilon": 1e-7,
+    "amsgrad": 0.0,
+    "weight_decay": 0.0,
+}
+_ONE = np.float32(1)
+_AHEAD = 8
+
+
+class Adam(RowOptimizer):
+    """`m += (g - m)(1 - b1); v += (g² - v)(1 - b2); w -= m alpha / (sqrt(v) + epsilon)`.
+
+    `alpha = lr sqrt(1 - b2^t) / (1 - b1^t)`, t = step + 1. AMSGrad divides by
+    the largest v seen.
+    """
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        defaults = {**_DEFAULTS, "weight_decay": 0.004} if spec.name == "adamw" else _DEFAULTS
+        values = hyperparameters(spec, defaults)
+        require_share(spec, "beta_1", values["beta_1"])
+        require_share(spec, "beta_2", values["beta_2"])
+        self.spec = spec
+        self.default_learning_rate = values["learning_rate"]
+        self._amsgrad = bool(values["amsgrad"])
+        names = ("momentum", "velocity", "velocity_hat") if self._amsgrad else ("momentum", "velocity")
+        self.slots = tuple(SlotSpec(name) for name in names)
+        self._beta_1, self._beta_2 = values["beta_1"], values["beta_2"]
+        self._epsilon = np.float32(values["epsilon"])
+        self._decay = np.float32(values["weight_decay"])
+
+    def apply(
+        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    ) -> None:
+        """As in `RowOptimizer.apply`."""
+        rate = np.float32(learning_rate)
+        powers = float32_power(self._beta_1, step + 1), float32_power(self._beta_2, step + 1)
+        alpha = rate * np.sqrt(_ONE - powers[1]) / (_ONE - powers[0])
+        run = _amsgrad if self._amsgrad else _adam
+        # 1 - beta is rounded to float32 after the subtraction, as in Keras.
+        shares = np.float32(1 - self._beta_1), np.float32(1 - self._beta_2)
+        run(weights, slots, positions, gradients, rate, self._decay, alpha, *shares, self._epsilon)
+
+
+@kernel
+def _adam(
+    weights: Float32,
+    slots: Float32,
+    positions: Int64,
+    gradients: Float32,
+    rate: np.float32,
+    decay: np.float32,
+    alpha: np.float32,
+    share_1: np.float32,
+    share_2: np.float32,
+    epsilon: np.float32,
+) -> None:
+    count, dim = gradients.shape
+    for i in range(count):
+        ahead = positions[min(i + _AHEAD, count - 1)]
+        prefetch(weights, ahead)
+        prefetch(slots, ahead)
+        w = weights[positions[i]]
+        s = slots[positions[i]]
+        g = gradients[i]
+        for j in range(dim):
+            m = s[j] + (g[j] - s[j]) * share_1
+            v = s[dim + j] + (g[j] * g[j] - s[dim + j]) * share_2
+            s[j] = m
+            s[dim + j] = v
+            x = w[j] - w[j] * decay * rate
+            w[j] = x - m * alpha / (np.sqrt(v) + epsilon)
+
+
+@kernel
+def _amsgrad(
+    weights: Float32,
+    slots: Float32,
+    positions: Int64,
+    gradients: Float32,
+    rate: np.float32,
+    decay: np.float32,
+    alpha: np.float32,
+    share_1: np.float32,
+    share_2: np.float32,
+    epsilon: np.float32,
+) -> None:
+    count, dim = gradients.shape
+    for i in range(count):
+        ahead = positions[min(i + _AHEAD, count - 1)]
+        prefetch(weights, ahead)
+        prefetch(slots, ahead)
+        w = weights[positions[i]]
+        s = slots[positions[i]]
+        g = gradients[i]
+        for j in range(dim):
+            m = s[j] + (g[j] - s[j]) * share_1
+            v = s[dim + j] + (g[j] * g[j] - s[dim + j]) * share_2
+            largest = max(s[2 * dim + j], v)
+            s[j] = m
+            s[dim + j] = v
+            s[2 * dim + j] = largest
+            x = w[j] - w[j] * decay * rate
+            w[j] = x - m * alpha / (np.sqrt(largest) + epsilon)

@@ -1,0 +1,69 @@
+"""Adamax."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding_store.fused.power import float32_power
+from embedding_store.kernel import kernel, prefetch
+from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
+from embedding_store.spec import OptimizerSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = ["Adamax"]
+
+_DEFAULTS = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "weight_decay": 0.0}
+_AHEAD = 8
+
+
+class Adamax(RowOptimizer):
+    """`m += (g - m)(1 - b1); u = max(b2 u, |g|); w -= lr m / ((1 - b1^t)(u + epsilon))`."""
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        values = hyperparameters(spec, _DEFAULTS)
+        require_share(spec, "beta_1", values["beta_1"])
+        require_share(spec, "beta_2", values["beta_2"])
+        self.spec = spec
+        self.default_learning_rate = values["learning_rate"]
+        self.slots = (SlotSpec("momentum"), SlotSpec("norm"))
+        self._beta_1, self._beta_2 = values["beta_1"], np.float32(values["beta_2"])
+        self._epsilon = np.float32(values["epsilon"])
+        self._decay = np.float32(values["weight_decay"])
+
+    def apply(
+        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    ) -> None:
+        """As in `RowOptimizer.apply`."""
+        correction = np.float32(1) - float32_power(self._beta_1, step + 1)
+        scalars = (np.float32(1 - self._beta_1), self._beta_2, correction, self._epsilon)
+        _adamax(weights, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+
+
+@kernel
+def _adamax(
+    weights: Float32,
+    slots: Float32,
+    positions: Int64,
+    gradients: Float32,
+    rate: np.float32,
+    decay: np.float32,
+    share_1: np.float32,
+    beta_2: np.float32,
+    correction: np.float32,
+    epsilon: np.float32,
+) -> None:
+    count, dim = gradients.shape
+    for i in range(count):
+        ahead = positions[min(i + _AHEAD, count - 1)]
+        prefetch(weights, ahead)
+        prefetch(slots, ahead)
+        w = weights[positions[i]]
+        s = slots[positions[i]]
+        g = gradients[i]
+        for j in range(dim):
+            m = s[j] + (g[j] - s[j]) * share_1
+            u = max(beta_2 * s[dim + j], abs(g[j]))
+            s[j] = m
+            s[dim + j] = u
+            x = w[j] - w[j] * decay * rate
+            w[j] = x - rate * m / (correction * (u + epsilon))

@@ -1,0 +1,97 @@
+"""Follow the regularised leader (McMahan et al., KDD 2013), with shrinkage."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding_store.errors import BadSpec
+from embedding_store.kernel import kernel, prefetch
+from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters
+from embedding_store.spec import OptimizerSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = ["Ftrl"]
+
+_DEFAULTS = {
+    "learning_rate": 0.001,
+    "learning_rate_power": -0.5,
+    "initial_accumulator_value": 0.1,
+    "l1_regularization_strength": 0.0,
+    "l2_regularization_strength": 0.0,
+    "l2_shrinkage_regularization_strength": 0.0,
+    "beta": 0.0,
+    "weight_decay": 0.0,
+}
+_AHEAD = 8
+
+
+class Ftrl(RowOptimizer):
+    """Keras' Ftrl; slots are the accumulator of squared gradients and the linear term."""
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        values = hyperparameters(spec, _DEFAULTS)
+        if values["initial_accumulator_value"] < 0:
+            raise BadSpec(
+                f"optimizer 'ftrl': initial_accumulator_value {values['initial_accumulator_value']} is below 0"
+            )
+        if values["learning_rate_power"] > 0:
+            raise BadSpec(f"optimizer 'ftrl': learning_rate_power {values['learning_rate_power']} is above 0")
+        self.spec = spec
+        self.default_learning_rate = values["learning_rate"]
+        self.slots = (SlotSpec("accumulator", values["initial_accumulator_value"]), SlotSpec("linear"))
+        self._values = values
+        self._decay = np.float32(values["weight_decay"])
+
+    def apply(
+        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    ) -> None:
+        """As in `RowOptimizer.apply`."""
+        values, rate = self._values, np.float32(learning_rate)
+        l2 = np.float32(values["l2_regularization_strength"]) + np.float32(values["beta"]) / (np.float32(2) * rate)
+        scalars = (
+            -values["learning_rate_power"],
+            np.float32(values["l1_regularization_strength"]),
+            np.float32(2) * l2,
+            np.float32(2 * values["l2_shrinkage_regularization_strength"]),
+        )
+        _ftrl(weights, slots, positions, gradients, rate, self._decay, *scalars)
+
+
+@kernel
+def _power(x: np.float32, exponent: float) -> np.float32:
+    """x >= 0 to a power; the root, which IEEE fixes to the bit, in the usual case."""
+    if exponent == 0.5:
+        return np.float32(np.sqrt(x))
+    return np.float32(np.float64(x) ** exponent)
+
+
+@kernel
+def _ftrl(
+    weights: Float32,
+    slots: Float32,
+    positions: Int64,
+    gradients: Float32,
+    rate: np.float32,
+    decay: np.float32,
+    power: float,
+    l1: np.float32,
+    l2_twice: np.float32,
+    shrinkage_twice: np.float32,
+) -> None:
+    count, dim = gradients.shape
+    for i in range(count):
+        ahead = positions[min(i + _AHEAD, count - 1)]
+        prefetch(weights, ahead)
+        prefetch(slots, ahead)
+        w = weights[positions[i]]
+        s = slots[positions[i]]
+        g = gradients[i]
+        for j in range(dim):
+            x = w[j] - w[j] * decay * rate
+            accumulator = s[j] + g[j] * g[j]
+            grown, before = _power(accumulator, power), _power(s[j], power)
+            linear = s[dim + j] + ((g[j] + shrinkage_twice * x) - (grown - before) / rate * x)
+            s[j] = accumulator
+            s[dim + j] = linear
+            clipped = min(max(linear, -l1), l1)
+            w[j] = (clipped - linear) / (grown / rate + l2_twice)

@@ -1,0 +1,212 @@
+"""Grouping of ids: which are there, where each occurs, and the sum of their gradients.
+
+Everything is in first-seen order and every sum is a left fold in the order of
+occurrence, in float32. Threads own disjoint ranges of unique ids, so results
+are the same to the bit for any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.errors import BadGradient, BadIds
+from embedding_store.kernel import kernel
+from embedding_store.range_pool import SERIAL, RangePool
+from embedding_store.store import Float32, Int64, TableUpdate
+
+__all__ = ["GradientPart", "Grouping", "Int32", "coalesce", "coalesce_many", "group_ids", "unique_ids"]
+
+Int32 = npt.NDArray[np.int32]
+
+GradientPart = tuple[Int64, Float32, float]
+"""ids int64 `[n]`, gradients float32 `[n, dim]`, and the scale that multiplies them."""
+
+_ROWS_LIMIT = 2**31 - 1  # the inverse is int32
+_VALUES_A_THREAD = 1 << 18  # fewer are summed faster than a second thread starts
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """Ids by group; group k holds every occurrence of `ids[k]`.
+
+    Attributes:
+        ids: int64 `[u]`, each id once, in first-seen order.
+        offsets: int64 `[u + 1]`: group k is `positions[offsets[k]:offsets[k + 1]]`.
+        positions: int64 `[n]`, ascending within a group.
+        inverse: int32 `[n]`: `ids[inverse[i]]` is the id at position i.
+    """
+
+    ids: Int64
+    offsets: Int64
+    positions: Int64
+    inverse: Int32
+
+
+def unique_ids(ids: Int64) -> tuple[Int64, Int32]:
+    """The id set of a batch.
+
+    Args:
+        ids: int64 `[n]`, any values, n < 2**31.
+
+    Returns:
+        unique: int64 `[u]`, each id once, in first-seen order.
+        inverse: int32 `[n]`, `unique[inverse[i]] == ids[i]`.
+
+    Raises:
+        BadIds: 2**31 ids or more.
+    """
+    if len(ids) > _ROWS_LIMIT:
+        raise BadIds(f"{len(ids)} ids in one batch: at most {_ROWS_LIMIT} can be grouped")
+    inverse = np.empty(len(ids), np.int32)
+    unique = np.empty(len(ids), np.int64)
+    # At most half full, so that runs of taken cells stay short.
+    cells = np.full(1 << max(4, (2 * len(ids) - 1).bit_length()), -1, np.int32)
+    count = _unique(np.ascontiguousarray(ids), cells, unique, inverse)
+    return unique[:count].copy(), inverse
+
+
+def group_ids(ids: Int64) -> Grouping:
+    """Groups ids in first-seen order.
+
+    Args:
+        ids: int64 `[n]`, any values, n < 2**31.
+
+    Raises:
+        BadIds: 2**31 ids or more.
+    """
+    unique, inverse = unique_ids(ids)
+    offsets = np.zeros(len(unique) + 1, np.int64)
+    positions = np.empty(len(ids), np.int64)
+    _group(inverse, offsets, positions)
+    return Grouping(unique, offsets, positions, inverse)
+
+
+def coalesce(ids: Int64, gradients: Float32, pool: RangePool = SERIAL) -> TableUpdate:
+    """Sums the gradients of each id.
+
+    Args:
+        ids: int64 `[n]`, duplicates allowed.
+        gradients: float32 `[n, dim]`.
+        pool: Threads to sum with.
+
+    Raises:
+        BadGradient: not one gradient row for each id.
+    """
+    return coalesce_many([(ids, gradients, 1.0)], pool)
+
+
+def coalesce_many(parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> TableUpdate:
+    """Sums several pushes of one table, in the order given.
+
+    Each gradient is multiplied by its push's scale, rounded to float32, and
+    then added: the result is the left fold over all occurrences of an id.
+
+    Args:
+        parts: At least one (ids int64 `[n]`, gradients float32 `[n, dim]`,
+            scale); the same dim in all.
+        pool: Threads to sum with.
+
+    Raises:
+        BadGradient: no parts, not one gradient row for each id, or pushes of
+            different dims.
+    """
+    dim = _common_dim(parts)
+    unique, inverse = unique_ids(np.concatenate([ids for ids, _, _ in parts]) if len(parts) > 1 else parts[0][0])
+    ends = np.cumsum([len(ids) for ids, _, _ in parts])
+    total = np.empty((len(unique), dim), np.float32)
+    pieces = [
+        (inverse[end - len(ids) : end], np.ascontiguousarray(gradients), np.float32(scale))
+        for (ids, gradients, scale), end in zip(parts, ends, strict=True)
+    ]
+
+    def add(start: int, stop: int) -> None:
+        seen = start
+        for piece in pieces:
+            seen = _add_scaled(total, start, stop, seen, *piece)
+
+    pool.run(add, len(unique), max(1, _VALUES_A_THREAD // dim))
+    return TableUpdate(unique, total)
+
+
+def _common_dim(parts: Sequence[GradientPart]) -> int:
+    if not parts:
+        raise BadGradient("no gradients to sum: give at least one part")
+    for number, (ids, gradients, _) in enumerate(parts):
+        if gradients.ndim != 2 or gradients.dtype != np.float32 or len(gradients) != len(ids):
+            raise BadGradient(
+                f"gradients of part {number}: want float32 [{len(ids)}, dim], one row for each id, "
+                f"got {gradients.dtype} {list(gradients.shape)}"
+            )
+        if gradients.shape[1] != parts[0][1].shape[1]:
+            raise BadGradient(
+                f"gradients of part {number} have dim {gradients.shape[1]}, those of part 0 {parts[0][1].shape[1]}"
+            )
+    return max(1, parts[0][1].shape[1])
+
+
+@kernel
+def _unique(ids: Int64, cells: Int32, unique: Int64, inverse: Int32) -> int:
+    """Open addressing with linear probing; a cell holds a position in `unique`, or -1."""
+    mask = np.uint64(len(cells) - 1)
+    count = 0
+    for i in range(len(ids)):
+        wanted = ids[i]
+        # The finalizer of splitmix64 (Steele, Lea, Flood: OOPSLA 2014).
+        h = np.uint64(wanted)
+        h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        cell = (h ^ (h >> np.uint64(31))) & mask
+        found = cells[cell]
+        while found >= 0 and unique[found] != wanted:
+            cell = (cell + np.uint64(1)) & mask
+            found = cells[cell]
+        if found < 0:
+            found = np.int32(count)
+            cells[cell] = found
+            unique[count] = wanted
+            count += 1
+        inverse[i] = found
+    return count
+
+
+@kernel
+def _group(inverse: Int32, offsets: Int64, positions: Int64) -> None:
+    """A counting sort; offsets come in as zeros."""
+    for k in inverse:
+        offsets[k + 1] += 1
+    for k in range(1, len(offsets)):
+        offsets[k] += offsets[k - 1]
+    following = offsets[:-1].copy()
+    for i in range(len(inverse)):
+        positions[following[inverse[i]]] = i
+        following[inverse[i]] += 1
+
+
+@kernel
+def _add_scaled(
+    total: Float32, start: int, stop: int, seen: int, inverse: Int32, gradients: Float32, scale: np.float32
+) -> int:
+    """Adds the gradients of groups start..stop; groups below `seen` have a value already.
+
+    Groups are numbered in first-seen order, so a group is met for the first
+    time exactly when it equals `seen`.
+    """
+    dim = gradients.shape[1]
+    for i in range(len(inverse)):
+        group = np.int64(inverse[i])
+        if group < start or group >= stop:
+            continue
+        row = total[group]
+        gradient = gradients[i]
+        if group == seen:
+            for j in range(dim):
+                row[j] = gradient[j] * scale
+            seen += 1
+        else:
+            for j in range(dim):
+                row[j] += gradient[j] * scale
+    return seen

@@ -1,0 +1,148 @@
+"""Optimizers over rows: what turns a summed gradient into new weights and slots.
+
+An optimizer is *lazy*: it touches the rows it is given and no others. Where
+Keras decays the moments of every row at every step, a row here keeps its
+moments as they are until it has a gradient again.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from embedding_store.errors import BadSpec
+from embedding_store.spec import OptimizerSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = ["RowOptimizer", "SlotSpec", "known_row_optimizers", "register_row_optimizer", "row_optimizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """Values that an optimizer keeps beside each row.
+
+    Attributes:
+        name: Under Keras' name, "momentum", "velocity", "accumulator", ...
+        initial_value: Of a row that was never updated.
+        columns: float32 values a row; None: as many as the row has weights.
+    """
+
+    name: str
+    initial_value: float = 0.0
+    columns: int | None = None
+
+
+class RowOptimizer(ABC):
+    """One optimizer with its hyperparameters; holds no state of its own.
+
+    Attributes:
+        spec: What it was made from.
+        slots: Its slots, side by side in this order.
+        fused: Whether `apply` updates rows in place at any positions, from
+            any thread, and cannot fail; else a store hands it a gathered block.
+        default_learning_rate: For commits that name none.
+    """
+
+    spec: OptimizerSpec
+    slots: tuple[SlotSpec, ...]
+    fused: bool = True
+    default_learning_rate: float
+
+    def slot_width(self, dim: int) -> int:
+        """float32 values that all slots of one row take."""
+        return sum(dim if slot.columns is None else slot.columns for slot in self.slots)
+
+    def initial_slots(self, dim: int) -> Float32:
+        """float32 `[slot_width]`: the slots of a row that was never updated."""
+        parts = [
+            np.full(dim if slot.columns is None else slot.columns, slot.initial_value, np.float32)
+            for slot in self.slots
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+    @abstractmethod
+    def apply(
+        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    ) -> None:
+        """One optimizer step on some rows, in place.
+
+        Rows do not influence each other, so a block may be cut anywhere and
+        its parts run on any threads: the result is the same to the bit.
+
+        Args:
+            weights: float32 `[rows, dim]`, C-contiguous.
+            slots: float32 `[rows, slot_width(dim)]`, C-contiguous.
+            positions: int64 `[u]`, rows to update, each once; trusted.
+            gradients: float32 `[u, dim]`, C-contiguous, summed per row.
+            step: Optimizer steps taken before this one (Keras' `iterations`).
+            learning_rate: Of this step.
+        """
+
+
+Factory = Callable[[OptimizerSpec], RowOptimizer]
+_registered: dict[str, Factory] = {}
+
+
+def register_row_optimizer(name: str, factory: Factory) -> None:
+    """Makes `row_optimizer` use `factory` for specs of that name.
+
+    The factory raises `BadSpec` for hyperparameters it does not know.
+    Registering a name again replaces it.
+    """
+    _registered[name] = factory
+    row_optimizer.cache_clear()
+
+
+def known_row_optimizers() -> tuple[str, ...]:
+    """Names that `row_optimizer` knows now, sorted."""
+    return tuple(sorted({*_fused(), *_registered}))
+
+
+@lru_cache(maxsize=256)
+def row_optimizer(spec: OptimizerSpec) -> RowOptimizer:
+    """The optimizer that a spec describes.
+
+    Raises:
+        BadSpec: unknown name or hyperparameter (the known ones are listed), or
+            a value out of range.
+    """
+    factory = _registered.get(spec.name) or _fused().get(spec.name)
+    if factory is None:
+        raise BadSpec(f"unknown optimizer {spec.name!r} (known optimizers: {', '.join(known_row_optimizers())})")
+    return factory(spec)
+
+
+def hyperparameters(spec: OptimizerSpec, defaults: Mapping[str, float]) -> dict[str, float]:
+    """All hyperparameters of a fused optimizer, the spec's over the defaults.
+
+    Raises:
+        BadSpec: a name without a default, or a value that is not finite.
+    """
+    given = dict(spec.hyperparameters)
+    for name, value in given.items():
+        if name not in defaults:
+            raise BadSpec(
+                f"optimizer {spec.name!r}: unknown hyperparameter {name!r} (known: {', '.join(sorted(defaults))})"
+            )
+        if not math.isfinite(value):
+            raise BadSpec(f"optimizer {spec.name!r}: {name} must be finite, got {value}")
+    return {**defaults, **given}
+
+
+def require_share(spec: OptimizerSpec, name: str, value: float) -> None:
+    """Raises `BadSpec` unless 0 <= value <= 1."""
+    if not 0.0 <= value <= 1.0:
+        raise BadSpec(f"optimizer {spec.name!r}: {name} must lie from 0 to 1, got {value}")
+
+
+@lru_cache(maxsize=1)
+def _fused() -> Mapping[str, Factory]:
+    # Imported late: the kernels need this module's base class.
+    from embedding_store.fused import FUSED
+
+    return FUSED
