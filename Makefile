@@ -1,0 +1,95 @@
+# How Elastable is installed, run and checked. `make` alone lists the targets.
+#
+# Every target installs what it needs into .venv first. A stamp file remembers that an extra set is
+# installed, so a second call starts at once; it goes stale when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+# The main job: one master and two workers on this machine, tables in the embedded memory store.
+RUN_COMMAND ?= $(BIN)/elastable train examples/flights/model.py --workers 2
+# `make test ARGS="tests/worker -k combiner"` narrows the run.
+ARGS ?=
+
+STUB_PACKAGES := embedding_store/v1 master/v1
+# $(call generate,FOLDER) writes the stubs of proto/ below FOLDER; protoc finds mypy's plugin on PATH.
+generate = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --mypy_out=$(1) \
+  --grpc_python_out=$(1) --mypy_grpc_out=$(1) $(wildcard proto/*/v1/*.proto)
+SOURCES     := embedding_store master worker elastable benchmarks examples tests
+
+RUN_STAMP  := $(VENV)/.installed-run
+TEST_STAMP := $(VENV)/.installed-test
+DEV_STAMP  := $(VENV)/.installed-dev
+PINS       := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint format types proto proto-check bench compose-test clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(RUN_STAMP) ## create .venv and install what `make run` needs
+
+run: $(RUN_STAMP) ## train the flights example: one master, two workers
+	$(RUN_COMMAND)
+
+test: $(TEST_STAMP) ## run all tests (ARGS= narrows them)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(DEV_STAMP) ## ruff: rules and formatting
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+format: $(DEV_STAMP) ## ruff: repair what it can
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+types: $(DEV_STAMP) ## mypy --strict
+	$(BIN)/mypy
+
+proto: $(DEV_STAMP) ## regenerate the stubs from proto/
+	$(call generate,.)
+
+proto-check: $(DEV_STAMP) ## fail when the stubs are not what proto/ generates
+	@rm -rf build/stubs && mkdir -p build/stubs
+	$(call generate,build/stubs)
+	@for package in $(STUB_PACKAGES); do \
+	  diff -ru -x __init__.py -x __pycache__ $$package build/stubs/$$package >&2 || { \
+	    echo "make: $$package differs from what proto/ generates; run 'make proto' and commit the result" >&2; exit 1; }; \
+	done
+
+bench: $(TEST_STAMP) ## measure every figure the README quotes
+	$(BIN)/python -m benchmarks
+
+compose-test: ## docker-compose on a real engine, a worker killed in the middle
+	deploy/compose-test.sh
+
+clean: ## remove caches and build leftovers (runs/ and .venv stay)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	rm -rf $(VENV)
+
+# --- installation ---------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "make: no '$(PYTHON)' on PATH; install Python 3.11 or later, or say make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: $(PYTHON) is $$($(PYTHON) -V); Elastable needs Python 3.11 or later (make PYTHON=python3.11)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || $(PYTHON) -m virtualenv $(VENV) || { rm -rf $(VENV); \
+	  echo "make: $(PYTHON) has neither a working venv (Debian: package python3-venv) nor virtualenv" >&2; exit 1; }
+
+$(RUN_STAMP): $(PINS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[examples]' -c constraints.txt
+	@touch $@
+
+$(TEST_STAMP): $(PINS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[examples,test]' -c constraints.txt
+	@touch $(RUN_STAMP) $@
+
+$(DEV_STAMP): $(PINS) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[examples,test,dev]' -c constraints.txt
+	@touch $(RUN_STAMP) $(TEST_STAMP) $@
