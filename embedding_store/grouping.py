@@ -145,7 +145,7 @@ def _common_dim(parts: Sequence[GradientPart]) -> int:
             raise BadGradient(
                 f"gradients of part {number} have dim {gradients.shape[1]}, those of part 0 {parts[0][1].shape[1]}"
             )
-    return max(1, parts[0][1].shape[1])
+    return max(1, int(parts[0][1].shape[1]))
 
 
 @kernel
