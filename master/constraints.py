@@ -1,0 +1,113 @@
+"""`embeddings_constraint` on tables: applied to the rows that an update touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from embedding_store.errors import BadSpec, Unsupported
+from embedding_store.row_optimizer import RowOptimizer, register_row_optimizer, row_optimizer
+from embedding_store.spec import OptimizerSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = ["ConstrainedRowOptimizer", "constrained"]
+
+_CONSTRAINED = "constrained"
+_SUPPORTED = "NonNeg, and MaxNorm, MinMaxNorm and UnitNorm with axis=1"
+
+Constrain = Callable[[Float32], Float32]
+
+
+def constrained(layer: str, optimizer: OptimizerSpec, constraint: Any) -> OptimizerSpec:
+    """The optimizer that also keeps `constraint` on the rows it touches.
+
+    Unlike Keras, rows without a gradient are left alone, so that a row's
+    constraint is first kept when the row is first trained.
+
+    Args:
+        layer: Name of the embedding layer, for messages.
+        optimizer: Of the table.
+        constraint: A Keras constraint, or None.
+
+    Raises:
+        Unsupported: a constraint that is not one of a row alone.
+    """
+    if constraint is None:
+        return optimizer
+    config = keras.constraints.serialize(constraint)
+    try:
+        _numpy_constraint(config)
+    except BadSpec as error:
+        raise Unsupported(f"embedding layer {layer!r}: {error}") from error
+    inner = {"name": optimizer.name, "hyperparameters": optimizer.hyperparameters, "config": optimizer.keras_config}
+    text = json.dumps({"optimizer": inner, "constraint": config}, sort_keys=True)
+    return OptimizerSpec(_CONSTRAINED, (("learning_rate", optimizer.get("learning_rate", 0.01)),), text)
+
+
+class ConstrainedRowOptimizer(RowOptimizer):
+    """Another optimizer's step, then the constraint on the rows it updated."""
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        try:
+            config = json.loads(spec.keras_config)
+            inner = config["optimizer"]
+            pairs = tuple((str(name), float(value)) for name, value in inner["hyperparameters"])
+            self._inner = row_optimizer(OptimizerSpec(inner["name"], pairs, inner["config"]))
+            self._constrain = _numpy_constraint(config["constraint"])
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, BadSpec):
+                raise
+            raise BadSpec(f"optimizer spec 'constrained': {spec.keras_config[:200]!r} is no such config") from error
+        self.spec = spec
+        self.slots = self._inner.slots
+        self.fused = self._inner.fused
+        self.default_learning_rate = self._inner.default_learning_rate
+
+    def apply(
+        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    ) -> None:
+        """As in `RowOptimizer.apply`."""
+        self._inner.apply(weights, slots, positions, gradients, step, learning_rate)
+        weights[positions] = self._constrain(weights[positions])
+
+
+def _numpy_constraint(config: Any) -> Constrain:
+    """float32 `[n, dim]` -> `[n, dim]`, as Keras 3.15 computes it (`keras/src/constraints/constraints.py`)."""
+    name = config.get("class_name") if isinstance(config, dict) else None
+    values = config.get("config", {}) if isinstance(config, dict) else {}
+    builtin = isinstance(config, dict) and config.get("module") == "keras.constraints"
+    if builtin and name == "NonNeg":
+        return lambda rows: np.maximum(rows, np.float32(0))
+    if not builtin or name not in ("MaxNorm", "MinMaxNorm", "UnitNorm"):
+        raise BadSpec(f"constraint {name or config!r} is not supported on a table (supported: {_SUPPORTED})")
+    if values.get("axis") not in (1, -1, [1], [-1]):
+        raise BadSpec(
+            f"constraint {name}(axis={values.get('axis')!r}) joins the rows of a table, which is not supported: "
+            f"use axis=1 (supported: {_SUPPORTED})"
+        )
+    if name == "UnitNorm":
+        return lambda rows: rows / (np.float32(keras.config.epsilon()) + _norms(rows))
+    if name == "MaxNorm":
+        highest = np.float32(values["max_value"])
+        return lambda rows: _scaled(rows, lambda norms: np.clip(norms, 0, highest))
+    low, high, rate = (np.float32(values[key]) for key in ("min_value", "max_value", "rate"))
+    return lambda rows: _scaled(rows, lambda norms: rate * np.clip(norms, low, high) + (1 - rate) * norms)
+
+
+def _norms(rows: Float32) -> Float32:
+    norms: Float32 = np.sqrt(np.sum(np.square(rows), axis=1, keepdims=True))
+    return norms
+
+
+def _scaled(rows: Float32, desired: Callable[[Float32], Float32]) -> Float32:
+    """Rows whose L2 norms are brought to `desired(norms)`."""
+    norms = _norms(rows)
+    scaled: Float32 = rows * (desired(norms) / (np.float32(keras.config.epsilon()) + norms))
+    return scaled
+
+
+register_row_optimizer(_CONSTRAINED, ConstrainedRowOptimizer)

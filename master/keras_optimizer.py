@@ -1,0 +1,157 @@
+"""What `compile()`'s optimizer becomes for tables, and what of it is refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from embedding_store.errors import ModelError, Unsupported
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.spec import OptimizerSpec
+from master.keras_block import KERAS_BLOCK, canonical_config
+
+__all__ = ["Clipping", "clipping_of", "learning_rate_of", "refuse_unsupported", "table_optimizer"]
+
+# Keras' own name of the variable that a table stands for: what exclude_from_weight_decay patterns are matched with.
+_TABLE_VARIABLE = "embeddings"
+
+# Exact class -> name of the fused optimizer, and the hyperparameters that make it up besides learning_rate.
+_FUSED: Mapping[type, tuple[str, tuple[str, ...]]] = {
+    keras.optimizers.SGD: ("sgd", ("momentum", "nesterov")),
+    keras.optimizers.Adagrad: ("adagrad", ("initial_accumulator_value", "epsilon")),
+    keras.optimizers.Adam: ("adam", ("beta_1", "beta_2", "epsilon", "amsgrad")),
+    keras.optimizers.AdamW: ("adamw", ("beta_1", "beta_2", "epsilon", "amsgrad")),
+    keras.optimizers.RMSprop: ("rmsprop", ("rho", "momentum", "epsilon", "centered")),
+    keras.optimizers.Ftrl: (
+        "ftrl",
+        (
+            "learning_rate_power",
+            "initial_accumulator_value",
+            "l1_regularization_strength",
+            "l2_regularization_strength",
+            "l2_shrinkage_regularization_strength",
+            "beta",
+        ),
+    ),
+    keras.optimizers.Adadelta: ("adadelta", ("rho", "epsilon")),
+    keras.optimizers.Adamax: ("adamax", ("beta_1", "beta_2", "epsilon")),
+    keras.optimizers.Nadam: ("nadam", ("beta_1", "beta_2", "epsilon")),
+    keras.optimizers.Lion: ("lion", ("beta_1", "beta_2")),
+}
+
+# What every Keras optimizer has; honoured elsewhere (clipping, schedules) or refused below.
+_COMMON = {
+    "name",
+    "learning_rate",
+    "weight_decay",
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """At most one of Keras' three ways to clip; None: not that one."""
+
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+    clipvalue: float | None = None
+
+
+def clipping_of(optimizer: Any) -> Clipping:
+    """How the optimizer clips; values that are not positive clip nothing, as in Keras."""
+
+    def positive(value: Any) -> float | None:
+        return float(value) if value and value > 0 else None
+
+    clipnorm, global_clipnorm = positive(optimizer.clipnorm), positive(optimizer.global_clipnorm)
+    return Clipping(clipnorm, global_clipnorm, positive(optimizer.clipvalue))
+
+
+def learning_rate_of(optimizer: Any) -> float:
+    """The learning rate now: the schedule's at `optimizer.iterations`, or what was last assigned."""
+    return float(keras.ops.convert_to_tensor(optimizer.learning_rate))
+
+
+def refuse_unsupported(optimizer: Any) -> None:
+    """Raises where something of the optimizer cannot be honoured.
+
+    Raises:
+        ModelError: there is no optimizer.
+        Unsupported: naming what was asked for, and what to do instead.
+    """
+    if optimizer is None:
+        raise ModelError("the model has no optimizer: call model.compile(optimizer=..., loss=...)")
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise Unsupported(
+            "LossScaleOptimizer (which mixed_float16 adds) is not supported: compile with auto_scale_loss=False "
+            "and a float32 or mixed_bfloat16 policy"
+        )
+    multi = getattr(keras.optimizers, "MultiOptimizer", None)
+    if multi is not None and isinstance(optimizer, multi):
+        raise Unsupported("MultiOptimizer is not supported: compile the model with one optimizer")
+    if optimizer.use_ema:
+        raise Unsupported(f"{kind}(use_ema=True) is not supported: the rows of a table keep no moving average")
+    if optimizer.loss_scale_factor is not None:
+        raise Unsupported(f"{kind}(loss_scale_factor={optimizer.loss_scale_factor}) is not supported: leave it out")
+    if optimizer.gradient_accumulation_steps:
+        raise Unsupported(
+            f"{kind}(gradient_accumulation_steps={optimizer.gradient_accumulation_steps}) is not supported: "
+            "the master accumulates gradients; use grads_to_wait"
+        )
+    _refuse_callable_rate(optimizer, kind)
+
+
+def _refuse_callable_rate(optimizer: Any, kind: str) -> None:
+    rate = getattr(optimizer, "_learning_rate", None)
+    schedules = keras.optimizers.schedules.LearningRateSchedule
+    if callable(rate) and not isinstance(rate, schedules):
+        raise Unsupported(
+            f"{kind}(learning_rate={rate!r}): a function as learning rate is not supported, because Keras calls it "
+            "once and keeps the value; use a LearningRateSchedule, or set the rate in a callback"
+        )
+
+
+def table_optimizer(optimizer: Any) -> OptimizerSpec:
+    """The optimizer of a model's tables.
+
+    One of Keras' own, by its exact class, becomes the fused optimizer of that
+    name. Any other is run by Keras itself on the block of rows in question,
+    where it treats rows separately. `weight_decay` is lazy: it decays the rows
+    that have a gradient. Clipping is left out: it is done jointly, before.
+
+    Raises:
+        ModelError: there is no optimizer.
+        Unsupported: naming what of it cannot be honoured.
+    """
+    refuse_unsupported(optimizer)
+    rate, decay = learning_rate_of(optimizer), _table_weight_decay(optimizer)
+    config = optimizer.get_config()
+    name, hyperparameters = _FUSED.get(type(optimizer), ("", ()))
+    if name and set(config) <= {*_COMMON, *hyperparameters}:
+        values = {key: float(config[key]) for key in hyperparameters}
+        return OptimizerSpec.of(name, learning_rate=rate, weight_decay=decay or 0.0, **values)
+    # JSON with sorted keys and without the name that Keras counts up, so that equal optimizers give equal specs.
+    text = json.dumps(canonical_config(optimizer, rate, decay), sort_keys=True)
+    spec = OptimizerSpec(KERAS_BLOCK, (("learning_rate", rate),), text)
+    row_optimizer(spec)  # refuses now, not at the first commit
+    return spec
+
+
+def _table_weight_decay(optimizer: Any) -> float | None:
+    decay = optimizer.weight_decay
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    excluded = pattern is not None and re.search(pattern, _TABLE_VARIABLE) is not None
+    return None if excluded or decay is None else float(decay)

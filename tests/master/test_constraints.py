@@ -1,0 +1,69 @@
+"""Constraints on tables: Keras' numbers, on the rows that were touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from embedding_store.errors import BadSpec, Unsupported
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.spec import OptimizerSpec
+from master.constraints import constrained
+
+C = keras.constraints
+
+
+class Own(C.Constraint):
+    """A person's own constraint."""
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        C.NonNeg(),
+        C.MaxNorm(0.7, axis=1),
+        C.MaxNorm(0.7, axis=-1),
+        C.UnitNorm(axis=1),
+        C.MinMaxNorm(0.5, 0.9, rate=0.3, axis=[1]),
+    ],
+)
+def test_touched_rows_are_constrained_as_in_keras(constraint: Any) -> None:
+    spec = OptimizerSpec.of("sgd", learning_rate=0.5, momentum=0.9)
+    rows = row_optimizer(constrained("e", spec, constraint))
+    random = np.random.default_rng(0)
+    start = random.normal(size=(6, 8)).astype(np.float32)
+    gradients = random.normal(size=(3, 8)).astype(np.float32)
+    weights, slots = start.copy(), np.zeros((6, 8), np.float32)
+    rows.apply(weights, slots, np.array([4, 0, 2]), gradients, 0, 0.5)
+    expected = np.asarray(constraint(start[[4, 0, 2]] - np.float32(0.5) * gradients))
+    np.testing.assert_allclose(weights[[4, 0, 2]], expected, rtol=1e-6)
+    assert np.array_equal(weights[[1, 3, 5]], start[[1, 3, 5]])
+    assert rows.fused
+    assert rows.slot_width(8) == 8
+
+
+def test_without_a_constraint_nothing_changes() -> None:
+    spec = OptimizerSpec.of("sgd", learning_rate=0.5)
+    assert constrained("e", spec, None) is spec
+
+
+@pytest.mark.parametrize(
+    ("constraint", "told"),
+    [
+        (C.MaxNorm(2.0), r"layer 'e'.*MaxNorm\(axis=0\).*use axis=1"),
+        (C.UnitNorm(axis=0), "UnitNorm"),
+        (Own(), "Own"),
+    ],
+)
+def test_what_joins_rows_is_refused_by_name(constraint: Any, told: str) -> None:
+    with pytest.raises(Unsupported, match=told):
+        constrained("e", OptimizerSpec(), constraint)
+
+
+@pytest.mark.parametrize("config", ["", "{}", '{"optimizer": 3, "constraint": 4}'])
+def test_a_spec_without_a_config_is_refused(config: str) -> None:
+    with pytest.raises(BadSpec, match="constrained"):
+        row_optimizer(OptimizerSpec("constrained", (), config))

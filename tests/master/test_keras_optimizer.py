@@ -1,0 +1,151 @@
+"""Every Keras optimizer is fused, run on the block, or refused by name."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from embedding_store.errors import BadSpec, ModelError, Unsupported
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.spec import OptimizerSpec
+from embedding_store.store import Float32
+from master.keras_optimizer import Clipping, clipping_of, learning_rate_of, table_optimizer
+
+K = keras.optimizers
+
+FUSED: list[tuple[str, Any]] = [
+    ("sgd", lambda: K.SGD(0.1)),
+    ("sgd", lambda: K.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
+    ("adagrad", lambda: K.Adagrad(0.1, initial_accumulator_value=0.2, epsilon=1e-5)),
+    ("adam", lambda: K.Adam(0.1, beta_1=0.8, beta_2=0.95, epsilon=1e-6)),
+    ("adam", lambda: K.Adam(0.1, amsgrad=True)),
+    ("adamw", lambda: K.AdamW(0.1, weight_decay=0.05)),
+    ("rmsprop", lambda: K.RMSprop(0.1, rho=0.8, momentum=0.5, centered=True, epsilon=1e-4)),
+    ("ftrl", lambda: K.Ftrl(0.1, l1_regularization_strength=0.01, l2_regularization_strength=0.1, beta=0.1)),
+    ("adadelta", lambda: K.Adadelta(0.5, rho=0.9)),
+    ("adamax", lambda: K.Adamax(0.1)),
+    ("nadam", lambda: K.Nadam(0.1)),
+    ("lion", lambda: K.Lion(0.01, weight_decay=0.1)),
+]
+BLOCK: list[tuple[str, Any]] = [
+    ("keras", lambda: Shrinking(0.1)),
+    ("keras", lambda: K.Muon(0.1)),
+]
+REFUSED: list[tuple[str, Any]] = [
+    ("Adafactor.*cannot be split by row", lambda: K.Adafactor(0.1)),
+    ("ScheduleFreeAdamW.*does not start from a constant", lambda: K.ScheduleFreeAdamW(0.1)),
+    ("Muon does not treat the rows", lambda: K.Muon(0.1, exclude_embeddings=False)),
+    ("Lamb does not treat the rows", lambda: K.Lamb(0.1)),
+    ("LossScaleOptimizer", lambda: K.LossScaleOptimizer(K.SGD(0.1))),
+    ("use_ema", lambda: K.SGD(0.1, use_ema=True)),
+    ("gradient_accumulation_steps=2.*grads_to_wait", lambda: K.Adam(0.1, gradient_accumulation_steps=2)),
+    ("loss_scale_factor=8", lambda: K.Adam(0.1, loss_scale_factor=8.0)),
+    ("function as learning rate", lambda: K.SGD(lambda: 0.1)),
+]
+
+
+@keras.saving.register_keras_serializable("tests")
+class Shrinking(K.SGD):
+    """A person's own optimizer: exactly not one that is fused."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient * 0.5, variable, learning_rate)
+
+
+def train_in_keras(optimizer: Any, weights: Float32, gradients: list[Float32]) -> Float32:
+    variable = keras.Variable(weights, name="embeddings")
+    optimizer.build([variable])
+    for gradient in gradients:
+        optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+    return np.asarray(variable.numpy())
+
+
+@pytest.mark.parametrize(("name", "make"), FUSED + BLOCK)
+def test_with_all_rows_touched_the_numbers_are_keras_own(name: str, make: Any) -> None:
+    spec = table_optimizer(make())
+    assert spec.name == name
+    rows = row_optimizer(spec)
+    random = np.random.default_rng(3)
+    start = random.normal(size=(5, 4)).astype(np.float32)
+    gradients = [random.normal(size=(5, 4)).astype(np.float32) for _ in range(4)]
+    weights, slots = start.copy(), np.tile(rows.initial_slots(4), (5, 1))
+    for step, gradient in enumerate(gradients):
+        rows.apply(weights, slots, np.arange(5), gradient, step, rows.default_learning_rate)
+    np.testing.assert_allclose(weights, train_in_keras(make(), start, gradients), rtol=2e-5, atol=1e-6)
+
+
+def test_every_optimizer_of_keras_is_decided() -> None:
+    decided = {type(make()) for _, make in FUSED + BLOCK + REFUSED[:4]} | {K.LossScaleOptimizer, K.Optimizer}
+    names = [name for name in dir(K) if isinstance(getattr(K, name), type)]
+    there = {getattr(K, name) for name in names if issubclass(getattr(K, name), K.Optimizer)}
+    multi = {getattr(K, name) for name in ("MultiOptimizer",) if hasattr(K, name)}
+    assert there - decided - multi == set()
+
+
+@pytest.mark.parametrize(("told", "make"), REFUSED)
+def test_what_cannot_be_honoured_is_refused_by_name(told: str, make: Any) -> None:
+    with pytest.raises(Unsupported, match=told):
+        table_optimizer(make())
+
+
+def test_no_optimizer_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match=r"model\.compile"):
+        table_optimizer(None)
+
+
+def test_a_block_is_the_same_however_it_is_cut() -> None:
+    rows = row_optimizer(table_optimizer(Shrinking(0.1, momentum=0.9)))
+    random = np.random.default_rng(3)
+    start = random.normal(size=(3000, 4)).astype(np.float32)
+    gradients = random.normal(size=(3000, 4)).astype(np.float32)
+    results = []
+    for cuts in ([0, 3000], [0, 1, 1500, 2999, 3000]):
+        weights, slots = start.copy(), np.zeros((3000, 4), np.float32)
+        for first, last in itertools.pairwise(cuts):
+            rows.apply(weights, slots, np.arange(first, last), gradients[first:last], 0, 0.1)
+        results.append((weights, slots))
+    assert all(np.array_equal(one, other) for one, other in zip(*results, strict=True))
+    assert rows.slots[0].name == "momentum"
+
+
+def test_equal_optimizers_give_equal_specs() -> None:
+    assert table_optimizer(Shrinking(0.1)) == table_optimizer(Shrinking(0.1))
+    assert table_optimizer(K.Adam(0.1)) == table_optimizer(K.Adam(0.1, clipnorm=1.0))
+    assert table_optimizer(K.Adam(0.1)) != table_optimizer(K.Adam(0.2))
+
+
+def test_weight_decay_can_be_excluded_for_tables() -> None:
+    decaying, excluded = K.AdamW(0.1, weight_decay=0.5), K.AdamW(0.1, weight_decay=0.5)
+    excluded.exclude_from_weight_decay(var_names=["embeddings"])
+    other = K.AdamW(0.1, weight_decay=0.5)
+    other.exclude_from_weight_decay(var_names=["bias"])
+    assert table_optimizer(excluded).get("weight_decay", -1.0) == 0.0
+    assert table_optimizer(decaying) == table_optimizer(other)
+    assert table_optimizer(decaying).get("weight_decay", -1.0) == 0.5
+
+
+def test_a_spec_without_a_config_is_refused() -> None:
+    with pytest.raises(BadSpec, match="no config of a Keras optimizer"):
+        row_optimizer(OptimizerSpec("keras", (), "{}"))
+
+
+def test_schedules_and_assigned_rates_are_read_at_the_step() -> None:
+    schedule = K.schedules.PiecewiseConstantDecay([2], [0.5, 0.25])
+    optimizer = K.SGD(schedule)
+    assert learning_rate_of(optimizer) == 0.5
+    optimizer.iterations.assign(3)
+    assert learning_rate_of(optimizer) == 0.25
+    optimizer = K.SGD(0.5)
+    optimizer.learning_rate = 0.125
+    assert learning_rate_of(optimizer) == 0.125
+
+
+def test_clipping_is_read_as_keras_reads_it() -> None:
+    assert clipping_of(K.SGD(0.1)) == Clipping()
+    assert clipping_of(K.SGD(0.1, clipnorm=2)) == Clipping(clipnorm=2.0)
+    assert clipping_of(K.SGD(0.1, global_clipnorm=0)) == Clipping()
+    assert clipping_of(K.SGD(0.1, clipvalue=0.5)) == Clipping(clipvalue=0.5)
