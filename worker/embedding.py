@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from embedding_store.checks import require_ids
 from embedding_store.errors import BadSpec, ModelError
 from embedding_store.initial_values import initial_rows
 from embedding_store.spec import OptimizerSpec, TableSpec
@@ -31,6 +32,7 @@ class StoreBacked:
     output_dim: int
     input_dim: int | None
     embeddings_initializer: Any
+    embeddings_regularizer: Any
     embeddings_constraint: Any
     combiner: str | None
     mask_zero: bool
@@ -80,7 +82,9 @@ class StoreBacked:
         """The rows of int64 `[n]` ids as float32 `[n, dim]`."""
         ids = np.ascontiguousarray(ids, dtype=np.int64)
         if self._source is None:
-            return initial_rows(self.table_spec(self._seed), ids)
+            spec = self.table_spec(self._seed)
+            require_ids(spec, ids)
+            return initial_rows(spec, ids)
         return self._source.lookup({self.table_name: ids})[self.table_name]
 
     def embed(self, inputs: Any, weights: Any, training: bool | None) -> Any:
@@ -96,6 +100,8 @@ class StoreBacked:
                 f"embedding layer {self.name!r}: its table lives in a store, which model.fit cannot train; "
                 "use et.fit(model, data, ...) or elastable train"
             )
+        if tf.executing_eagerly():
+            return tf.convert_to_tensor(self.read_rows(ids.numpy()))
         unique, inverse = tf.unique(ids)
         rows = tf.numpy_function(self.read_rows, [unique], tf.float32, stateful=True)
         return tf.gather(tf.ensure_shape(rows, [None, self.output_dim]), inverse)

@@ -18,6 +18,7 @@ from embedding_store.errors import (
 from embedding_store.store import Float32, RowSource
 from master.api import (
     AsyncPushId,
+    DenseSnapshot,
     EvaluationReport,
     MasterApi,
     Push,
@@ -71,7 +72,7 @@ class Worker:
         self._identity = identity
         self._deadline_s = deadline_s
         self._sync = session.job.mode == "sync"
-        self._held = -1
+        self._snapshot: DenseSnapshot | None = None
         self._sequence = 0
         self._stopped = False
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
@@ -118,17 +119,15 @@ class Worker:
 
     def _hold(self, task: Task) -> bool:
         """Gets the dense part of the task's version; False if it is not committed yet."""
-        if self._sync and self._held == task.version:
-            # The micro-batch before changed the states: the snapshot is written again.
-            self._computer.hold(self._snapshot)
-            return True
-        wanted = task.version if self._sync else None
-        snapshot = self._master.pull_dense(self._identity.incarnation, wanted, _VERSION_WAIT_S)
-        if snapshot is None:
-            return False
-        self._snapshot = snapshot
-        self._held = snapshot.version
-        self._computer.hold(snapshot)
+        held = self._snapshot
+        if not self._sync or held is None or held.version != task.version:
+            wanted = task.version if self._sync else None
+            held = self._master.pull_dense(self._identity.incarnation, wanted, _VERSION_WAIT_S)
+            if held is None:
+                return False
+            self._snapshot = held
+        # Also where the version is held already: the micro-batch before changed the states.
+        self._computer.hold(held)
         return True
 
     def _train(self, prepared: Prepared) -> int:
@@ -183,7 +182,7 @@ class Worker:
         _log.warning("the session with the master ended; joining again")
         self._session.close()
         self._feed.forget()
-        self._held = -1
+        self._snapshot = None
         self._session = self._master.join(self._identity)
 
     def _tell(self, error: ElastableError) -> None:

@@ -30,8 +30,12 @@ class StoreLayer(Protocol):
     """The part of a store-backed layer that scopes use."""
 
     name: str
-    table_name: str
     output_dim: int
+    embeddings_regularizer: Any
+
+    @property
+    def table_name(self) -> str:
+        """Name of the table in the store."""
 
 
 @dataclass(frozen=True, slots=True)

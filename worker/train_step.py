@@ -111,7 +111,7 @@ class _Step:
         terms = [
             layer.embeddings_regularizer(bets[layer.table_name])
             for layer in layers
-            if getattr(layer, "embeddings_regularizer", None) is not None and layer.table_name in bets
+            if layer.embeddings_regularizer is not None and layer.table_name in bets
         ]
         return tf.add_n(terms) if terms else 0.0
 
@@ -146,10 +146,10 @@ class TrainStep(_Step):
             gathered.setdefault(table, []).append(Slices(unique.numpy(), values.numpy()))
         return StepResult(
             loss=float(loss),
-            dense=tuple(gradient.numpy() for gradient in dense),
+            dense=_arrays(dense),
             slices={table: _joined(parts) for table, parts in gathered.items()},
-            states=tuple(state.numpy() for state in states),
-            metrics=tuple(metric.numpy() for metric in metrics),
+            states=_arrays(states),
+            metrics=_arrays(metrics),
         )
 
     def _body(self, *flat: Any) -> Any:
@@ -186,7 +186,7 @@ class EvaluateStep(_Step):
 
     def __call__(self, batch: Any, bets: Mapping[str, Float32], ids: IdSets) -> tuple[Tensor, ...]:
         """Metric state (from reset) of the micro-batch alone; arguments as in `TrainStep`."""
-        return tuple(metric.numpy() for metric in self._call(batch, bets, ids, 0))
+        return _arrays(self._call(batch, bets, ids, 0))
 
     def _body(self, *flat: Any) -> Any:
         batch, bets, inverses, _ = self._unpack(flat)
@@ -197,6 +197,11 @@ class EvaluateStep(_Step):
 def store_layers(model: Any) -> list[Any]:
     """Every layer of the model whose table lives in a store."""
     return [layer for layer in layers_of(model) if hasattr(layer, "table_spec")]
+
+
+def _arrays(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    # A scalar tensor's numpy() is no array.
+    return tuple(np.asarray(tensor.numpy()) for tensor in tensors)
 
 
 def _dense_gradient(gradient: Any, variable: Any) -> Any:

@@ -1,0 +1,5 @@
+"""`python -m elastable` is the `elastable` command."""
+
+from elastable.command import main
+
+main()

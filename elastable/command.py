@@ -1,0 +1,44 @@
+"""The `elastable` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+from rich.console import Console
+
+from elastable.commands.job import master, train
+from elastable.commands.look import lookup, status
+from elastable.commands.use import evaluate, export, predict
+from elastable.commands.work import worker
+from elastable.exit_codes import ExitCode, exit_code_of, exit_code_table
+from embedding_store.errors import ElastableError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="elastable",
+    help="Train Keras models whose embedding tables live in a store.",
+    epilog="Exit codes.\n\n" + exit_code_table(),
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_show_locals=False,
+    add_completion=False,
+)
+for command in (train, master, worker, evaluate, predict, export, status, lookup):
+    app.command()(command)
+
+
+def main() -> None:
+    """Runs the command; an `ElastableError` becomes one line and an exit code."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        app()
+    except ElastableError as error:
+        Console(stderr=True).print(
+            f"[bold red]{type(error).__name__}[/bold red]: {error}", highlight=False, soft_wrap=True
+        )
+        sys.exit(exit_code_of(error))
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)

@@ -1,0 +1,21 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["Average", "CheckpointPath", "Deadline", "MasterAddress", "ModelPath", "Split"]
+
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.py", help="Model file: defines model() and data(split).")]
+MasterAddress = Annotated[str, typer.Option("--master", metavar="HOST:PORT", help="Address of the master.")]
+Deadline = Annotated[
+    float, typer.Option("--deadline", metavar="SECONDS", help="Give up on an unreachable server after this long.")
+]
+CheckpointPath = Annotated[
+    Path, typer.Option("--checkpoint", metavar="DIR", help="A checkpoint, or a directory of them (the newest).")
+]
+Split = Annotated[str, typer.Option("--split", help="train or validation.")]
+Average = Annotated[str, typer.Option("--average", help="mean or sum of the micro-batches' gradients.")]

@@ -1,0 +1,89 @@
+"""`elastable status` and `elastable lookup`: what a running job or a store holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from elastable.commands.arguments import Deadline
+from embedding_store.errors import BadInput
+from embedding_store.memory import MemoryStore
+from embedding_store.open_store import open_source
+from embedding_store.remote import RemoteSource
+from embedding_store.store import RowSource
+from master.api import JobStatus
+from master.checkpoint import open_checkpoint, restore_tables
+from master.client import MasterClient
+
+__all__ = ["lookup", "status"]
+
+
+def status(
+    master: Annotated[str, typer.Option("--master", metavar="HOST:PORT", help="Address of the master.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    deadline: Deadline = 5.0,
+) -> None:
+    """Show how far a job is and who works on it."""
+    told = MasterClient(master, deadline_s=deadline).status()
+    if as_json:
+        typer.echo(json.dumps(_as_json(told), indent=2))
+        return
+    console = Console()
+    table = Table(title=f"job {told.job or '(bare parameter server)'}", show_header=False, title_justify="left")
+    table.add_row("state", told.state)
+    table.add_row("mode", told.mode)
+    table.add_row("store", told.store)
+    table.add_row("version", f"{told.version:,} of {told.versions_total:,}")
+    table.add_row("epoch", f"{min(told.epoch + 1, told.epochs)} of {told.epochs}")
+    table.add_row("records trained", f"{told.records_trained:,}")
+    for name, value in told.metrics.items():
+        table.add_row(name, f"{value:.4f}")
+    console.print(table)
+    workers = Table("host", "pid", "leases", "micro-batches", title=f"{len(told.workers)} workers")
+    for worker in told.workers:
+        identity = worker.identity
+        workers.add_row(identity.host, str(identity.pid), str(worker.leases), f"{worker.micro_batches:,}")
+    console.print(workers)
+
+
+def _as_json(told: JobStatus) -> dict[str, Any]:
+    plain = {name: getattr(told, name) for name in told.__slots__ if name != "workers"}
+    plain["metrics"] = dict(told.metrics)
+    plain["workers"] = [
+        {"host": w.identity.host, "pid": w.identity.pid, "leases": w.leases, "micro_batches": w.micro_batches}
+        for w in told.workers
+    ]
+    return plain
+
+
+def lookup(
+    table: Annotated[str, typer.Argument(help="Name of the table.")],
+    ids: Annotated[list[int], typer.Argument(help="Ids; put -- before negative ones.")],
+    master: Annotated[str | None, typer.Option("--master", metavar="HOST:PORT", help="Of a running master.")] = None,
+    store: Annotated[str | None, typer.Option("--store", metavar="URL", help="A store, redis://host:port.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", metavar="DIR", help="A checkpoint.")] = None,
+    deadline: Deadline = 5.0,
+) -> None:
+    """Print rows of a table as JSON, one line an id."""
+    with _source(master, store, checkpoint, deadline) as source:
+        rows = source.lookup({table: np.array(ids, dtype=np.int64)})[table]
+    for row_id, row in zip(ids, rows, strict=True):
+        typer.echo(json.dumps({"table": table, "id": row_id, "row": [float(value) for value in row]}))
+
+
+def _source(master: str | None, store: str | None, checkpoint: Path | None, deadline: float) -> RowSource:
+    if sum(given is not None for given in (master, store, checkpoint)) != 1:
+        raise BadInput("lookup needs exactly one of --master, --store and --checkpoint")
+    if master is not None:
+        return RemoteSource(master, deadline_s=deadline)
+    if store is not None:
+        return open_source(store)
+    memory = MemoryStore()
+    restore_tables(open_checkpoint(checkpoint or Path()), memory)
+    return memory

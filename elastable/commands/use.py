@@ -1,0 +1,74 @@
+"""`elastable evaluate`, `predict` and `export`: what to do with a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from elastable.commands.arguments import CheckpointPath, ModelPath, Split
+from embedding_store.errors import BadInput
+
+__all__ = ["evaluate", "export", "predict"]
+
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Records at a time.")]
+
+
+def evaluate(
+    model_file: ModelPath, checkpoint: CheckpointPath, split: Split = "validation", batch_size: BatchSize = 4096
+) -> None:
+    """Print the loss and metrics of a checkpoint on a split, as JSON."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from elastable.trained import batches, open_trained
+
+    trained = open_trained(model_file, checkpoint)
+    trained.model.reset_metrics()
+    logs: dict[str, float] = {}
+    for x, *rest in batches(trained.reader(split), batch_size):
+        y, weight = (*rest, None, None)[:2]
+        logs = trained.model.test_on_batch(x, y, sample_weight=weight, return_dict=True)
+    told = {name: float(value) for name, value in logs.items()}
+    typer.echo(json.dumps({"version": trained.checkpoint.version, "split": split, **told}))
+
+
+def predict(
+    model_file: ModelPath,
+    checkpoint: CheckpointPath,
+    output: Annotated[Path, typer.Option("--output", metavar="FILE.npy", help="Where predictions go.")],
+    split: Split = "validation",
+    batch_size: BatchSize = 4096,
+) -> None:
+    """Write the predictions of a checkpoint for a split as a .npy array."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from elastable.trained import batches, open_trained
+
+    if output.suffix != ".npy":
+        raise BadInput(f"--output {output}: predictions are written as .npy")
+    trained = open_trained(model_file, checkpoint)
+    parts = [trained.model.predict_on_batch(batch[0]) for batch in batches(trained.reader(split), batch_size)]
+    if not isinstance(parts[0], np.ndarray):
+        raise BadInput(f"{trained.file.path}: the model has several outputs; predict writes models with one")
+    predictions = np.concatenate(parts)
+    np.save(output, predictions)
+    typer.echo(json.dumps({"output": str(output), "shape": list(predictions.shape)}))
+
+
+def export(
+    model_file: ModelPath,
+    checkpoint: CheckpointPath,
+    output: Annotated[Path, typer.Option("--output", metavar="FILE.keras", help="Where the model goes.")],
+) -> None:
+    """Write a checkpoint as a plain .keras model that needs no Elastable."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    from elastable.trained import open_trained
+    from worker.export import export_keras
+
+    if output.suffix != ".keras":
+        raise BadInput(f"--output {output}: models are written as .keras")
+    trained = open_trained(model_file, checkpoint)
+    written = export_keras(trained.model, trained.store, output)
+    typer.echo(json.dumps({"output": str(written), "version": trained.checkpoint.version}))

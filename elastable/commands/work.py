@@ -1,0 +1,31 @@
+"""`elastable worker`: a worker for a master anywhere."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elastable.commands.arguments import Deadline, MasterAddress
+
+__all__ = ["worker"]
+
+
+def worker(
+    master: MasterAddress,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", metavar="MODEL.py", help="The model file here [default: the path the master names]."),
+    ] = None,
+    deadline: Deadline = 60.0,
+) -> None:
+    """Join a job and compute micro-batches until it ends."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from elastable.worker_process import run_worker
+
+    counted = run_worker(master, model, deadline)
+    logging.getLogger("elastable").info("%d micro-batches counted; the job is over", counted)

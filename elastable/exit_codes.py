@@ -1,0 +1,72 @@
+"""What the exit codes of the `elastable` command mean."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from embedding_store.errors import (
+    BadInput,
+    CheckpointError,
+    ElastableError,
+    JobFailed,
+    ModelError,
+    StoreFailed,
+    Unavailable,
+    VersionError,
+)
+
+__all__ = ["ExitCode", "exit_code_of", "exit_code_table"]
+
+
+class ExitCode(IntEnum):
+    """Exit codes; 2 is typer's own for arguments that cannot be parsed."""
+
+    DONE = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    BAD_INPUT = 3
+    BAD_MODEL = 4
+    UNAVAILABLE = 5
+    STORE_FAILED = 6
+    JOB_FAILED = 7
+    BAD_CHECKPOINT = 8
+    INTERRUPTED = 130
+
+    @property
+    def meaning(self) -> str:
+        """One line of help."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    ExitCode.DONE: "all is done",
+    ExitCode.UNEXPECTED: "an error nobody foresaw; please report it",
+    ExitCode.USAGE: "the command line is wrong",
+    ExitCode.BAD_INPUT: "data, ids, gradients or settings that cannot be used",
+    ExitCode.BAD_MODEL: "the model or the model file cannot be used",
+    ExitCode.UNAVAILABLE: "a master or store cannot be reached within the deadline",
+    ExitCode.STORE_FAILED: "the store failed; nothing was made up in its place",
+    ExitCode.JOB_FAILED: "the job ended before its last version",
+    ExitCode.BAD_CHECKPOINT: "a checkpoint is missing, damaged or of another model",
+    ExitCode.INTERRUPTED: "interrupted (Ctrl-C); stopped cleanly, with a checkpoint",
+}
+
+_CODES: tuple[tuple[type[ElastableError], ExitCode], ...] = (
+    (CheckpointError, ExitCode.BAD_CHECKPOINT),
+    (ModelError, ExitCode.BAD_MODEL),
+    (Unavailable, ExitCode.UNAVAILABLE),
+    (StoreFailed, ExitCode.STORE_FAILED),
+    (JobFailed, ExitCode.JOB_FAILED),
+    (VersionError, ExitCode.JOB_FAILED),
+    (BadInput, ExitCode.BAD_INPUT),
+)
+
+
+def exit_code_of(error: ElastableError) -> ExitCode:
+    """The exit code that tells of this error."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.UNEXPECTED)
+
+
+def exit_code_table() -> str:
+    """All codes and meanings, for `--help`."""
+    return "\n\n".join(f"{code.value}: {code.meaning}" for code in ExitCode)

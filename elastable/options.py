@@ -1,0 +1,69 @@
+"""Everything that a person can set about a job, validated together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedding_store.errors import BadInput
+
+__all__ = ["JobOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """Settings of `elastable train` and `elastable master`.
+
+    Attributes:
+        model_file: The model file.
+        store: "memory" or redis://host:port.
+        mode: "sync" or "async".
+        grads_to_wait: Micro-batches that make one version.
+        micro_batch_size: Records in a micro-batch.
+        epochs: Passes over the training records.
+        seed: Of record order, initial values and dropout.
+        shuffle: Whether records are shuffled.
+        average: "mean" or "sum" of the micro-batches' gradients.
+        not_finite: "refuse" or "skip" gradients with NaN or Inf.
+        intra_op_threads: TensorFlow threads of every worker.
+        offload_above: Keras embeddings of more elements go to the store; 0: none.
+        run_dir: Home of run directories.
+        checkpoint_dir: Where checkpoints go; None: in the run directory.
+        checkpoint_every: Versions between checkpoints; 0: only at the end.
+        keep: Checkpoints that stay.
+        resume: Start from the newest checkpoint in `checkpoint_dir`, if any.
+        export: Whether to write the trained model as plain `.keras`.
+        listen: host:port of the master; port 0 takes a free one.
+        deadline_s: How long a worker or store may stay away.
+    """
+
+    model_file: Path
+    store: str = "memory"
+    mode: str = "sync"
+    grads_to_wait: int = 1
+    micro_batch_size: int = 256
+    epochs: int = 1
+    seed: int = 0
+    shuffle: bool = True
+    average: str = "mean"
+    not_finite: str = "refuse"
+    intra_op_threads: int = 1
+    offload_above: int = 0
+    run_dir: Path = Path("runs")
+    checkpoint_dir: Path | None = None
+    checkpoint_every: int = 0
+    keep: int = 3
+    resume: bool = False
+    export: bool = True
+    listen: str = "127.0.0.1:0"
+    deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.checkpoint_every < 0 or self.keep < 0:
+            raise BadInput(
+                f"checkpoint_every and keep must not be negative, got {self.checkpoint_every} and {self.keep}"
+            )
+        if self.resume and self.checkpoint_dir is None:
+            raise BadInput("--resume needs --checkpoint-dir: the place to resume from")
+        if self.deadline_s <= 0:
+            raise BadInput(f"deadline must be above 0 seconds, got {self.deadline_s}")

@@ -1,0 +1,105 @@
+"""What a person sees while a job runs, and at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from master.api import JobStatus
+
+__all__ = ["JobProgress", "summary_table"]
+
+
+class _Rate(ProgressColumn):
+    """Examples a second, over the last stretch."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.speed or 0.0
+        return Text(f"{speed:,.0f} examples/s", style="cyan")
+
+
+class JobProgress:
+    """One live line: examples/s, loss, version, workers, time left.
+
+    Where there is no terminal, a line of plain text every ten seconds.
+    """
+
+    def __init__(self, console: Console, examples: int) -> None:
+        self._console = console
+        self._live = console.is_terminal
+        self._examples = examples
+        self._said = 0.0
+        self._began = time.monotonic()
+        self._progress = Progress(
+            TextColumn("[bold]epoch {task.fields[epoch]}[/bold]"),
+            BarColumn(bar_width=24),
+            _Rate(),
+            TextColumn("{task.fields[metrics]}"),
+            TextColumn("version {task.fields[version]}"),
+            TextColumn("[green]{task.fields[workers]} workers[/green]"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not self._live,
+        )
+        self._task = self._progress.add_task(
+            "train", total=examples, epoch="1", metrics="", version="0", workers=0, start=True
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, status: JobStatus) -> None:
+        """Shows how far the job is."""
+        metrics = "  ".join(f"{name} {value:.4f}" for name, value in list(status.metrics.items())[:3])
+        fields = {
+            "epoch": f"{min(status.epoch + 1, status.epochs)}/{status.epochs}",
+            "metrics": f"{metrics}  [yellow]{status.state}[/yellow]" if status.state != "training" else metrics,
+            "version": f"{status.version:,}/{status.versions_total:,}",
+            "workers": len(status.workers),
+        }
+        self._progress.update(self._task, completed=status.records_trained, **fields)
+        now = time.monotonic()
+        if not self._live and now - self._said >= 10.0:
+            self._said = now
+            rate = status.records_trained / max(1e-9, now - self._began)
+            self._console.print(
+                f"epoch {fields['epoch']}  version {fields['version']}  {rate:,.0f} examples/s  {metrics}  "
+                f"{fields['workers']} workers  {status.state}",
+                highlight=False,
+            )
+
+    def epoch(self, epoch: int, epochs: int, logs: Mapping[str, float]) -> None:
+        """A lasting line for an epoch that is over."""
+        told = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
+        self._console.print(f"epoch {epoch + 1}/{epochs}  {told}", highlight=False)
+
+
+def summary_table(result: Mapping[str, Any], metrics: Mapping[str, float], paths: Mapping[str, str]) -> Table:
+    """The table at the end of a run."""
+    table = Table(title="Elastable", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.4f}")
+    table.add_row("examples", f"{result['examples']:,}")
+    table.add_row("seconds", f"{result['seconds']:.1f}")
+    table.add_row("examples/s", f"{result['examples_per_second']:,.0f}")
+    for name in ("version", "workers", "store"):
+        table.add_row(name, str(result[name]))
+    for name, path in paths.items():
+        table.add_row(name, path)
+    return table

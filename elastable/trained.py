@@ -1,0 +1,69 @@
+"""A trained model brought back from a checkpoint, for evaluation, prediction and export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedding_store.errors import BadInput
+from embedding_store.memory import MemoryStore
+from embedding_store.store import EmbeddingStore
+from master.checkpoint import Checkpoint, open_checkpoint, restore_tables
+from master.dense import DenseState
+from worker.build import as_tensors, make_model, sample_batch
+from worker.model_file import ModelFile, load_model_file
+from worker.readers import Reader
+from worker.train_step import store_layers
+
+__all__ = ["TrainedModel", "batches", "open_trained"]
+
+
+class TrainedModel:
+    """A model whose dense variables and tables are those of a checkpoint."""
+
+    def __init__(self, file: ModelFile, checkpoint: Checkpoint, model: Any, store: EmbeddingStore) -> None:
+        self.file = file
+        self.checkpoint = checkpoint
+        self.model = model
+        self.store = store
+
+    def reader(self, split: str) -> Reader:
+        """The records of a split.
+
+        Raises:
+            BadInput: the model file has no such split.
+        """
+        reader = self.file.reader(split)
+        if reader is None:
+            raise BadInput(f"{self.file.path}: data({split!r}) returned None; there is no such split")
+        return reader
+
+
+def open_trained(model_file: Path, checkpoint: Path) -> TrainedModel:
+    """Loads a model file and fills its model from a checkpoint.
+
+    Raises:
+        CheckpointError, ModelError: either cannot be used, or they do not fit.
+    """
+    file = load_model_file(model_file)
+    saved = open_checkpoint(checkpoint)
+    reader = file.reader("train") or file.reader("validation")
+    if reader is None:
+        raise BadInput(f"{file.path}: data() returned None for every split; the model cannot be built")
+    job = saved.job
+    model = make_model(file.model, sample_batch(reader), int(job["seed"]), int(job["offload_above"]))
+    store = MemoryStore()
+    restore_tables(saved, store)
+    DenseState(model).restore(saved.dense())
+    for layer in store_layers(model):
+        layer.attach(store, int(job["seed"]))
+    return TrainedModel(file, saved, model, store)
+
+
+def batches(reader: Reader, size: int) -> Iterator[Any]:
+    """All records of a reader, in order, as batches of tensors."""
+    for start in range(0, len(reader), size):
+        yield as_tensors(reader.take(np.arange(start, min(len(reader), start + size), dtype=np.int64)))

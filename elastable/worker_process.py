@@ -1,0 +1,86 @@
+"""A worker process from its start to the end of the job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import uuid
+from pathlib import Path
+from types import FrameType
+
+from embedding_store.errors import ModelError
+from embedding_store.open_store import open_source
+from embedding_store.store import RowSource
+from master.api import JobSpec, TaskKind, WorkerIdentity
+from master.client import MasterClient
+from worker.build import make_model, sample_batch
+from worker.compute import MicroBatchComputer
+from worker.loop import Worker
+from worker.model_file import ModelFile, load_model_file
+from worker.readers import Reader
+from worker.threads import set_intra_op_threads
+
+__all__ = ["run_worker"]
+
+_log = logging.getLogger(__name__)
+
+
+def run_worker(master_address: str, model: Path | None, deadline_s: float) -> int:
+    """Joins the job at `master_address` and works until it ends.
+
+    Args:
+        master_address: host:port.
+        model: The model file here; None: the path that the master names.
+        deadline_s: How long the master or the store may stay away.
+
+    Returns:
+        Micro-batches that counted.
+    """
+    client = MasterClient(master_address, deadline_s=deadline_s)
+    identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
+    session = client.join(identity)
+    job = session.job
+    try:
+        set_intra_op_threads(job.intra_op_threads)
+        source: RowSource = client.store() if job.store_url == "master" else open_source(job.store_url)
+        computer = _computer(job, _model_file(job, model), source)
+        worker = Worker(client, computer, source, session, identity, deadline_s=deadline_s)
+    except Exception as error:
+        client.report_failure(identity.incarnation, error, fatal=isinstance(error, ModelError | ValueError))
+        session.close()
+        raise
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        _log.info("signal %d: leaving after this micro-batch", number)
+        worker.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    return worker.run()
+
+
+def _model_file(job: JobSpec, model: Path | None) -> ModelFile:
+    if model is None and not job.model_file:
+        raise ModelError("the master trains no model (it is a bare parameter server); it has no work for workers")
+    file = load_model_file(model or job.model_file)
+    if file.sha256 != job.model_sha256:
+        raise ModelError(
+            f"{file.path} differs from the master's {job.model_file} (sha256 {file.sha256[:12]} here, "
+            f"{job.model_sha256[:12]} there); every process must run the same model file"
+        )
+    return file
+
+
+def _computer(job: JobSpec, file: ModelFile, source: RowSource) -> MicroBatchComputer:
+    readers: dict[TaskKind, Reader] = {}
+    for kind, split in ((TaskKind.TRAIN, "train"), (TaskKind.EVALUATE, "validation")):
+        reader = file.reader(split) if kind is TaskKind.TRAIN or job.validation_records else None
+        if reader is not None:
+            readers[kind] = reader
+    if TaskKind.TRAIN not in readers:
+        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
+    sample = sample_batch(readers[TaskKind.TRAIN])
+    model = make_model(file.model, sample, job.seed, job.offload_above)
+    return MicroBatchComputer(model, job, readers, sample, source, source.specs())

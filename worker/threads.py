@@ -1,0 +1,26 @@
+"""TensorFlow's threads, which belong to the job: they change roundings."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from embedding_store.errors import ElastableError
+
+__all__ = ["set_intra_op_threads"]
+
+
+def set_intra_op_threads(threads: int) -> None:
+    """Gives TensorFlow this many threads inside an operation, and one between operations.
+
+    Raises:
+        ElastableError: TensorFlow already runs with another number.
+    """
+    if tf.config.threading.get_intra_op_parallelism_threads() == threads:
+        return
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+    except RuntimeError as error:
+        raise ElastableError(
+            f"TensorFlow already runs with other threads than the job's {threads}; set them before its first operation"
+        ) from error
