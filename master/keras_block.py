@@ -32,7 +32,7 @@ def canonical_config(optimizer: Any, learning_rate: float, weight_decay: float |
         Unsupported: Keras cannot make the optimizer from its config again.
     """
     kind = type(optimizer).__name__
-    config: dict[str, Any] = keras.optimizers.serialize(optimizer)
+    config: dict[str, Any] = keras.saving.serialize_keras_object(optimizer)
     config["config"] |= {
         "name": kind.lower(),
         "learning_rate": learning_rate,
@@ -60,8 +60,7 @@ class KerasBlockOptimizer(RowOptimizer):
 
     def __init__(self, spec: OptimizerSpec) -> None:
         self.spec = spec
-        self._optimizer()
-        self._kind = str(json.loads(spec.keras_config)["class_name"])
+        self._kind = type(self._optimizer()).__name__
         self.default_learning_rate = spec.get("learning_rate", 0.001)
         self._blocks: dict[int, _Block] = {}
         self._lock = threading.Lock()
@@ -84,13 +83,17 @@ class KerasBlockOptimizer(RowOptimizer):
                 )
 
     def _optimizer(self) -> Any:
+        reason = "it is something else"
         try:
-            return keras.optimizers.deserialize(json.loads(self.spec.keras_config))
+            optimizer = keras.saving.deserialize_keras_object(json.loads(self.spec.keras_config))
+            if isinstance(optimizer, keras.optimizers.Optimizer):
+                return optimizer
         except (ValueError, TypeError, KeyError, ImportError) as error:
-            raise BadSpec(
-                f"optimizer spec 'keras': {self.spec.keras_config[:200]!r} is no config of a Keras optimizer that can "
-                f"be made here ({error}); a class of your own needs @keras.saving.register_keras_serializable()"
-            ) from error
+            reason = str(error)
+        raise BadSpec(
+            f"optimizer spec 'keras': {self.spec.keras_config[:200]!r} is no config of a Keras optimizer that can be "
+            f"made here ({reason}); a class of your own needs @keras.saving.register_keras_serializable()"
+        )
 
     def _find_slots(self) -> tuple[SlotSpec, ...]:
         block = _Block(self._optimizer(), 3, 2)
