@@ -44,21 +44,20 @@ def initial_rows(spec: TableSpec, ids: Int64, out: Float32 | None = None) -> Flo
     return out
 
 
-def write_initial_rows(spec: TableSpec, ids: Int64, positions: Int64, out: Float32) -> None:
-    """Writes the initial row of `ids[p]` into `out[p]` for each p of `positions`.
+def write_initial_rows(spec: TableSpec, ids: Int64, rows: Int64, out: Float32) -> None:
+    """Writes the initial row of `ids[k]` into `out[rows[k]]`.
 
     Args:
         spec: The table.
-        ids: int64 `[n]`, C-contiguous.
-        positions: int64 `[m]`, `0 <= p < n`.
+        ids: int64 `[m]`.
+        rows: int64 `[m]`, rows of `out`.
         out: float32 `[n, dim]`, C-contiguous; other rows are left alone.
     """
     kind, a, b = _distribution(spec)
-    low, high = table_key(spec.seed, spec.name)
     if kind == _CONSTANT:
-        out[positions] = np.float32(a)
+        out[rows] = np.float32(a)
     else:
-        _fill(out, np.ascontiguousarray(ids), positions, low, high, kind, a, b)
+        _fill(out, np.ascontiguousarray(ids), rows, *table_key(spec.seed, spec.name), kind, a, b)
 
 
 @lru_cache(maxsize=4096)
@@ -195,19 +194,18 @@ def _value(word: np.uint64, kind: int, a: float, b: float) -> np.float32:
 
 
 @kernel
-def _fill(
-    out: Float32, ids: Int64, positions: Int64, k0: np.uint64, k1: np.uint64, kind: int, a: float, b: float
-) -> None:
+def _fill(out: Float32, ids: Int64, rows: Int64, k0: np.uint64, k1: np.uint64, kind: int, a: float, b: float) -> None:
     dim = out.shape[1]
-    for p in positions:
-        c0 = np.uint64(ids[p]) & _WORD
-        c1 = np.uint64(ids[p]) >> _SHIFT
+    for k in range(len(ids)):
+        row = out[rows[k]]
+        c0 = np.uint64(ids[k]) & _WORD
+        c1 = np.uint64(ids[k]) >> _SHIFT
         for column in range(0, dim, 4):
             w0, w1, w2, w3 = _philox(c0, c1, np.uint64(column >> 2), np.uint64(0), k0, k1)
-            out[p, column] = _value(w0, kind, a, b)
+            row[column] = _value(w0, kind, a, b)
             if column + 1 < dim:
-                out[p, column + 1] = _value(w1, kind, a, b)
+                row[column + 1] = _value(w1, kind, a, b)
             if column + 2 < dim:
-                out[p, column + 2] = _value(w2, kind, a, b)
+                row[column + 2] = _value(w2, kind, a, b)
             if column + 3 < dim:
-                out[p, column + 3] = _value(w3, kind, a, b)
+                row[column + 3] = _value(w3, kind, a, b)

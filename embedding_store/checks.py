@@ -1,0 +1,153 @@
+"""Refusing ids, gradients and rows that do not fit their table, by name and position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite
+from embedding_store.kernel import kernel
+from embedding_store.spec import TableSpec
+from embedding_store.store import Float32, Int64, RowBlock, TableUpdate
+
+__all__ = ["as_ids", "require_block", "require_finite", "require_gradients", "require_ids", "require_update"]
+
+
+def as_ids(values: npt.ArrayLike, table: str = "") -> Int64:
+    """Integers of any dtype as int64 ids, of the same shape.
+
+    Args:
+        values: Array or nested sequence of integers; no floats, no booleans.
+        table: Named in errors.
+
+    Raises:
+        BadIds: not integers, or unsigned ones above 2**63 - 1.
+    """
+    ids = np.asarray(values)
+    if ids.dtype == np.int64:
+        return ids
+    if ids.size == 0 and not isinstance(values, np.ndarray):
+        return ids.astype(np.int64)  # an empty list has no dtype of its own
+    if ids.dtype.kind not in "iu":
+        raise BadIds(f"{_table(table)}ids must be integers, got {ids.dtype}{_example(ids)}")
+    if ids.dtype == np.uint64 and ids.size and ids.max() > np.uint64(2**63 - 1):
+        position = int(np.argmax(ids.ravel() > np.uint64(2**63 - 1)))
+        raise BadIds(
+            f"{_table(table)}id {ids.ravel()[position]} at position {position} is above 2**63 - 1, the largest id"
+        )
+    return ids.astype(np.int64)
+
+
+def require_ids(spec: TableSpec, ids: Int64) -> Int64:
+    """The ids, C-contiguous, once they are known to fit the table.
+
+    Args:
+        spec: The table.
+        ids: int64 `[n]`.
+
+    Raises:
+        BadIds: another dtype (`as_ids` converts integers) or shape.
+        IdOutOfRange: an id outside a fixed table; names table, id, position.
+    """
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+        raise BadIds(f"table {spec.name!r}: ids must be int64 [n], got {_kind(ids)}{_example(ids)}")
+    ids = np.ascontiguousarray(ids)
+    size = spec.vocabulary_size
+    if size is not None and _any_outside(ids, size):
+        position = int(np.argmax((ids < 0) | (ids >= size)))
+        raise IdOutOfRange(
+            f"table {spec.name!r}: id {ids[position]} at position {position} is outside 0 <= id < {size}"
+        )
+    return ids
+
+
+def require_gradients(spec: TableSpec, count: int, gradients: Float32) -> Float32:
+    """The gradients, C-contiguous, once they are known to fit `count` ids of the table.
+
+    Raises:
+        BadGradient: anything but float32 `[count, dim]`.
+    """
+    _require_float32(spec, "gradient", gradients, count, spec.dim, BadGradient)
+    return np.ascontiguousarray(gradients)
+
+
+def require_finite(spec: TableSpec, ids: Int64, gradients: Float32) -> None:
+    """Refuses NaN and Inf.
+
+    Args:
+        spec: The table.
+        ids: int64 `[n]`.
+        gradients: float32 `[n, dim]`.
+
+    Raises:
+        NotFinite: names table, id and column of the first such value.
+    """
+    if _all_finite(np.ascontiguousarray(gradients).ravel()):
+        return
+    row, column = np.argwhere(~np.isfinite(gradients))[0]
+    raise NotFinite(
+        f"table {spec.name!r}: the gradient of id {ids[row]} (position {row}) is {gradients[row, column]} "
+        f"in column {column}"
+    )
+
+
+def require_update(spec: TableSpec, update: TableUpdate) -> TableUpdate:
+    """The update, C-contiguous, once it is known to fit; that ids stand once each is trusted.
+
+    Raises:
+        BadIds, IdOutOfRange, BadGradient: as `require_ids`, `require_gradients`.
+    """
+    ids = require_ids(spec, update.ids)
+    return TableUpdate(ids, require_gradients(spec, len(ids), update.gradients))
+
+
+def require_block(spec: TableSpec, slot_width: int, block: RowBlock) -> RowBlock:
+    """The block, C-contiguous, once it is known to fit the table.
+
+    Raises:
+        BadIds, IdOutOfRange: as `require_ids`.
+        BadInput: weights or slots of another dtype or shape.
+    """
+    ids = require_ids(spec, block.ids)
+    _require_float32(spec, "weights", block.weights, len(ids), spec.dim, BadInput)
+    _require_float32(spec, "slots", block.slots, len(ids), slot_width, BadInput)
+    return RowBlock(ids, np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots))
+
+
+def _require_float32(
+    spec: TableSpec, what: str, values: object, rows: int, columns: int, error: type[BadInput]
+) -> None:
+    if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != (rows, columns):
+        raise error(f"table {spec.name!r}: {what} must be float32 [{rows}, {columns}], got {_kind(values)}")
+
+
+def _table(name: str) -> str:
+    return f"table {name!r}: " if name else ""
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+def _example(values: Any) -> str:
+    return f" ({values.ravel()[0]!s}, ...)" if isinstance(values, np.ndarray) and values.size else ""
+
+
+@kernel
+def _any_outside(ids: Int64, size: int) -> bool:
+    """One comparison an id: as unsigned, a negative id is above every size."""
+    outside = 0
+    for i in range(len(ids)):
+        outside += np.int64(np.uint64(ids[i]) >= np.uint64(size))
+    return outside > 0
+
+
+@kernel
+def _all_finite(values: Float32) -> bool:
+    """x - x is 0 for finite x and NaN for the rest; no branch, so it runs vectorised."""
+    bad = 0
+    for i in range(len(values)):
+        bad += np.int64(values[i] - values[i] != np.float32(0))
+    return bad == 0

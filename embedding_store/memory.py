@@ -1,0 +1,186 @@
+"""The store that keeps its rows in the memory of its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from embedding_store.checks import require_block, require_ids, require_update
+from embedding_store.errors import StoreFailed, TableNotFound
+from embedding_store.memory_table import MemoryTable, StagedUpdate
+from embedding_store.range_pool import RangePool, available_cores
+from embedding_store.readers_writer_lock import ReadersWriterLock
+from embedding_store.spec import TableSpec
+from embedding_store.store import (
+    Commit,
+    EmbeddingStore,
+    Float32,
+    Int64,
+    RowBlock,
+    TableUpdate,
+    refuse_conflict,
+    refuse_other_version,
+)
+
+__all__ = ["MemoryStore"]
+
+_ROWS_A_THREAD = 1 << 13  # fewer are done before another thread has started
+_MOST_THREADS = 8
+
+
+class MemoryStore(EmbeddingStore):
+    """Rows in memory. Lookups share the store, commits have it alone, so a
+    lookup sees one version whole, whether it names one or not.
+    """
+
+    def __init__(self, threads: int | None = None, *, direct_bytes: int = 1 << 30, timeout_s: float = 60.0) -> None:
+        """An empty store at version 0.
+
+        Args:
+            threads: For large gathers and updates; None: one a core, at most 8.
+                Results do not depend on it.
+            direct_bytes: A fixed table up to this size (weights and slots) is
+                laid out whole, row i at position i; a larger one only holds
+                the rows that were touched.
+            timeout_s: Seconds that a lookup waits for a commit, or a commit
+                for lookups, before `DeadlineExceeded`.
+        """
+        self._tables: dict[str, MemoryTable] = {}
+        self._version = 0
+        self._closed = False
+        self._direct_bytes = direct_bytes
+        self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
+        self._lock = ReadersWriterLock(timeout_s, "the memory store")
+
+    def create_table(self, spec: TableSpec) -> bool:
+        """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer."""
+        with self._lock.writing():
+            self._require_open()
+            known = self._tables.get(spec.name)
+            if known is not None:
+                refuse_conflict(known.spec, spec)
+                return False
+            self._tables[spec.name] = MemoryTable(spec, self._direct_bytes)
+            return True
+
+    def specs(self) -> dict[str, TableSpec]:
+        """As in `RowSource.specs`."""
+        with self._lock.reading():
+            return {name: table.spec for name, table in self._tables.items()}
+
+    def version(self) -> int:
+        """As in `RowSource.version`."""
+        return self._version
+
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        """As in `RowSource.lookup`."""
+        with self._lock.reading():
+            refuse_other_version(self._version, version)
+            tables = [self._table(name) for name in ids]
+            wanted = [require_ids(table.spec, of) for table, of in zip(tables, ids.values(), strict=True)]
+            rows = [np.empty((len(of), table.spec.dim), np.float32) for table, of in zip(tables, wanted, strict=True)]
+
+            def read(number: int, start: int, stop: int) -> None:
+                tables[number].read(wanted[number][start:stop], rows[number][start:stop])
+
+            self._run([len(of) for of in wanted], read)
+        return dict(zip(ids, rows, strict=True))
+
+    def commit(self, commit: Commit) -> None:
+        """As in `EmbeddingStore.commit`."""
+        with self._lock.writing():
+            refuse_other_version(self._version, commit.version - 1)
+            tables = [self._table(name) for name in commit.updates]
+            updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
+            rates = [
+                commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate) for table in tables
+            ]
+            self._apply(tables, updates, rates, commit.step)
+            self._version = commit.version
+
+    def reset_version(self, version: int) -> None:
+        """As in `EmbeddingStore.reset_version`."""
+        with self._lock.writing():
+            self._version = version
+
+    def row_count(self, table: str) -> int:
+        """As in `EmbeddingStore.row_count`."""
+        with self._lock.reading():
+            return self._table(table).count
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """As in `EmbeddingStore.scan`; a commit between two blocks shows in the later ones."""
+        with self._lock.reading():
+            found = self._table(table)
+        return self._blocks(found, block_rows)
+
+    def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
+        """As in `EmbeddingStore.put`, one block after the other."""
+        with self._lock.reading():
+            found = self._table(table)
+        for block in blocks:
+            checked = require_block(found.spec, found.slot_width, block)
+            with self._lock.writing():
+                self._require_open()
+                found.put(checked)
+
+    def clear(self, table: str) -> None:
+        """As in `EmbeddingStore.clear`."""
+        with self._lock.writing():
+            self._table(table).clear()
+
+    def close(self) -> None:
+        """Frees the memory; afterwards every table is unknown."""
+        with self._lock.writing():
+            self._closed = True
+            self._tables.clear()
+        self._pool.close()
+
+    def _apply(
+        self, tables: Sequence[MemoryTable], updates: Sequence[TableUpdate], rates: Sequence[float], step: int
+    ) -> None:
+        """Stages all updates, and changes rows only once nothing can fail."""
+        staged: list[StagedUpdate] = [
+            table.stage(update, step, rate) for table, update, rate in zip(tables, updates, rates, strict=True)
+        ]
+        for table, ready in zip(tables, staged, strict=True):
+            table.claim(ready, self._pool)
+
+        def apply(number: int, start: int, stop: int) -> None:
+            tables[number].apply(staged[number], start, stop, step, rates[number])
+
+        self._run([len(update.ids) for update in updates], apply)
+
+    def _run(self, lengths: Sequence[int], work: Callable[[int, int, int], None]) -> None:
+        """Calls `work(table number, start, stop)`, the rows of all tables shared out evenly over threads."""
+        ends = np.cumsum(lengths).tolist()
+
+        def span(first: int, last: int) -> None:
+            for number, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+                start, stop = max(first, end - length), min(last, end)
+                if start < stop:
+                    work(number, start - end + length, stop - end + length)
+
+        self._pool.run(span, sum(lengths), _ROWS_A_THREAD)
+
+    def _blocks(self, table: MemoryTable, block_rows: int) -> Iterator[RowBlock]:
+        cursor = 0
+        while True:
+            with self._lock.reading():
+                self._require_open()
+                block, cursor = table.scan(cursor, block_rows)
+            if not len(block.ids):
+                return
+            yield block
+
+    def _table(self, name: str) -> MemoryTable:
+        self._require_open()
+        table = self._tables.get(name)
+        if table is None:
+            raise TableNotFound(f"no table {name!r}; tables here: {', '.join(sorted(self._tables)) or 'none'}")
+        return table
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreFailed("the memory store is closed")

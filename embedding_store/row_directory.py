@@ -1,0 +1,147 @@
+"""Where in memory an id's row lies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.kernel import kernel
+from embedding_store.slab import Slab
+from embedding_store.store import Int64
+
+__all__ = ["DirectRows", "RowDirectory"]
+
+
+class RowDirectory(ABC):
+    """Which ids have a row of their own, and at which position of the slabs.
+
+    `find` may run from many threads at once, the rest in one alone.
+
+    Attributes:
+        count: Ids that have a row.
+    """
+
+    count: int
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Rows that slabs beside this directory need room for."""
+
+    @abstractmethod
+    def find(self, ids: Int64, positions: Int64) -> int:
+        """Writes each id's position into `positions` int64 `[n]`, -1 for none; returns how many have none."""
+
+    @abstractmethod
+    def reserve(self, more: int) -> None:
+        """Makes room for `more` further ids, so that `claim` cannot fail.
+
+        Raises:
+            MemoryError: the directory is as it was.
+        """
+
+    @abstractmethod
+    def claim(self, ids: Int64, positions: Int64) -> Int64:
+        """As `find`, giving rows to ids that have none; returns their indices in `ids`, int64 `[fresh]`.
+
+        Room must have been reserved. Ids may repeat; the first occurrence is the fresh one.
+        """
+
+    @abstractmethod
+    def scan(self, cursor: int, limit: int) -> tuple[Int64, Int64, int]:
+        """Up to `limit` (>= 1) ids that have a row, from `cursor` on, which starts at 0.
+
+        Returns:
+            ids int64 `[n]`, positions int64 `[n]`, and the next cursor; no ids
+            mean that there are no more.
+        """
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Takes every id's row away."""
+
+
+class DirectRows(RowDirectory):
+    """A fixed table's rows at `position = id`, with one bit an id for whether it has one."""
+
+    def __init__(self, size: int) -> None:
+        self.count = 0
+        self._size = size
+        self._live = Slab(-(-size // 64), 1, np.uint64)
+
+    @property
+    def capacity(self) -> int:
+        """The vocabulary size."""
+        return self._size
+
+    def find(self, ids: Int64, positions: Int64) -> int:
+        """As in `RowDirectory.find`; ids must lie in the vocabulary."""
+        return int(_find(self._live.array[:, 0], ids, positions))
+
+    def reserve(self, more: int) -> None:
+        """There is always room."""
+
+    def claim(self, ids: Int64, positions: Int64) -> Int64:
+        """As in `RowDirectory.claim`."""
+        fresh = np.empty(len(ids), np.int64)
+        count = _claim(self._live.array[:, 0], ids, positions, fresh)
+        self.count += count
+        return fresh[:count]
+
+    def scan(self, cursor: int, limit: int) -> tuple[Int64, Int64, int]:
+        """As in `RowDirectory.scan`, in ascending order; the cursor is the next id."""
+        ids = np.empty(limit, np.int64)
+        count, cursor = _scan(self._live.array[:, 0], cursor, self._size, ids)
+        return ids[:count], ids[:count], cursor
+
+    def clear(self) -> None:
+        """As in `RowDirectory.clear`."""
+        self._live = Slab(-(-self._size // 64), 1, np.uint64)
+        self.count = 0
+
+
+_Words = npt.NDArray[np.uint64]
+
+
+@kernel
+def _find(live: _Words, ids: Int64, positions: Int64) -> int:
+    missing = 0
+    for i in range(len(ids)):
+        row = ids[i]
+        if (live[row >> 6] >> np.uint64(row & 63)) & np.uint64(1):
+            positions[i] = row
+        else:
+            positions[i] = -1
+            missing += 1
+    return missing
+
+
+@kernel
+def _claim(live: _Words, ids: Int64, positions: Int64, fresh: Int64) -> int:
+    count = 0
+    for i in range(len(ids)):
+        row = ids[i]
+        bit = np.uint64(1) << np.uint64(row & 63)
+        if not live[row >> 6] & bit:
+            live[row >> 6] |= bit
+            fresh[count] = i
+            count += 1
+        positions[i] = row
+    return count
+
+
+@kernel
+def _scan(live: _Words, cursor: int, size: int, ids: Int64) -> tuple[int, int]:
+    count = 0
+    while cursor < size and count < len(ids):
+        word = live[cursor >> 6] >> np.uint64(cursor & 63)
+        if word == 0:
+            cursor = ((cursor >> 6) + 1) << 6
+            continue
+        if word & np.uint64(1):
+            ids[count] = cursor
+            count += 1
+        cursor += 1
+    return count, cursor

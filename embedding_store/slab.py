@@ -1,0 +1,93 @@
+"""Memory for rows: zeroed, given by the system page by page as it is touched."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Slab"]
+
+_NO_RESERVE = 0x4000  # MAP_NORESERVE on Linux, which Python 3.11 does not name
+_HUGE_PAGE = 2 << 20
+
+
+class Slab:
+    """A growing array `[rows, columns]` in anonymous memory.
+
+    A fresh slab costs address space only. Large ones ask for huge pages, since
+    rows are read at random. Growing moves page tables, not bytes; it needs
+    that no view of `array` is kept, and copies where one is.
+    """
+
+    def __init__(self, rows: int, columns: int, dtype: npt.DTypeLike = np.float32) -> None:
+        """Raises `MemoryError` where the system refuses the address space."""
+        self._columns = columns
+        self._dtype = np.dtype(dtype)
+        self._memory = _anonymous(self._bytes(rows))
+        self._array: npt.NDArray[Any] | None = self._view(rows)
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """`[rows, columns]`, C-contiguous, writable; take it anew after `grow`."""
+        assert self._array is not None
+        return self._array
+
+    def grow(self, rows: int) -> None:
+        """Makes room for at least `rows` rows; new ones are zero.
+
+        Raises:
+            MemoryError: the system refuses; the slab is as it was.
+        """
+        before = len(self.array)
+        if rows <= before:
+            return
+        self._array = None  # a mapping with a view cannot be resized
+        try:
+            self._memory.resize(self._bytes(rows))
+        except (BufferError, SystemError):  # someone looks at it, or the system cannot resize
+            self._array = self._copied(before, rows)
+        except OSError as error:
+            self._array = self._view(before)
+            raise MemoryError(f"no room to grow from {before} to {rows} rows: {error}") from error
+        else:
+            _prefer_huge_pages(self._memory)
+            self._array = self._view(rows)
+
+    def _copied(self, before: int, rows: int) -> npt.NDArray[Any]:
+        old = self._view(before)
+        try:
+            self._memory = _anonymous(self._bytes(rows))
+        except MemoryError:
+            self._array = old
+            raise
+        new = self._view(rows)
+        new[:before] = old
+        return new
+
+    def _view(self, rows: int) -> npt.NDArray[Any]:
+        flat = np.frombuffer(self._memory, self._dtype, count=rows * self._columns)
+        return flat.reshape(rows, self._columns)
+
+    def _bytes(self, rows: int) -> int:
+        return max(mmap.PAGESIZE, rows * self._columns * self._dtype.itemsize)
+
+
+def _anonymous(size: int) -> mmap.mmap:
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", _NO_RESERVE)
+    try:
+        memory = mmap.mmap(-1, size, flags=flags)
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"the system refuses {size} bytes of address space: {error}") from error
+    _prefer_huge_pages(memory)
+    return memory
+
+
+def _prefer_huge_pages(memory: mmap.mmap) -> None:
+    if len(memory) >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            return  # a kernel without huge pages: slower, not wrong
