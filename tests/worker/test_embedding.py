@@ -1,0 +1,251 @@
+"""The layer: shapes, combiners, masks, errors; against ElasticDL's own numbers."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from embedding_store.errors import BadIds, BadSpec, IdOutOfRange, ModelError, Unsupported
+from embedding_store.initial_values import initial_rows
+from tests.worker.in_step import column, ids_as_rows, record_calls, run_in_step
+from worker.edl_embedding import EdlEmbedding
+from worker.embedding import Embedding
+
+BOTH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+
+# elasticdl/python/tests/layer_test.py: sparse ids of shape [4, 6].
+SPARSE = tf.SparseTensor([[0, 0], [1, 1], [1, 2], [2, 1], [3, 1], [3, 3], [3, 5]], [1, 1, 3, 2, 0, 2, 6], [4, 6])
+COMBINED = {
+    "sum": [1, 4, 2, 8],
+    "mean": [1, 2, 2, 8 / 3],
+    "sqrtn": [1, 4 / np.sqrt(2), 2, 8 / np.sqrt(3)],
+}
+GRADIENTS = {
+    "sum": [1, 1, 5, 3, 3],
+    "mean": [0.5, 0.5, 3, 1, 1],
+    "sqrtn": [1 / np.sqrt(2), 1 / np.sqrt(2), 2 + np.sqrt(3), np.sqrt(3), np.sqrt(3)],
+}
+
+
+@BOTH
+def test_dense_ids_read_their_rows(graph: bool) -> None:
+    """ElasticDL: E[i] = i in all 8 columns."""
+    layer = Embedding(8, name="table")
+    ids = np.array([0, 1, 3, 8, 3, 2, 3])
+    output, _ = run_in_step(lambda: layer(ids), ids_as_rows(8), graph)
+    np.testing.assert_array_equal(output, column(ids))
+
+
+@BOTH
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_sparse_ids_are_combined(combiner: str, graph: bool) -> None:
+    layer = Embedding(8, name="table", combiner=combiner)
+    output, _ = run_in_step(lambda: layer(SPARSE), ids_as_rows(8), graph)
+    np.testing.assert_allclose(output, column(COMBINED[combiner]), rtol=1e-6)
+
+
+@BOTH
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_sparse_gradients_reach_every_unique_id(combiner: str, graph: bool) -> None:
+    """ElasticDL: the output scaled by the row index 0..3 and summed."""
+    layer = Embedding(8, name="table", combiner=combiner)
+    scale = tf.constant([0.0, 1.0, 2.0, 3.0])[:, tf.newaxis]
+    _, [(table, unique, gradient)] = run_in_step(
+        lambda: layer(SPARSE), ids_as_rows(8), graph, lambda output: tf.reduce_sum(output * scale)
+    )
+    assert table == "table"
+    np.testing.assert_array_equal(unique, [1, 3, 2, 0, 6])
+    np.testing.assert_allclose(gradient, column(GRADIENTS[combiner]), rtol=1e-6)
+
+
+def test_two_calls_of_one_layer_are_two_records_and_both_gradients_count() -> None:
+    layer = Embedding(4, name="table")
+
+    def call() -> tf.Tensor:
+        return tf.reduce_sum(layer(np.array([1, 2]))) + 10.0 * tf.reduce_sum(layer(np.array([2, 3, 2])))
+
+    calls = record_calls(call)
+    assert [ids.tolist() for _, ids in calls] == [[1, 2], [2, 3, 2]]
+    _, [(_, unique, gradient)] = run_in_step(call, ids_as_rows(4))
+    np.testing.assert_array_equal(unique, [1, 2, 3])
+    np.testing.assert_array_equal(gradient, column([1, 21, 10], 4))
+
+
+def test_the_design_documents_own_example() -> None:
+    """dim 16, inputs [[2, 6], [9, 6]]: BET [3, 16], output rows BET[0], BET[1], BET[2], BET[1]."""
+    layer = EdlEmbedding(10, 16, "edl")
+    inputs = np.array([[2, 6], [9, 6]])
+    table = np.random.default_rng(0).normal(size=(10, 16)).astype(np.float32)
+    output, [(_, unique, gradient)] = run_in_step(lambda: layer(inputs), lambda _, ids: table[ids])
+    np.testing.assert_array_equal(unique, [2, 6, 9])
+    assert gradient.shape == (3, 16)
+    assert output.shape == (2, 2, 16)
+    np.testing.assert_array_equal(output, table[inputs])
+
+
+def test_mask_zero_masks_where_ids_are_zero() -> None:
+    layer = Embedding(8, 10, mask_zero=True, name="masked")
+    output = layer(np.array([[0, 1, 3, 8], [5, 0, 2, 3]]))
+    expected = np.ones((2, 4), bool)
+    expected[0, 0] = expected[1, 1] = False
+    np.testing.assert_array_equal(output._keras_mask, expected)
+
+
+def test_a_combiner_leaves_masked_ids_out() -> None:
+    layer = Embedding(2, 10, mask_zero=True, combiner="mean", name="masked")
+    output, _ = run_in_step(lambda: layer(np.array([[0, 2, 4], [0, 0, 0]])), ids_as_rows(2))
+    np.testing.assert_array_equal(output, column([3, 0], 2))
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+def test_weights_and_kinds_agree_with_a_loop(combiner: str, kind: str) -> None:
+    generator = np.random.default_rng(3)
+    lengths = [3, 3, 3] if kind == "dense" else [3, 0, 1]
+    ids = [generator.integers(0, 20, length) for length in lengths]
+    weights = [generator.uniform(0.5, 2.0, length).astype(np.float32) for length in lengths]
+    layer = Embedding(4, name="table", combiner=combiner)
+    table = generator.normal(size=(20, 4)).astype(np.float32)
+    inputs, weight = _tensors(kind, ids, weights)
+    output, _ = run_in_step(lambda: layer(inputs, weights=weight), lambda _, unique: table[unique])
+    norms = {
+        "sum": lambda w: 1.0,
+        "mean": np.sum,
+        "sqrtn": lambda w: np.sqrt(np.sum(w * w)),
+    }
+    for row, (mine, weigh) in enumerate(zip(ids, weights, strict=True)):
+        expected = (table[mine] * weigh[:, np.newaxis]).sum(axis=0)
+        expected = expected / norms[combiner](weigh) if len(mine) else np.zeros(4)
+        np.testing.assert_allclose(output[row], expected, rtol=1e-5)
+
+
+def _tensors(kind: str, ids: list[np.ndarray], weights: list[np.ndarray]) -> tuple[object, object]:
+    if kind == "dense":
+        return np.stack(ids), np.stack(weights)
+    splits = np.cumsum([0, *map(len, ids)])
+    ragged = tf.RaggedTensor.from_row_splits(np.concatenate(ids), splits)
+    heavy = tf.RaggedTensor.from_row_splits(np.concatenate(weights), splits)
+    if kind == "ragged":
+        return ragged, heavy
+    # Ragged to sparse by hand: a zero weight would be dropped by to_sparse of some versions.
+    return ragged.to_sparse(), heavy.to_sparse()
+
+
+def test_sparse_ids_below_zero_are_pruned_and_an_empty_row_is_zero() -> None:
+    layer = Embedding(2, name="table", combiner="sum")
+    inputs = tf.SparseTensor([[0, 0], [0, 1], [1, 0]], [-1, 3, -5], [3, 2])
+    output, [(_, unique, _)] = run_in_step(lambda: layer(inputs), ids_as_rows(2))
+    np.testing.assert_array_equal(unique, [3])
+    np.testing.assert_array_equal(output, column([3, 0, 0], 2))
+
+
+def test_ragged_without_a_combiner_stays_ragged() -> None:
+    layer = Embedding(2, name="table")
+    ragged = tf.ragged.constant([[[1, 2], [3]], [[]]], dtype=tf.int64)
+    output, _ = run_in_step(lambda: layer(ragged), ids_as_rows(2), scale=lambda o: tf.reduce_sum(o.flat_values))
+    assert output.to_list() == [[[[1, 1], [2, 2]], [[3, 3]]], [[]]]
+
+
+def test_nested_ragged_ids_are_combined_over_their_innermost_axis() -> None:
+    layer = Embedding(2, name="table", combiner="sum")
+    ragged = tf.ragged.constant([[[1, 2], [3]], [[]]], dtype=tf.int64)
+    output, _ = run_in_step(lambda: layer(ragged), ids_as_rows(2), scale=lambda o: tf.reduce_sum(o.flat_values))
+    assert output.to_list() == [[[3, 3], [3, 3]], [[0, 0]]]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64", "uint32"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 2, 2)])
+def test_any_rank_and_integer_dtype(dtype: str, shape: tuple[int, ...]) -> None:
+    layer = Embedding(4, 100, name="table")
+    ids = np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape)
+    np.testing.assert_array_equal(layer(ids), initial_rows(layer.table_spec(), np.arange(ids.size)).reshape(*shape, 4))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_unattached_layers_read_initial_values_of_their_table(shared: bool) -> None:
+    first = Embedding(4, name="a", table="words" if shared else None)
+    second = Embedding(4, name="b", table="words" if shared else None)
+    ids = np.array([-5, 0, 2**62])
+    assert np.array_equal(first(ids), second(ids)) is shared
+
+
+def test_config_round_trip() -> None:
+    layer = Embedding(
+        4, 9, "he_normal", "l2", keras.constraints.NonNeg(), "mean", mask_zero=True, table="t", name="layer"
+    )
+    again = Embedding.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    edl = EdlEmbedding(10, 4, "edl", "ones")
+    assert EdlEmbedding.from_config(edl.get_config()).get_config() == edl.get_config()
+    model = keras.Sequential([keras.Input((3,), dtype="int64"), layer])
+    again = keras.Sequential.from_config(model.get_config())
+    assert again.layers[0].get_config() == layer.get_config()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("zeros", "zeros"), ("ones", "ones"), (keras.initializers.Constant(3.0), "constant"), ("uniform", "uniform"),
+        ("random_normal", "normal"), ("truncated_normal", "truncated_normal"), ("glorot_uniform", "uniform"),
+        ("glorot_normal", "truncated_normal"), ("he_uniform", "uniform"), ("lecun_normal", "truncated_normal"),
+    ],
+)  # fmt: skip
+def test_initializers_keep_their_distribution(name: object, kind: str) -> None:
+    """Mean and deviation of many initial values equal those of Keras' own draw."""
+    layer = Embedding(16, 4000, embeddings_initializer=name, name="table")
+    assert layer.table_spec().initializer.kind == kind
+    ours = layer.read_rows(np.arange(4000))
+    theirs = np.asarray(keras.initializers.get(name)((4000, 16)))
+    assert ours.mean() == pytest.approx(theirs.mean(), abs=4 * theirs.std() / np.sqrt(theirs.size) + 1e-7)
+    assert ours.std() == pytest.approx(theirs.std(), rel=0.02)
+    assert ours.max() <= theirs.max() + 0.1 * abs(theirs.max()) + 1e-7 or kind == "normal"
+
+
+def test_float_ids_are_refused_by_name() -> None:
+    with pytest.raises(BadIds, match=r"layer 'scores'.*float64.*int64"):
+        Embedding(4, name="scores")(np.array([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("bad", [10, -1])
+def test_ids_outside_of_a_fixed_vocabulary_are_refused(bad: int) -> None:
+    with pytest.raises(IdOutOfRange, match=rf"'fixed'.*{bad}"):
+        Embedding(4, 10, name="fixed")(np.array([1, bad]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"output_dim": 0}, "output_dim"),
+        ({"output_dim": 2.5}, "output_dim"),
+        ({"output_dim": 4, "input_dim": -1}, "input_dim"),
+        ({"output_dim": 4, "combiner": "max"}, "combiner 'max'"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(arguments: dict[str, object], told: str) -> None:
+    with pytest.raises(BadSpec, match=told):
+        Embedding(**arguments, name="bad")
+
+
+def test_sparse_ids_need_a_combiner_and_weights_do_too() -> None:
+    with pytest.raises(BadSpec, match="combiner"):
+        Embedding(4, name="sparse")(SPARSE)
+    with pytest.raises(BadIds, match="combiner"):
+        Embedding(4, name="weighted")(np.array([1, 2]), weights=np.array([1.0, 2.0]))
+
+
+def test_initializers_that_cannot_be_computed_by_row_are_refused() -> None:
+    with pytest.raises(Unsupported, match="OrthogonalInitializer|Orthogonal"):
+        Embedding(4, 8, embeddings_initializer="orthogonal", name="o").table_spec()
+    with pytest.raises(Unsupported, match="vocabulary"):
+        Embedding(4, None, embeddings_initializer="glorot_uniform", name="g").table_spec()
+
+
+def test_plain_fit_refuses_what_it_could_not_train() -> None:
+    model = keras.Sequential(
+        [keras.Input((2,), dtype="int64"), Embedding(4, 10, name="t"), keras.layers.Flatten(), keras.layers.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match=r"et\.fit"):
+        model.fit(np.zeros((4, 2), np.int64), np.zeros((4, 1)), verbose=0)
