@@ -2,8 +2,9 @@
 # The worker container's command: worker.sh HOST:PORT [options of `elastable worker`]
 #
 # `docker-compose up --exit-code-from master` stops the whole project as soon as ONE container ends, so the
-# container must outlive its worker: a worker that fails is started again (the master sees a new worker and
-# re-issues what the old one held), and one that is done waits until the master has gone.
+# container must outlive its worker: a worker that dies or loses its connection is started again (the master sees
+# a new worker and re-issues what the old one held), and one that is done waits until the master has gone. An error
+# that every try would repeat ends the container at once.
 set -u
 
 master=$1
@@ -27,7 +28,10 @@ while :; do
     wait "$worker" # the first wait was ended by the signal, not by the worker
     exit $?
   fi
-  [ "$status" -eq 0 ] && break
+  case $status in # the exit codes of `elastable --help`
+    0) break ;;
+    2 | 3 | 4 | 7) exit "$status" ;; # command line, input, model; the job itself has failed
+  esac
   tries_left=$((tries_left - 1))
   if [ "$tries_left" -le 0 ]; then
     echo "worker.sh: the worker ended with exit code $status and no try is left" >&2

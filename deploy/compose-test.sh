@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# Proves docker-compose.yml on a real engine, with a small but real job:
+#
+#   1. two workers; one worker container is killed in the middle; the master still ends with exit code 0
+#   2. `up --exit-code-from master --scale worker=4` exits 0, and so do all four workers
+#
+# Both must train every version, reach MIN_AUC, and give the same numbers to the last bit: in sync mode the number of
+# workers and their deaths change nothing. Everything it starts belongs to a project of its own and is removed at the end.
+# Base images that can be neither found nor pulled are built from Debian packages (base-images.sh).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+PROJECT=elastable-test-$$
+UP_SECONDS=${UP_SECONDS:-600} # for one training from the first container to the last
+MIN_AUC=${MIN_AUC:-0.75}
+PYTHON=${PYTHON:-python3}
+export PYTHON_IMAGE=${PYTHON_IMAGE:-python:3.11-slim} REDIS_IMAGE=${REDIS_IMAGE:-redis:7}
+export ELASTABLE_IMAGE=elastable:$PROJECT
+export ELASTABLE_EPOCHS=${ELASTABLE_EPOCHS:-1}
+export ELASTABLE_MICRO_BATCH_SIZE=${ELASTABLE_MICRO_BATCH_SIZE:-1024}
+export ELASTABLE_GRADS_TO_WAIT=${ELASTABLE_GRADS_TO_WAIT:-2}
+
+say() { printf 'compose-test: %s\n' "$*"; }
+fail() {
+  say "FAILED: $*" >&2
+  exit 1
+}
+
+if docker compose version >/dev/null 2>&1; then
+  COMPOSE=(docker compose)
+elif command -v docker-compose >/dev/null; then
+  COMPOSE=(docker-compose)
+else
+  fail "neither 'docker compose' nor 'docker-compose' is installed"
+fi
+compose() { "${COMPOSE[@]}" --project-name "$PROJECT" "$@"; }
+
+work=$(mktemp -d)
+clean_up() {
+  local status=$?
+  if [ "$status" -ne 0 ]; then compose logs --no-color --tail 60 || true; fi
+  compose down --volumes --remove-orphans --timeout 5 >/dev/null 2>&1 || true
+  docker image rm "$ELASTABLE_IMAGE" >/dev/null 2>&1 || true
+  rm -rf "$work"
+}
+trap clean_up EXIT
+
+# field NAME < JSON: one value of a JSON object.
+field() { "$PYTHON" -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"; }
+job_status() { timeout 60 docker exec "$1" elastable status --master 127.0.0.1:50051 --json; }
+exit_code() { docker inspect --format '{{.State.ExitCode}}' "$1"; }
+container() { compose ps --quiet "$@"; }
+
+# wait_for_middle MASTER: returns once a quarter of the versions is committed; leaves the total in $versions.
+wait_for_middle() {
+  local told version deadline=$((SECONDS + UP_SECONDS))
+  while [ "$SECONDS" -lt "$deadline" ]; do
+    told=$(job_status "$1" 2>"$work/status.log") || { sleep 1; continue; }
+    version=$(field version <<<"$told")
+    versions=$(field versions_total <<<"$told")
+    if [ "$versions" -gt 0 ] && [ "$((4 * version))" -ge "$versions" ]; then
+      say "version $version of $versions"
+      [ "$version" -lt "$versions" ] || fail "the job was over before a worker could be killed; make it longer"
+      return
+    fi
+    sleep 1
+  done
+  cat "$work/status.log" >&2
+  fail "the job did not get to its middle within $UP_SECONDS s"
+}
+
+# keep_result FILE: copies result.json out of the volume of runs, and checks what it says.
+keep_result() {
+  compose run --rm --no-deps -T master cat /runs/latest/result.json > "$1" 2>"$work/run.log" || {
+    cat "$work/run.log" >&2
+    fail "no result.json in the volume"
+  }
+  say "result: $("$PYTHON" -c 'import json, sys; print(json.dumps(json.load(sys.stdin)))' < "$1")"
+  "$PYTHON" - "$1" "$MIN_AUC" "$versions" <<'PY' || fail "the result is not what it should be"
+import json, sys
+
+result, least, versions = json.load(open(sys.argv[1])), float(sys.argv[2]), int(sys.argv[3])
+assert result["auc"] >= least, f"auc {result['auc']} is below {least}"
+assert result["version"] == versions, f"version {result['version']}, expected {versions}"
+assert result["store"].startswith("redis://"), f"rows were in {result['store']}, not in Redis"
+PY
+}
+
+say "engine $(docker version --format '{{.Server.Version}}'), $("${COMPOSE[@]}" version --short)"
+for image in "$PYTHON_IMAGE" "$REDIS_IMAGE"; do
+  docker image inspect "$image" >/dev/null 2>&1 || timeout 300 docker pull --quiet "$image" 2>"$work/pull.log" || {
+    say "$image is neither here nor can it be pulled"
+    timeout 900 deploy/base-images.sh
+  }
+done
+say "building the image"
+timeout 1500 "${COMPOSE[@]}" --project-name "$PROJECT" build > "$work/build.log" 2>&1 || {
+  tail -n 40 "$work/build.log" >&2
+  fail "the image was not built"
+}
+[ "$(docker run --rm "$ELASTABLE_IMAGE" id -u)" -ne 0 ] || fail "the image runs as root"
+
+say "1. two workers, one container killed in the middle"
+compose up --detach > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up --detach"; }
+master=$(container master)
+mapfile -t workers < <(container worker)
+[ "${#workers[@]}" -eq 2 ] || fail "${#workers[@]} workers started by default, expected 2"
+wait_for_middle "$master"
+docker kill "${workers[0]}" >/dev/null
+say "killed worker container ${workers[0]:0:12}"
+code=$(timeout "$UP_SECONDS" docker wait "$master") || fail "the master did not end within $UP_SECONDS s"
+[ "$code" -eq 0 ] || fail "the master ended with exit code $code"
+[ "$(exit_code "${workers[0]}")" -eq 137 ] || fail "the killed worker had ended by itself: exit code $(exit_code "${workers[0]}")"
+code=$(timeout 120 docker wait "${workers[1]}") || fail "the other worker did not end"
+[ "$code" -eq 0 ] || fail "the other worker ended with exit code $code"
+keep_result "$work/killed.json"
+compose down --volumes --timeout 5 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; fail "down --volumes"; }
+
+say "2. four workers, up --exit-code-from master"
+timeout "$UP_SECONDS" "${COMPOSE[@]}" --project-name "$PROJECT" up --exit-code-from master --scale worker=4 \
+  > "$work/up.log" 2>&1 || { tail -n 60 "$work/up.log" >&2; fail "up --exit-code-from master ended with $?"; }
+mapfile -t workers < <(compose ps --all --quiet worker 2>/dev/null || container worker)
+[ "${#workers[@]}" -eq 4 ] || fail "${#workers[@]} workers, expected 4"
+for worker in "${workers[@]}"; do
+  [ "$(exit_code "$worker")" -eq 0 ] || fail "worker ${worker:0:12} ended with exit code $(exit_code "$worker")"
+done
+keep_result "$work/four.json"
+
+"$PYTHON" - "$work/killed.json" "$work/four.json" <<'PY' || fail "the two trainings differ"
+import json, sys
+
+killed, four = (json.load(open(path)) for path in sys.argv[1:])
+for name in ("auc", "version"):
+    assert killed[name] == four[name], f"{name}: {killed[name]!r} with a worker killed, {four[name]!r} with four"
+PY
+say "passed in $SECONDS s"

@@ -1,0 +1,110 @@
+"""What docker-compose.yml and the image promise, read from the files; `make compose-test` proves it on an engine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SERVICES = ("redis", "master", "worker")
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    """docker-compose.yml, its anchors merged."""
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def dockerfile() -> list[str]:
+    """The Dockerfile's instructions, one a string, without comments and continuation lines."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "deploy/Dockerfile").read_text(), flags=re.MULTILINE)
+    return [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def test_there_are_three_services_and_no_more(compose: dict[str, Any]) -> None:
+    assert tuple(compose["services"]) == SERVICES
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_can_be_scaled_and_says_whether_it_is_healthy(compose: dict[str, Any], service: str) -> None:
+    settings = compose["services"][service]
+    assert "container_name" not in settings  # a fixed name allows one container only
+    assert "ports" not in settings  # nor can two containers publish one port
+    assert settings["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+
+
+def test_each_waits_for_the_one_it_needs_to_be_healthy(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    assert services["master"]["depends_on"] == {"redis": {"condition": "service_healthy"}}
+    assert services["worker"]["depends_on"] == {"master": {"condition": "service_healthy"}}
+
+
+def test_two_workers_by_default(compose: dict[str, Any]) -> None:
+    assert compose["services"]["worker"]["scale"] == 2
+
+
+def test_rows_and_runs_lie_on_named_volumes(compose: dict[str, Any]) -> None:
+    assert set(compose["volumes"]) == {"redis", "runs"}
+    assert compose["services"]["redis"]["volumes"] == ["redis:/data"]
+    assert compose["services"]["master"]["volumes"] == ["runs:/runs"]
+    assert "--run-dir=/runs" in compose["services"]["master"]["command"]
+
+
+def test_redis_writes_an_append_only_file_to_its_volume(compose: dict[str, Any]) -> None:
+    command = " ".join(compose["services"]["redis"]["command"])
+    assert "--appendonly yes" in command
+    assert "--dir /data" in command
+
+
+def test_master_and_worker_are_one_image(compose: dict[str, Any]) -> None:
+    master, worker = (compose["services"][name] for name in ("master", "worker"))
+    assert master["image"] == worker["image"]
+    assert master["build"] == worker["build"]
+    assert (ROOT / master["build"]["dockerfile"]).is_file()
+
+
+def test_nobody_runs_as_root(compose: dict[str, Any], dockerfile: list[str]) -> None:
+    users = [line.split()[1] for line in dockerfile if line.startswith("USER ")]
+    assert users == ["elastable"]
+    assert compose["services"]["redis"]["user"] == "redis"
+    assert not any("user" in compose["services"][name] for name in ("master", "worker"))
+
+
+def test_the_image_builds_with_the_classic_builder(dockerfile: list[str]) -> None:
+    needs_buildkit = re.compile(r"--mount|<<|COPY .*--(chmod|link|parents)|# *syntax")
+    assert [line for line in dockerfile if needs_buildkit.search(line)] == []
+
+
+def test_what_the_image_copies_is_let_through_to_the_engine(dockerfile: list[str]) -> None:
+    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = {
+        source.rstrip("/")
+        for line in dockerfile
+        if line.startswith("COPY ") and "--from" not in line
+        for source in line.split()[1:-1]
+    }
+    assert copied == let_through
+    assert [path for path in copied if not (ROOT / path).exists()] == []
+
+
+def test_variables_of_the_compose_test_are_those_of_the_compose_file() -> None:
+    known = set(re.findall(r"\$\{(ELASTABLE_\w+|PYTHON_IMAGE|REDIS_IMAGE)", (ROOT / "docker-compose.yml").read_text()))
+    script = (ROOT / "deploy/compose-test.sh").read_text()
+    exported = {
+        name for line in re.findall(r"^export (.+)$", script, re.MULTILINE) for name in re.findall(r"(\w+)=", line)
+    }
+    assert exported <= known
+
+
+@pytest.mark.parametrize("script", [*sorted((ROOT / "deploy").glob("*.sh")), ROOT / ".ci/run"], ids=lambda p: p.name)
+def test_scripts_are_executable_and_parse(script: Path) -> None:
+    assert script.stat().st_mode & 0o111
+    shell = script.read_text().splitlines()[0].removeprefix("#!").split()[-1]
+    subprocess.run([Path(shell).name, "-n", str(script)], check=True, timeout=30)
