@@ -4,9 +4,9 @@ isort:skip_file
 The embedding store on the wire: tables, and lookups of rows.
 
 Bulk messages (LookupRequest, LookupReply) travel on streams of frames of
-about 1 MiB.  The header stands in the first frame only; the bodies of all
-frames, joined, are raw little-endian buffers in the order of the header's
-entries.  See docs/wire.md.
+about 1 MiB, 4 MiB at most.  The header stands in the first frame only; the
+bodies of all frames, joined, are raw little-endian buffers in the order of
+the header's entries.  See docs/wire.md.
 """
 
 from collections import abc as _abc
@@ -193,12 +193,17 @@ Global___CreateTableReply: _TypeAlias = CreateTableReply  # noqa: Y015
 class ListTablesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    COUNT_ROWS_FIELD_NUMBER: _builtins.int
+    count_rows: _builtins.bool
+    """counting may cost the store a pass over its nodes"""
     def __init__(
         self,
+        *,
+        count_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_rows", b"count_rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -211,20 +216,22 @@ class TableStatus(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
-    """rows that hold a value of their own (were ever updated)"""
+    """Rows that hold a value of their own (were ever updated); only when asked."""
     @_builtins.property
     def spec(self) -> Global___TableSpec: ...
     def __init__(
         self,
         *,
         spec: Global___TableSpec | None = ...,
-        rows: _builtins.int = ...,
+        rows: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows", b"_rows", "rows", b"rows", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__rows: _TypeAlias = _typing.Literal["rows"]  # noqa: Y015
+    _WhichOneofArgType__rows: _TypeAlias = _typing.Literal["_rows", b"_rows"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows) -> _WhichOneofReturnType__rows | None: ...
 
 Global___TableStatus: _TypeAlias = TableStatus  # noqa: Y015
 
@@ -354,13 +361,18 @@ Global___TableRows: _TypeAlias = TableRows  # noqa: Y015
 
 @_typing.final
 class LookupReplyHeader(_message.Message):
-    """Body: for each entry, dtype rows[count][dim]."""
+    """Body: for each entry, dtype rows[count][dim].  Entries stand in the order of
+    the request.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
+    """Current when the lookup began.  Where the request named a version it is
+    that one exactly; where it did not, rows may be newer in async mode.
+    """
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableRows]: ...
     def __init__(

@@ -49,6 +49,11 @@ class EmbeddingStoreStub:
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
                 response_deserializer=embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
                 _registered_method=True)
+        self.LookupSmall = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/LookupSmall',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
+                _registered_method=True)
 
 
 class EmbeddingStoreServicer:
@@ -72,6 +77,14 @@ class EmbeddingStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LookupSmall(self, request, context):
+        """The same in one frame each way, at a third of the latency: for requests and
+        replies of at most 1 MiB of body.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EmbeddingStoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -87,6 +100,11 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
             ),
             'Lookup': grpc.stream_stream_rpc_method_handler(
                     servicer.Lookup,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.LookupRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.LookupReply.SerializeToString,
+            ),
+            'LookupSmall': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookupSmall,
                     request_deserializer=embedding__store_dot_v1_dot_store__pb2.LookupRequest.FromString,
                     response_serializer=embedding__store_dot_v1_dot_store__pb2.LookupReply.SerializeToString,
             ),
@@ -170,6 +188,33 @@ class EmbeddingStore:
             request_iterator,
             target,
             '/elastable.embedding_store.v1.EmbeddingStore/Lookup',
+            embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookupSmall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/LookupSmall',
             embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
             embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
             options,

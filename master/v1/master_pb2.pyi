@@ -3,6 +3,9 @@
 isort:skip_file
 The master on the wire: who takes part in a job, which micro-batch is whose,
 the dense variables of a version, and the report of gradients.
+
+DenseFrame, GradientFrame and EvaluationFrame are framed as LookupRequest is:
+see embedding_store/v1/store.proto and docs/wire.md.
 """
 
 from collections import abc as _abc
@@ -111,6 +114,8 @@ class JobDescription(_message.Message):
     TRAIN_RECORDS_FIELD_NUMBER: _builtins.int
     VALIDATION_RECORDS_FIELD_NUMBER: _builtins.int
     SHUFFLE_FIELD_NUMBER: _builtins.int
+    AVERAGE_FIELD_NUMBER: _builtins.int
+    NOT_FINITE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """unique id of this run"""
     mode: _builtins.str
@@ -133,6 +138,10 @@ class JobDescription(_message.Message):
     train_records: _builtins.int
     validation_records: _builtins.int
     shuffle: _builtins.bool
+    average: _builtins.str
+    """"mean" over records | "sum" over micro-batches"""
+    not_finite: _builtins.str
+    """NaN or Inf in a push: "refuse" | "skip" """
     def __init__(
         self,
         *,
@@ -150,10 +159,12 @@ class JobDescription(_message.Message):
         train_records: _builtins.int = ...,
         validation_records: _builtins.int = ...,
         shuffle: _builtins.bool = ...,
+        average: _builtins.str = ...,
+        not_finite: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "grads_to_wait", b"grads_to_wait", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "offload_above", b"offload_above", "seed", b"seed", "shuffle", b"shuffle", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average", b"average", "epochs", b"epochs", "grads_to_wait", b"grads_to_wait", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "seed", b"seed", "shuffle", b"shuffle", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -236,7 +247,7 @@ class LeaseTasksRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     want: _builtins.int
-    """how many more the worker can hold"""
+    """at most so many more"""
     wait_ms: _builtins.int
     """how long to wait for one to appear"""
     def __init__(

@@ -3,6 +3,9 @@
 isort:skip_file
 The master on the wire: who takes part in a job, which micro-batch is whose,
 the dense variables of a version, and the report of gradients.
+
+DenseFrame, GradientFrame and EvaluationFrame are framed as LookupRequest is:
+see embedding_store/v1/store.proto and docs/wire.md.
 """
 
 from collections import abc as _abc

@@ -1,0 +1,42 @@
+"""`host:port` addresses, as `--listen` and `--master` take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from embedding_store.errors import BadInput
+
+__all__ = ["Address"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a TCP port.
+
+    Attributes:
+        host: A name or an IP address; an IPv6 address without its brackets.
+        port: 0 to 65535; 0 lets the system choose, where a server listens.
+    """
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, address: str) -> Self:
+        """The address written as `host:port` or `[ipv6]:port`.
+
+        Raises:
+            BadInput: it is written in no such way.
+        """
+        host, colon, port = address.rpartition(":")
+        bracketed = host.startswith("[") and host.endswith("]")
+        host = host[1:-1] if bracketed else host
+        if not colon or not host or any(c.isspace() or c in "/[]" for c in host) or (":" in host) != bracketed:
+            raise BadInput(f"address {address!r}: write host:port, as in 127.0.0.1:50051 or [::1]:50051")
+        if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+            raise BadInput(f"address {address!r}: port {port!r} is not a number from 0 to 65535")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -1,0 +1,56 @@
+"""Table specs as protobuf messages, and back."""
+
+from __future__ import annotations
+
+from embedding_store.errors import BadSpec
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.v1 import store_pb2
+
+__all__ = ["spec_from_message", "spec_to_message"]
+
+
+def spec_to_message(spec: TableSpec) -> store_pb2.TableSpec:
+    """The message that says what `spec` says."""
+    return store_pb2.TableSpec(
+        name=spec.name,
+        dim=spec.dim,
+        vocabulary_size=spec.vocabulary_size,
+        dtype=spec.dtype,
+        initializer=store_pb2.Initializer(kind=spec.initializer.kind, a=spec.initializer.a, b=spec.initializer.b),
+        seed=spec.seed,
+        optimizer=store_pb2.Optimizer(
+            name=spec.optimizer.name,
+            hyperparameters=dict(spec.optimizer.hyperparameters),
+            keras_config=spec.optimizer.keras_config,
+        ),
+    )
+
+
+def spec_from_message(message: store_pb2.TableSpec) -> TableSpec:
+    """The spec that a message says; what it leaves out takes the spec's defaults.
+
+    Raises:
+        BadSpec: no table can be so.
+    """
+    default = TableSpec(name="default", dim=1)
+    return TableSpec(
+        name=message.name,
+        dim=message.dim,
+        vocabulary_size=message.vocabulary_size if message.HasField("vocabulary_size") else None,
+        dtype=message.dtype or default.dtype,
+        initializer=_initializer(message.initializer) if message.HasField("initializer") else default.initializer,
+        seed=message.seed,
+        optimizer=_optimizer(message) if message.HasField("optimizer") else default.optimizer,
+    )
+
+
+def _initializer(message: store_pb2.Initializer) -> InitializerSpec:
+    return InitializerSpec(message.kind, message.a, message.b)
+
+
+def _optimizer(message: store_pb2.TableSpec) -> OptimizerSpec:
+    optimizer = message.optimizer
+    if not optimizer.name:
+        raise BadSpec(f'table {message.name!r}: its optimizer has no name; use "sgd", "adagrad", "adam", ...')
+    pairs = tuple(sorted(optimizer.hyperparameters.items()))
+    return OptimizerSpec(optimizer.name, pairs, optimizer.keras_config)
