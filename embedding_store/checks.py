@@ -140,7 +140,7 @@ def _any_outside(ids: Int64, size: int) -> bool:
     """One comparison an id: as unsigned, a negative id is above every size."""
     outside = 0
     for i in range(len(ids)):
-        outside += np.int64(np.uint64(ids[i]) >= np.uint64(size))
+        outside += 1 if np.uint64(ids[i]) >= np.uint64(size) else 0
     return outside > 0
 
 
@@ -149,5 +149,5 @@ def _all_finite(values: Float32) -> bool:
     """x - x is 0 for finite x and NaN for the rest; no branch, so it runs vectorised."""
     bad = 0
     for i in range(len(values)):
-        bad += np.int64(values[i] - values[i] != np.float32(0))
+        bad += 1 if values[i] - values[i] != 0 else 0
     return bad == 0

@@ -23,6 +23,10 @@ class IdIndex(RowDirectory):
     them taken. Ids are never removed one by one.
     """
 
+    _cells: Slab
+    _ids: Slab
+    """The id at each position."""
+
     def __init__(self) -> None:
         self.clear()
 
@@ -61,7 +65,7 @@ class IdIndex(RowDirectory):
         """As in `RowDirectory.clear`; the memory is given back."""
         self.count = 0
         self._cells = Slab(_FIRST_CELLS, 2, np.int64)
-        self._ids = Slab(_FIRST_CELLS // 2, 1, np.int64)  # the id at each position
+        self._ids = Slab(_FIRST_CELLS // 2, 1, np.int64)
 
 
 @kernel

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -18,6 +19,9 @@ from numba.extending import intrinsic
 __all__ = ["kernel", "prefetch"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_PREFETCH_VALUES = 128
+_LINE_VALUES = 16  # float32 in a cache line of 64 bytes
 
 
 def kernel(function: F) -> F:
@@ -32,20 +36,30 @@ def kernel(function: F) -> F:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def prefetch(typing_context: Any, array: Any, row: Any) -> Any:
-    """`prefetch(array, row)` asks for the first cache line of `array[row]`; never faults."""
+def _prefetch_line(typing_context: Any, array: Any, row: Any, column: Any) -> Any:
+    """Asks for the cache line of `array[row, column]`; never faults, whatever the address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array_type, row_type = signature.args
+        array_type, row_type, column_type = signature.args
         parts = context.make_array(array_type)(context, builder, arguments[0])
-        index = context.cast(builder, arguments[1], row_type, types.intp)
-        stride = cgutils.unpack_tuple(builder, parts.strides)[0]
-        start = builder.bitcast(parts.data, ir.IntType(8).as_pointer())
-        address = builder.gep(start, [builder.mul(index, stride)])
+        address = builder.bitcast(parts.data, ir.IntType(8).as_pointer())
+        strides = cgutils.unpack_tuple(builder, parts.strides)
+        for value, kind, stride in zip(arguments[1:], (row_type, column_type), strides, strict=True):
+            address = builder.gep(address, [builder.mul(context.cast(builder, value, kind, types.intp), stride)])
         word = ir.IntType(32)
         call = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
-        intrinsic_function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], call)
-        builder.call(intrinsic_function, [address, word(0), word(3), word(1)])
+        prefetch_instruction = builder.module.declare_intrinsic("llvm.prefetch", [address.type], call)
+        builder.call(prefetch_instruction, [address, word(0), word(3), word(1)])
         return context.get_dummy_value()
 
-    return types.void(array, row), generate
+    return types.void(array, row, column), generate
+
+
+@kernel
+def prefetch(array: npt.NDArray[Any], row: Any) -> None:
+    """Asks for the cache lines of `array[row]`; any row will do, also one that is not there.
+
+    Of long rows only the first 128 values: the processor sees a run by itself.
+    """
+    for column in range(0, min(array.shape[1], _PREFETCH_VALUES), _LINE_VALUES):
+        _prefetch_line(array, row, column)

@@ -158,7 +158,6 @@ def _gather(rows: Float32, positions: Int64, out: Float32) -> None:
         prefetch(rows, positions[min(i + _AHEAD, count - 1)])
         p = positions[i]
         if p >= 0:
-            source = rows[p]
-            target = out[i]
+            # Not through views of the rows: under a condition they cost ten times the copy.
             for j in range(dim):
-                target[j] = source[j]
+                out[i, j] = rows[p, j]

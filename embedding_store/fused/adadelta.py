@@ -54,12 +54,13 @@ def _adadelta(
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]
-        s = slots[positions[i]]
+        squares = slots[positions[i], :dim]
+        changes = slots[positions[i], dim:]
         g = gradients[i]
         for j in range(dim):
-            a = rho * s[j] + share * (g[j] * g[j])
-            d = -(np.sqrt(s[dim + j] + epsilon) * g[j] / np.sqrt(a + epsilon))
-            s[j] = a
-            s[dim + j] = rho * s[dim + j] + share * (d * d)
+            a = rho * squares[j] + share * (g[j] * g[j])
+            d = -(np.sqrt(changes[j] + epsilon) * g[j] / np.sqrt(a + epsilon))
+            squares[j] = a
+            changes[j] = rho * changes[j] + share * (d * d)
             x = w[j] - w[j] * decay * rate
             w[j] = x + rate * d

@@ -77,13 +77,14 @@ def _adam(
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]
-        s = slots[positions[i]]
+        momenta = slots[positions[i], :dim]
+        velocities = slots[positions[i], dim:]
         g = gradients[i]
         for j in range(dim):
-            m = s[j] + (g[j] - s[j]) * share_1
-            v = s[dim + j] + (g[j] * g[j] - s[dim + j]) * share_2
-            s[j] = m
-            s[dim + j] = v
+            m = momenta[j] + (g[j] - momenta[j]) * share_1
+            v = velocities[j] + (g[j] * g[j] - velocities[j]) * share_2
+            momenta[j] = m
+            velocities[j] = v
             x = w[j] - w[j] * decay * rate
             w[j] = x - m * alpha / (np.sqrt(v) + epsilon)
 
@@ -107,14 +108,16 @@ def _amsgrad(
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]
-        s = slots[positions[i]]
+        momenta = slots[positions[i], :dim]
+        velocities = slots[positions[i], dim : 2 * dim]
+        peaks = slots[positions[i], 2 * dim :]
         g = gradients[i]
         for j in range(dim):
-            m = s[j] + (g[j] - s[j]) * share_1
-            v = s[dim + j] + (g[j] * g[j] - s[dim + j]) * share_2
-            largest = max(s[2 * dim + j], v)
-            s[j] = m
-            s[dim + j] = v
-            s[2 * dim + j] = largest
+            m = momenta[j] + (g[j] - momenta[j]) * share_1
+            v = velocities[j] + (g[j] * g[j] - velocities[j]) * share_2
+            largest = max(peaks[j], v)
+            momenta[j] = m
+            velocities[j] = v
+            peaks[j] = largest
             x = w[j] - w[j] * decay * rate
             w[j] = x - m * alpha / (np.sqrt(largest) + epsilon)

@@ -58,12 +58,13 @@ def _adamax(
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]
-        s = slots[positions[i]]
+        momenta = slots[positions[i], :dim]
+        norms = slots[positions[i], dim:]
         g = gradients[i]
         for j in range(dim):
-            m = s[j] + (g[j] - s[j]) * share_1
-            u = max(beta_2 * s[dim + j], abs(g[j]))
-            s[j] = m
-            s[dim + j] = u
+            m = momenta[j] + (g[j] - momenta[j]) * share_1
+            u = max(beta_2 * norms[j], abs(g[j]))
+            momenta[j] = m
+            norms[j] = u
             x = w[j] - w[j] * decay * rate
             w[j] = x - rate * m / (correction * (u + epsilon))

@@ -49,49 +49,84 @@ class Ftrl(RowOptimizer):
         values, rate = self._values, np.float32(learning_rate)
         l2 = np.float32(values["l2_regularization_strength"]) + np.float32(values["beta"]) / (np.float32(2) * rate)
         scalars = (
-            -values["learning_rate_power"],
             np.float32(values["l1_regularization_strength"]),
             np.float32(2) * l2,
             np.float32(2 * values["l2_shrinkage_regularization_strength"]),
         )
-        _ftrl(weights, slots, positions, gradients, rate, self._decay, *scalars)
+        arguments = (weights, slots, positions, gradients, rate, self._decay, *scalars)
+        power = -values["learning_rate_power"]
+        if power == 0.5:
+            _ftrl_root(*arguments)
+        else:
+            _ftrl_power(*arguments, power)
 
 
 @kernel
-def _power(x: np.float32, exponent: float) -> np.float32:
-    """x >= 0 to a power; the root, which IEEE fixes to the bit, in the usual case."""
-    if exponent == 0.5:
-        return np.float32(np.sqrt(x))
-    return np.float32(np.float64(x) ** exponent)
+def _new_weight(
+    linear: np.float32, grown: np.float32, rate: np.float32, l1: np.float32, l2_twice: np.float32
+) -> np.float32:
+    clipped = min(max(linear, -l1), l1)
+    return (clipped - linear) / (grown / rate + l2_twice)
 
 
 @kernel
-def _ftrl(
+def _ftrl_root(
     weights: Float32,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
     rate: np.float32,
     decay: np.float32,
-    power: float,
     l1: np.float32,
     l2_twice: np.float32,
     shrinkage_twice: np.float32,
 ) -> None:
+    """The usual power of -1/2: a root, which IEEE fixes to the bit."""
     count, dim = gradients.shape
     for i in range(count):
         ahead = positions[min(i + _AHEAD, count - 1)]
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]
-        s = slots[positions[i]]
+        squares = slots[positions[i], :dim]
+        linears = slots[positions[i], dim:]
         g = gradients[i]
         for j in range(dim):
             x = w[j] - w[j] * decay * rate
-            accumulator = s[j] + g[j] * g[j]
-            grown, before = _power(accumulator, power), _power(s[j], power)
-            linear = s[dim + j] + ((g[j] + shrinkage_twice * x) - (grown - before) / rate * x)
-            s[j] = accumulator
-            s[dim + j] = linear
-            clipped = min(max(linear, -l1), l1)
-            w[j] = (clipped - linear) / (grown / rate + l2_twice)
+            accumulator = squares[j] + g[j] * g[j]
+            grown, before = np.sqrt(accumulator), np.sqrt(squares[j])
+            linear = linears[j] + ((g[j] + shrinkage_twice * x) - (grown - before) / rate * x)
+            squares[j] = accumulator
+            linears[j] = linear
+            w[j] = _new_weight(linear, grown, rate, l1, l2_twice)
+
+
+@kernel
+def _ftrl_power(
+    weights: Float32,
+    slots: Float32,
+    positions: Int64,
+    gradients: Float32,
+    rate: np.float32,
+    decay: np.float32,
+    l1: np.float32,
+    l2_twice: np.float32,
+    shrinkage_twice: np.float32,
+    power: float,
+) -> None:
+    count, dim = gradients.shape
+    for i in range(count):
+        w = weights[positions[i]]
+        squares = slots[positions[i], :dim]
+        linears = slots[positions[i], dim:]
+        g = gradients[i]
+        for j in range(dim):
+            x = w[j] - w[j] * decay * rate
+            accumulator = squares[j] + g[j] * g[j]
+            # In double and rounded once: float32 library powers differ between machines.
+            grown = np.float32(np.float64(accumulator) ** power)
+            before = np.float32(np.float64(squares[j]) ** power)
+            linear = linears[j] + ((g[j] + shrinkage_twice * x) - (grown - before) / rate * x)
+            squares[j] = accumulator
+            linears[j] = linear
+            w[j] = _new_weight(linear, grown, rate, l1, l2_twice)

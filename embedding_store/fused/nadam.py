@@ -96,13 +96,14 @@ def _nadam(
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]
-        s = slots[positions[i]]
+        momenta = slots[positions[i], :dim]
+        velocities = slots[positions[i], dim:]
         g = gradients[i]
         for j in range(dim):
-            m = s[j] + (g[j] - s[j]) * share_1
-            v = s[dim + j] + (g[j] * g[j] - s[dim + j]) * share_2
-            s[j] = m
-            s[dim + j] = v
+            m = momenta[j] + (g[j] - momenta[j]) * share_1
+            v = velocities[j] + (g[j] * g[j] - velocities[j]) * share_2
+            momenta[j] = m
+            velocities[j] = v
             m_hat = u_next * m / correction_next + share_now * g[j] / correction_now
             x = w[j] - w[j] * decay * rate
             w[j] = x - m_hat * rate / (np.sqrt(v / correction_2) + epsilon)
