@@ -1,0 +1,50 @@
+"""Whatever a model file's `data()` or `et.fit` was given, as a Reader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from embedding_store.errors import BadInput
+from worker.readers.numpy_reader import NumpyReader
+from worker.readers.reader import Reader
+
+__all__ = ["as_reader"]
+
+_RIGHT = "give a Reader, a tuple (x, y) or (x, y, sample_weight) of arrays, or a dict with the keys x, y, sample_weight"
+
+
+def as_reader(data: Any) -> Reader:
+    """A Reader of `data`.
+
+    Args:
+        data: A Reader; a tuple (x,), (x, y) or (x, y, sample_weight); a dict
+            with the keys "x" and, where there are any, "y" and
+            "sample_weight". x, y and sample_weight are arrays or nests of them.
+
+    Raises:
+        BadInput: anything else, by name, with what would be right.
+    """
+    if isinstance(data, Reader):
+        if len(data) == 0:
+            raise BadInput(f"{type(data).__name__}: empty; there must be at least one record")
+        return data
+    if isinstance(data, Mapping):
+        unknown = [key for key in data if key not in ("x", "y", "sample_weight")]
+        if unknown or "x" not in data:
+            raise BadInput(f"data is a dict with the keys {', '.join(map(repr, data)) or '(none)'}; {_RIGHT}")
+        return NumpyReader(**data)
+    if isinstance(data, tuple):
+        if not 1 <= len(data) <= 3:
+            raise BadInput(f"data is a tuple of {len(data)}; {_RIGHT}")
+        return NumpyReader(*data)
+    raise BadInput(f"data is a {_kind(data)}; {_RIGHT}")
+
+
+def _kind(data: Any) -> str:
+    kinds = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(data).__mro__}
+    if {"tensorflow.DatasetV2", "keras.PyDataset"} & kinds or hasattr(data, "__next__"):
+        return f"{type(data).__name__}, a stream, and a job's seeded order fetches records by number"
+    if hasattr(data, "__array__"):
+        return f"{type(data).__name__} alone"
+    return type(data).__name__

@@ -1,0 +1,74 @@
+"""What a reader is: numbered records, any of which can be fetched."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.errors import BadInput
+
+__all__ = ["Batch", "Int64", "Reader", "checked_indices"]
+
+Int64 = npt.NDArray[np.int64]
+
+Batch = tuple[Any, ...]
+"""(x,), (x, y) or (x, y, sample_weight): arrays, or dict/tuple/list nests of them,
+whose first axis is the records."""
+
+
+class Reader(ABC):
+    """Numbered records 0 .. len - 1, the same on every process of a job.
+
+    The order in which records are trained belongs to the job, not to the
+    reader: a reader only has to fetch the records it is asked for.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many records there are, at least 1."""
+
+    @property
+    @abstractmethod
+    def shuffle_block(self) -> int | None:
+        """Records in a range that is read together; None: any record is cheap.
+
+        A job shuffles such ranges, and the records within each, so that a
+        micro-batch touches few of them.
+        """
+
+    @abstractmethod
+    def take(self, indices: Int64) -> Batch:
+        """Fetches records.
+
+        Args:
+            indices: int64 `[n]`, in any order, repeats allowed.
+
+        Returns:
+            The records in the order of `indices`.
+
+        Raises:
+            BadInput: an index outside `0 <= index < len`, or a source that
+                does not hold what it promised.
+        """
+
+
+def checked_indices(indices: Any, records: int, source: str) -> Int64:
+    """`indices` as int64 `[n]`.
+
+    Raises:
+        BadInput: not a vector of integers, or an index outside `0 <= index < records`.
+    """
+    vector = np.asarray(indices)
+    if vector.ndim != 1 or (vector.size and vector.dtype.kind not in "iu"):
+        raise BadInput(f"{source}: record indices must be integers [n], got {vector.dtype}{list(vector.shape)}")
+    outside = np.flatnonzero((vector < 0) | (vector >= records))
+    if outside.size:
+        position = int(outside[0])
+        raise BadInput(
+            f"{source}: record index {vector[position]} at position {position}; "
+            f"it holds {records} records, 0 to {records - 1}"
+        )
+    return vector.astype(np.int64, copy=False)
