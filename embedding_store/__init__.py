@@ -1,1 +1,121 @@
-"""Embedding tables: what a table is, where its rows lie, how they change. Never imports TensorFlow."""
+"""Embedding tables: what a table is, where its rows lie, how they change. Never imports TensorFlow.
+
+Names that need compiled kernels or a client library load at their first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from embedding_store.errors import (
+    BadGradient,
+    BadIds,
+    BadInput,
+    BadSpec,
+    CheckpointError,
+    DeadlineExceeded,
+    ElastableError,
+    FutureVersion,
+    IdOutOfRange,
+    JobFailed,
+    ModelError,
+    NotFinite,
+    SpecConflict,
+    StaleVersion,
+    StoreFailed,
+    TableNotFound,
+    Unavailable,
+    Unsupported,
+    VersionError,
+)
+from embedding_store.spec import INITIALIZER_KINDS, InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, RowBlock, RowSource, TableUpdate
+
+if TYPE_CHECKING:
+    from embedding_store.checks import as_ids, require_finite, require_gradients, require_ids
+    from embedding_store.grouping import Grouping, coalesce, coalesce_many, group_ids, unique_ids
+    from embedding_store.initial_values import initial_rows
+    from embedding_store.memory import MemoryStore
+    from embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
+
+__all__ = [  # noqa: RUF022 - grouped, as a map of the package
+    # What a table is.
+    "INITIALIZER_KINDS",
+    "InitializerSpec",
+    "OptimizerSpec",
+    "TableSpec",
+    # What a store does.
+    "Commit",
+    "EmbeddingStore",
+    "RowBlock",
+    "RowSource",
+    "TableUpdate",
+    # Stores.
+    "MemoryStore",
+    # Rows: initial values, id sets, sums of gradients.
+    "Grouping",
+    "coalesce",
+    "coalesce_many",
+    "group_ids",
+    "initial_rows",
+    "unique_ids",
+    # Optimizers over rows.
+    "RowOptimizer",
+    "SlotSpec",
+    "register_row_optimizer",
+    # Refusing what does not fit.
+    "as_ids",
+    "require_finite",
+    "require_gradients",
+    "require_ids",
+    # Errors.
+    "BadGradient",
+    "BadIds",
+    "BadInput",
+    "BadSpec",
+    "CheckpointError",
+    "DeadlineExceeded",
+    "ElastableError",
+    "FutureVersion",
+    "IdOutOfRange",
+    "JobFailed",
+    "ModelError",
+    "NotFinite",
+    "SpecConflict",
+    "StaleVersion",
+    "StoreFailed",
+    "TableNotFound",
+    "Unavailable",
+    "Unsupported",
+    "VersionError",
+]
+
+_LOADED_LATE = {
+    "Grouping": "grouping",
+    "MemoryStore": "memory",
+    "RowOptimizer": "row_optimizer",
+    "SlotSpec": "row_optimizer",
+    "as_ids": "checks",
+    "coalesce": "grouping",
+    "coalesce_many": "grouping",
+    "group_ids": "grouping",
+    "initial_rows": "initial_values",
+    "register_row_optimizer": "row_optimizer",
+    "require_finite": "checks",
+    "require_gradients": "checks",
+    "require_ids": "checks",
+    "unique_ids": "grouping",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LOADED_LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_LOADED_LATE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
