@@ -136,6 +136,10 @@ class Connection:
             raise self._lost("the server closed it")
         return received
 
+    def holds_decrypted(self) -> bool:
+        """Whether bytes have come that `wait` does not see: TLS decrypts whole records."""
+        return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
+
     def _lost(self, why: object) -> ConnectionLost:
         return ConnectionLost(f"the connection to redis at {self.address} broke: {why}")
 
@@ -157,7 +161,7 @@ class ConnectionPool:
         """An idle connection, or a new one. Raises what `Connection` raises."""
         with self._lock:
             if self._closed:
-                raise Unavailable(f"the store at {self._url} is closed")
+                raise StoreFailed(f"the store at {self._url} is closed")
             idle = self._idle.get(address)
             if idle:
                 return idle.pop()

@@ -63,7 +63,9 @@ class RedisUrl:
         except ValueError as error:
             raise BadInput(f"this Redis URL cannot be read: {error}") from None
         if parts.scheme not in SCHEMES:
-            raise BadInput(f"scheme {parts.scheme!r} is not of a Redis URL: write redis://host:port or rediss://host:port")
+            raise BadInput(
+                f"scheme {parts.scheme!r} is not of a Redis URL: write redis://host:port or rediss://host:port"
+            )
         login, _, hosts = parts.netloc.rpartition("@")
         username, _, password = login.partition(":")
         options = _options(parts.query)

@@ -209,23 +209,24 @@ class RowReplies(Replies):
 
     def _read_version(self, received: Bytes, start: int, stop: int) -> int:
         """Place behind the version at `start`, -1 if it has not all come."""
-        header = _line_at(received, start, stop)
-        if header is None:
-            return -1
-        behind = start + len(header) + 2
-        if header.startswith(b"-"):
-            self.failures[-1] = header[1:].decode(errors="replace")
-            return behind
-        if header == b"$-1":
-            return behind
-        digits = _line_at(received, behind, stop)
-        if digits is None:
-            return -1
+        lines: list[bytes] = []
+        # The reply to an ASKING, the length or an error, the digits.
+        for _ in range(2 + self._asking):
+            line = _line_at(received, start, stop)
+            if line is None:
+                return -1
+            lines.append(line)
+            start += len(line) + 2
+            if line.startswith(b"-") and len(lines) > self._asking:
+                self.failures[-1] = line[1:].decode(errors="replace")
+                return start
+            if line == b"$-1":
+                return start
         try:
-            self.version = int(digits)
+            self.version = int(lines[-1])
         except ValueError:
-            raise StoreFailed(f"the version key holds {digits[:60]!r}, which is no version") from None
-        return behind + len(digits) + 2
+            raise StoreFailed(f"the version key holds {lines[-1][:60]!r}, which is no version") from None
+        return start
 
     def _unexpected(self, received: Bytes, start: int, stop: int) -> StoreFailed:
         command = self._commands[self._state[0]]

