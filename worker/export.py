@@ -60,7 +60,7 @@ def plain_model(model: Any, store: EmbeddingStore) -> Any:
 
     plain = keras.models.clone_model(model, clone_function=clone, recursive=True)
     for layer, copy in pairs:
-        if layer.weights:
+        if getattr(layer, "weights", None):
             copy.set_weights(layer.get_weights())
     for table, layer in shared.items():
         layer.set_weights([_table_values(store, store.specs()[table])])

@@ -72,7 +72,8 @@ def offloading(above: int) -> Iterator[None]:
     def build(self: Any, input_shape: Any = None) -> None:
         if type(self) is keras.layers.Embedding and not self.built and _elements(self) > above:
             _offload(self)
-            self.build(input_shape)
+            # Keras binds `build` to an instance when it is made: name the class.
+            OffloadedEmbedding.build(self, input_shape)
             return
         plain_build(self, input_shape)
 
@@ -108,6 +109,6 @@ def bring_back(layer: OffloadedEmbedding, values: np.ndarray[Any, Any]) -> None:
     layer.supports_jit = True
     layer._tracker.unlock()
     layer.built = False
-    layer.build()
+    keras.layers.Embedding.build(layer)
     layer._tracker.lock()
     layer.set_weights([values])

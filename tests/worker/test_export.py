@@ -1,0 +1,158 @@
+"""Export to plain Keras, and Keras embeddings moved to the store and back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from embedding_store.errors import Unsupported
+from embedding_store.memory import MemoryStore
+from embedding_store.spec import OptimizerSpec
+from embedding_store.store import Commit, TableUpdate
+from worker.build import build_model, make_model
+from worker.embedding import Embedding
+from worker.export import export_keras, plain_model
+from worker.offload import OffloadedEmbedding, bring_back, offload_built
+from worker.train_step import store_layers
+
+IDS = np.random.default_rng(0).integers(0, 30, (12, 4))
+LABELS = np.zeros((12, 1), np.float32)
+
+
+def _trained_store(model: Any) -> MemoryStore:
+    """A store with the model's tables, attached, with rows moved away from their initial values."""
+    store = MemoryStore()
+    updates = {}
+    for layer in store_layers(model):
+        spec = layer.table_spec(0, OptimizerSpec.of("sgd", learning_rate=1.0))
+        if store.create_table(spec):
+            ids = np.arange(0, 20, dtype=np.int64)
+            noise = np.random.default_rng(len(updates)).normal(size=(20, spec.dim)).astype(np.float32)
+            updates[spec.name] = TableUpdate(ids, noise)
+        layer.attach(store)
+    store.commit(Commit(1, updates, 0, {}))
+    return store
+
+
+def _model() -> keras.Model:
+    inputs = keras.Input((4,), dtype="int64")
+    parts = [
+        keras.layers.Flatten()(Embedding(3, 30, name="plain")(inputs)),
+        keras.layers.Flatten()(Embedding(3, 30, table="shared", name="one")(inputs)),
+        keras.layers.Flatten()(Embedding(3, 30, table="shared", name="two")(inputs // 2)),
+        Embedding(3, 30, combiner="mean", mask_zero=True, name="mean")(inputs),
+        Embedding(3, 30, combiner="sqrtn", name="sqrtn")(inputs),
+        Embedding(2, None, combiner="sum", name="any")(inputs),
+    ]
+    hidden = keras.layers.BatchNormalization()(keras.layers.Concatenate()(parts))
+    nested = keras.Sequential([keras.Input((hidden.shape[-1],)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
+    model = keras.Model(inputs, nested(hidden))
+    model.compile("sgd", "mse")
+    build_model(model, (IDS, LABELS))
+    return model
+
+
+def test_an_exported_model_predicts_the_same_without_elastable(tmp_path: Path) -> None:
+    model = _model()
+    store = _trained_store(model)
+    ids = IDS % 20
+    expected = model.predict(ids, verbose=0)
+    path = export_keras(model, store, tmp_path / "model.keras")
+    np.save(tmp_path / "ids.npy", ids)
+    program = (
+        "import sys, keras, numpy as np\n"
+        f"model = keras.models.load_model({str(path)!r})\n"
+        f"np.save({str(tmp_path / 'out.npy')!r}, model.predict(np.load({str(tmp_path / 'ids.npy')!r}), verbose=0))\n"
+        "assert not {'elastable', 'worker', 'embedding_store'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240, cwd=tmp_path)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-5, atol=1e-6)
+    # Layers of one table are one layer now, and the exported model keeps what compile() was given.
+    assert plain_model(model, store).compiled
+
+
+def test_ids_a_dynamic_table_has_never_seen_read_the_mean_of_its_distribution() -> None:
+    inputs = keras.Input((1,), dtype="int64")
+    initial = keras.initializers.RandomUniform(1.0, 3.0)
+    model = keras.Model(inputs, Embedding(2, None, embeddings_initializer=initial, name="any")(inputs))
+    model.compile("sgd", "mse")
+    plain = plain_model(model, _trained_store(model))
+    np.testing.assert_array_equal(plain.predict(np.array([[10**12], [-1]]), verbose=0), np.full((2, 1, 2), 2.0))
+    np.testing.assert_array_equal(plain.predict(np.array([[3]]), verbose=0), model.predict(np.array([[3]]), verbose=0))
+
+
+def test_models_that_keras_cannot_clone_are_refused() -> None:
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = Embedding(2, 30, name="rows")
+
+        def call(self, x: Any) -> Any:
+            return self.rows(x)
+
+    with pytest.raises(Unsupported, match="subclass"):
+        plain_model(Own(), MemoryStore())
+    inputs = keras.Input((4,), dtype="int64", sparse=True)
+    model = keras.Model(inputs, Embedding(2, 30, combiner="sum", name="rows")(inputs))
+    with pytest.raises(Unsupported, match="'rows'.*sparse"):
+        plain_model(model, _trained_store(model))
+
+
+def _keras_model() -> keras.Model:
+    big = keras.layers.Embedding(100, 4, "he_normal", "l2", mask_zero=True, name="big")
+    inputs = keras.Input((4,), dtype="int32")
+    flat = keras.layers.Flatten()(big(inputs) + keras.layers.Embedding(5, 4, name="small")(inputs % 5))
+    model = keras.Model(inputs, keras.layers.Dense(1)(flat))
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_only_embeddings_above_the_threshold_move_and_keep_their_config() -> None:
+    config = _keras_model().get_layer("big").get_config()
+    model = make_model(_keras_model, (IDS, LABELS), seed=0, offload_above=100)
+    big = model.get_layer("big")
+    assert type(big) is OffloadedEmbedding
+    assert type(model.get_layer("small")) is keras.layers.Embedding
+    assert big.get_config() == config
+    assert [weight.path for weight in big.weights] == []
+    assert big.table_spec().vocabulary_size == 100
+    assert big(np.array([[0, 3]]))._keras_mask.numpy().tolist() == [[False, True]]
+    untouched = make_model(_keras_model, (IDS, LABELS), seed=0, offload_above=0)
+    assert type(untouched.get_layer("big")) is keras.layers.Embedding
+
+
+def test_export_brings_plain_embeddings_back() -> None:
+    model = make_model(_keras_model, (IDS, LABELS), seed=0, offload_above=100)
+    store = _trained_store(model)
+    expected = model.predict(IDS, verbose=0)
+    plain = plain_model(model, store)
+    assert type(plain.get_layer("big")) is keras.layers.Embedding
+    assert plain.get_layer("big").get_config() == model.get_layer("big").get_config()
+    np.testing.assert_allclose(plain.predict(IDS, verbose=0), expected, rtol=1e-6)
+
+
+def test_built_embeddings_move_with_their_values_and_come_back() -> None:
+    model = make_model(_keras_model, (IDS, LABELS), seed=0)
+    before = model.predict(IDS, verbose=0)
+    values = offload_built(model, above=100)
+    assert list(values) == ["big"]
+    assert not any("big" in weight.path for weight in model.trainable_weights)
+    bring_back(model.get_layer("big"), values["big"])
+    assert type(model.get_layer("big")) is keras.layers.Embedding
+    np.testing.assert_array_equal(model.predict(IDS, verbose=0), before)
+
+
+def test_lora_embeddings_are_refused_by_name() -> None:
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Embedding(100, 4, lora_rank=2, name="lora")])
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(Unsupported, match="'lora'"):
+        make_model(make, (IDS, LABELS), seed=0, offload_above=10)

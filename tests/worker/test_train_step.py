@@ -1,0 +1,215 @@
+"""The compiled step equals plain Keras on the same batch: loss, gradients, states, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from embedding_store.errors import ModelError, Unsupported
+from worker.build import build_model
+from worker.embedding import Embedding
+from worker.id_plan import plan_ids
+from worker.id_set import make_id_sets
+from worker.tensor_specs import batch_spec
+from worker.train_step import EvaluateStep, StepResult, TrainStep, store_layers
+
+X = np.random.default_rng(0).integers(0, 50, (16, 3))
+Y = np.random.default_rng(1).normal(size=(16, 1)).astype(np.float32)
+BATCH = (tf.constant(X), tf.constant(Y))
+
+
+def _model(embedding: Callable[..., Any], dropout: float = 0.0, regularizer: Any = None) -> keras.Model:
+    inputs = keras.Input((3,), dtype="int64")
+    layer = embedding(name="items", embeddings_regularizer=regularizer)
+    joined = keras.layers.Flatten()(layer(inputs) + layer(inputs // 2))
+    normal = keras.layers.BatchNormalization()(joined)
+    dropped = keras.layers.Dropout(dropout)(normal)
+    hidden = keras.layers.Dense(5, "relu", kernel_regularizer="l2")(dropped)
+    model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
+    model.compile("sgd", "mse", metrics=["mae", keras.metrics.AUC(name="auc")])
+    build_model(model, BATCH)
+    return model
+
+
+def _ours(**arguments: Any) -> Any:
+    return Embedding(4, 50, **arguments)
+
+
+def _theirs(**arguments: Any) -> Any:
+    return keras.layers.Embedding(50, 4, **arguments)
+
+
+def _step(model: keras.Model, batch: Any = BATCH, micro_batch: int = 0, seed: int = 0) -> StepResult:
+    spec = batch_spec(batch)
+    plan = plan_ids(model, spec[0], training=True)
+    layers = {layer.table_name: layer for layer in store_layers(model)}
+    specs = {name: layer.table_spec() for name, layer in layers.items()}
+    ids = make_id_sets(plan.tables, plan.ids(batch[0]), specs)
+    rows = {name: layers[name].read_rows(unique) for name, unique in ids.unique.items()}
+    step = TrainStep(model, spec, plan, lambda table, asked: layers[table].read_rows(asked), seed)
+    return step(batch, rows, ids, micro_batch)
+
+
+def _twins(**arguments: Any) -> tuple[keras.Model, keras.Model]:
+    ours, theirs = _model(_ours, **arguments), _model(_theirs, **arguments)
+    theirs.get_layer("items").set_weights([ours.get_layer("items").read_rows(np.arange(50))])
+    dense = [weight for weight in theirs.weights if "items" not in weight.path]
+    for mine, other in zip(ours.weights, dense, strict=True):
+        other.assign(mine)
+    return ours, theirs
+
+
+def test_loss_gradients_states_and_metrics_equal_plain_keras() -> None:
+    ours, theirs = _twins()
+    result = _step(ours)
+    with tf.GradientTape() as tape:
+        predicted = theirs(X, training=True)
+        loss = theirs.compute_loss(X, BATCH[1], predicted, None, training=True)
+    table, *dense = tape.gradient(loss, [weight.value for weight in theirs.trainable_weights])
+    theirs.compute_metrics(X, BATCH[1], predicted)
+    assert result.loss == pytest.approx(float(loss), rel=1e-6)
+    slices = result.slices["items"]
+    assert len(np.unique(slices.indices)) == len(slices.indices)
+    full = np.zeros((50, 4), np.float32)
+    full[slices.indices] = slices.values
+    np.testing.assert_allclose(full, tf.convert_to_tensor(table), rtol=1e-4, atol=1e-6)
+    for mine, other in zip(result.dense, dense, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+    for mine, weight in zip(result.states, theirs.non_trainable_weights, strict=True):
+        np.testing.assert_allclose(mine, weight, rtol=1e-5)
+    names = [variable.path for variable in ours.metrics_variables]
+    mine = dict(zip(names, result.metrics, strict=True))
+    mae = next(metric for metric in theirs.metrics_variables if metric.path == "mean_absolute_error/total")
+    assert mine["loss/total"] == pytest.approx(float(loss) * 16, rel=1e-5)
+    assert mine["mean_absolute_error/total"] == pytest.approx(float(mae), rel=1e-5)
+
+
+def test_metrics_are_of_the_micro_batch_alone() -> None:
+    ours, _ = _twins()
+    first, again = _step(ours), _step(ours)
+    counts = [float(metric) for metric in again.metrics if metric.ndim == 0]
+    assert 16.0 in counts
+    np.testing.assert_array_equal(first.metrics[1], again.metrics[1])
+
+
+def test_dropout_belongs_to_the_micro_batch() -> None:
+    """Whatever a process has drawn before, micro-batch 7 drops the same units; others drop others."""
+    model, other = _model(_ours, dropout=0.5), _model(_ours, dropout=0.5)
+    for mine, weight in zip(model.weights, other.weights, strict=True):
+        weight.assign(mine)
+    once = _step(model, micro_batch=7)
+    _step(other, micro_batch=3)
+    for gradient, same in zip(once.dense, _step(other, micro_batch=7).dense, strict=True):
+        np.testing.assert_array_equal(gradient, same)
+    assert once.loss != _step(model, micro_batch=8).loss
+    assert once.loss != _step(model, micro_batch=7, seed=1).loss
+    # Beyond 2**32 draws the numbers go on differing.
+    assert once.loss != _step(model, micro_batch=7 + 2**22).loss
+
+
+def test_a_regularizer_counts_once_a_layer_over_touched_rows() -> None:
+    plain, heavy = _model(_ours), _model(_ours, regularizer=keras.regularizers.L2(0.5))
+    for mine, weight in zip(plain.weights, heavy.weights, strict=True):
+        weight.assign(mine)
+    touched = np.unique(np.concatenate([X.reshape(-1), X.reshape(-1) // 2]))
+    penalty = 0.5 * float((plain.get_layer("items").read_rows(touched) ** 2).sum())
+    assert _step(heavy).loss - _step(plain).loss == pytest.approx(penalty, rel=1e-3)
+
+
+def test_ids_that_cannot_be_planned_still_get_their_gradients() -> None:
+    class Chained(keras.Model):
+        def __init__(self, embedding: Callable[..., Any]) -> None:
+            super().__init__()
+            self.first = embedding(name="first")
+            self.second = embedding(name="second")
+
+        def call(self, x: Any) -> Any:
+            rows = self.first(x)
+            hop = tf.cast(tf.abs(rows[..., 0]) * 900.0, tf.int64)
+            return tf.reduce_sum(self.second(hop) * rows, axis=[1, 2])[:, tf.newaxis]
+
+    models = [Chained(_ours), Chained(_theirs)]
+    for model in models:
+        model.compile("sgd", "mse")
+        build_model(model, BATCH)
+    for layer, other in zip((models[0].first, models[0].second), (models[1].first, models[1].second), strict=True):
+        other.set_weights([layer.read_rows(np.arange(50))])
+    result = _step(models[0])
+    with tf.GradientTape() as tape:
+        loss = models[1].compute_loss(X, BATCH[1], models[1](X), None)
+    gradients = tape.gradient(loss, [weight.value for weight in models[1].trainable_weights])
+    for table, gradient in zip(("first", "second"), gradients, strict=True):
+        full = np.zeros((50, 4), np.float32)
+        np.add.at(full, result.slices[table].indices, result.slices[table].values)
+        np.testing.assert_allclose(full, tf.convert_to_tensor(gradient), rtol=1e-4, atol=1e-7)
+        assert np.abs(full).max() > 0
+
+
+def test_sample_weights_and_several_weighted_losses() -> None:
+    def make(embedding: Callable[..., Any]) -> keras.Model:
+        inputs = keras.Input((3,), dtype="int64")
+        flat = keras.layers.Flatten()(embedding(name="items")(inputs))
+        outputs = {"a": keras.layers.Dense(1, name="a")(flat), "b": keras.layers.Dense(1, name="b")(flat)}
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", {"a": "mse", "b": "mae"}, loss_weights={"a": 2.0, "b": 0.5}, weighted_metrics={"a": "mae"})
+        build_model(model, batch)
+        return model
+
+    weight = tf.constant(np.linspace(0.1, 2.0, 16, dtype=np.float32))
+    batch = (BATCH[0], {"a": BATCH[1], "b": BATCH[1] * 2}, weight)
+    ours, theirs = make(_ours), make(_theirs)
+    theirs.get_layer("items").set_weights([ours.get_layer("items").read_rows(np.arange(50))])
+    for name in ("a", "b"):
+        theirs.get_layer(name).set_weights(ours.get_layer(name).get_weights())
+    result = _step(ours, batch)
+    x, y, w = batch
+    expected = theirs.compute_loss(x, y, theirs(x, training=True), {"a": w, "b": w}, training=True)
+    assert result.loss == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_evaluation_runs_as_in_inference() -> None:
+    ours, theirs = _twins(dropout=0.5)
+    spec = batch_spec(BATCH)
+    plan = plan_ids(ours, spec[0], training=False)
+    layer = ours.get_layer("items")
+    ids = make_id_sets(plan.tables, plan.ids(BATCH[0]), {"items": layer.table_spec()})
+    metrics = EvaluateStep(ours, spec, plan, None)(BATCH, {"items": layer.read_rows(ids.unique["items"])}, ids)
+    logs = theirs.test_on_batch(X, Y, return_dict=True)
+    assert float(metrics[0]) / 16 == pytest.approx(float(logs["loss"]), rel=1e-5)
+
+
+class _OwnStep(keras.Model):
+    def train_step(self, data: Any) -> Any:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("compiled", "told"),
+    [({"steps_per_execution": 4}, "steps_per_execution=4"), ({"jit_compile": True}, "jit_compile")],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(compiled: dict[str, Any], told: str) -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", **compiled)
+    with pytest.raises(Unsupported, match=told):
+        build_model(model, BATCH)
+
+
+def test_models_that_are_not_compiled_or_step_themselves_are_refused() -> None:
+    with pytest.raises(ModelError, match="not compiled"):
+        build_model(keras.Sequential([keras.layers.Dense(1)]), BATCH)
+    own = _OwnStep()
+    own.compile("sgd", "mse")
+    with pytest.raises(Unsupported, match="train_step"):
+        build_model(own, BATCH)
+
+
+def test_a_model_that_fails_on_its_data_is_told_of() -> None:
+    model = keras.Sequential([keras.Input((7,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match="fails on the first records"):
+        build_model(model, BATCH)
