@@ -245,6 +245,7 @@ class FrameReader:
             else:
                 targets[0] = target[taken:]
 
+
 def _split(frame: bytes, message: str) -> tuple[bytes | None, memoryview]:
     """The header, where there is one, and the body of a frame."""
     view = memoryview(frame)

@@ -10,11 +10,10 @@ import numpy as np
 from embedding_store.errors import BadIds, BadInput, StoreFailed
 from embedding_store.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
 from embedding_store.rpc_connection import Connection
-from embedding_store.service import STORE_SERVICE
 from embedding_store.spec import TableSpec
-from embedding_store.spec_messages import spec_from_message, spec_to_message
+from embedding_store.spec_messages import STORE_SERVICE, spec_from_message, spec_to_message
 from embedding_store.store import Float32, Int64, RowSource
-from embedding_store.v1 import store_pb2
+from embedding_store.v1 import store_pb2, store_pb2_grpc
 
 __all__ = ["RemoteSource"]
 
@@ -39,17 +38,8 @@ class RemoteSource(RowSource):
         self._owns = isinstance(target, str)
         self._connection = Connection(target, deadline_s) if isinstance(target, str) else target
         channel = self._connection.channel
+        self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
         path = f"/{STORE_SERVICE}"
-        self._list = channel.unary_unary(
-            f"{path}/ListTables",
-            store_pb2.ListTablesRequest.SerializeToString,
-            store_pb2.ListTablesReply.FromString,
-        )
-        self._create = channel.unary_unary(
-            f"{path}/CreateTable",
-            store_pb2.CreateTableRequest.SerializeToString,
-            store_pb2.CreateTableReply.FromString,
-        )
         self._lookup_small = channel.unary_unary(f"{path}/LookupSmall", None, None)
         # One method in two shapes: they are one on the wire, but gRPC starts a
         # thread for each call that sends a stream.
@@ -80,7 +70,7 @@ class RemoteSource(RowSource):
             SpecConflict: a table of that name has another spec.
         """
         request = store_pb2.CreateTableRequest(spec=spec_to_message(spec))
-        return bool(self._connection.call(lambda timeout: self._create(request, timeout=timeout)).created)
+        return bool(self._connection.call(lambda timeout: self._stub.CreateTable(request, timeout=timeout)).created)
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """Rows of many tables in one call; see `RowSource.lookup`.
@@ -107,7 +97,9 @@ class RemoteSource(RowSource):
 
     def _tables(self) -> store_pb2.ListTablesReply:
         request = store_pb2.ListTablesRequest()
-        reply: store_pb2.ListTablesReply = self._connection.call(lambda timeout: self._list(request, timeout=timeout))
+        reply: store_pb2.ListTablesReply = self._connection.call(
+            lambda timeout: self._stub.ListTables(request, timeout=timeout)
+        )
         return reply
 
     def _send(self, header: bytes, ids: Mapping[str, Int64], timeout: float) -> Iterable[bytes]:

@@ -11,14 +11,13 @@ from embedding_store.errors import BadInput, TableNotFound
 from embedding_store.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
 from embedding_store.grpc_server import Service
 from embedding_store.rpc_errors import answering
-from embedding_store.spec_messages import spec_from_message, spec_to_message
+from embedding_store.spec_messages import STORE_SERVICE, spec_from_message, spec_to_message
 from embedding_store.store import EmbeddingStore, Int64
 from embedding_store.v1 import store_pb2
 
-__all__ = ["STORE_SERVICE", "store_service"]
+__all__ = ["store_service"]
 
 _INT64 = np.dtype(np.int64)
-STORE_SERVICE: str = store_pb2.DESCRIPTOR.services_by_name["EmbeddingStore"].full_name
 
 
 def store_service(store: EmbeddingStore) -> Service:
@@ -101,11 +100,10 @@ def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None
     reader = FrameReader(frames, "LookupRequest")
     header = reader.header(store_pb2.LookupHeader)
     plan = BodyPlan("LookupRequest")
-    tables = []
     for entry in header.tables:
-        if entry.table in tables:
-            raise BadInput(f"LookupRequest: table {entry.table!r} stands in it twice; join its ids")
-        tables.append(entry.table)
         plan.add(f"ids of table {entry.table!r}", (entry.count,), _INT64)
+    tables = [entry.table for entry in header.tables]
+    if len(set(tables)) < len(tables):
+        raise BadInput("LookupRequest: a table stands in it twice; join its ids")
     ids = dict(zip(tables, reader.read(plan), strict=True))
     return ids, header.version if header.HasField("version") else None

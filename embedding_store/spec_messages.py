@@ -6,7 +6,10 @@ from embedding_store.errors import BadSpec
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.v1 import store_pb2
 
-__all__ = ["spec_from_message", "spec_to_message"]
+__all__ = ["STORE_SERVICE", "spec_from_message", "spec_to_message"]
+
+STORE_SERVICE: str = store_pb2.DESCRIPTOR.services_by_name["EmbeddingStore"].full_name
+"""Full name of the service on the wire."""
 
 
 def spec_to_message(spec: TableSpec) -> store_pb2.TableSpec:

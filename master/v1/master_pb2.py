@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16master/v1/master.proto\x12\x13\x65lastable.master.v1\"=\n\x0bJoinRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\"\xd1\x02\n\x0eJobDescription\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x18\n\x10micro_batch_size\x18\x03 \x01(\x03\x12\x15\n\rgrads_to_wait\x18\x04 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x05 \x01(\x03\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\x18\n\x10intra_op_threads\x18\x07 \x01(\x05\x12\x11\n\tstore_url\x18\x08 \x01(\t\x12\x12\n\nmodel_file\x18\t \x01(\t\x12\x14\n\x0cmodel_sha256\x18\n \x01(\t\x12\x15\n\roffload_above\x18\x0b \x01(\x03\x12\x15\n\rtrain_records\x18\x0c \x01(\x03\x12\x1a\n\x12validation_records\x18\r \x01(\x03\x12\x0f\n\x07shuffle\x18\x0e \x01(\x08\x12\x0f\n\x07\x61verage\x18\x0f \x01(\t\x12\x12\n\nnot_finite\x18\x10 \x01(\t\"n\n\x08JobEvent\x12\x32\n\x03job\x18\x01 \x01(\x0b\x32#.elastable.master.v1.JobDescriptionH\x00\x12\x11\n\x07version\x18\x02 \x01(\x03H\x00\x12\x12\n\x08\x66inished\x18\x03 \x01(\tH\x00\x42\x07\n\x05\x65vent\"\x85\x01\n\x04Task\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.elastable.master.v1.TaskKind\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\r\n\x05start\x18\x05 \x01(\x03\x12\x0c\n\x04stop\x18\x06 \x01(\x03\"G\n\x11LeaseTasksRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0c\n\x04want\x18\x02 \x01(\x05\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x05\"M\n\x0fLeaseTasksReply\x12(\n\x05tasks\x18\x01 \x03(\x0b\x32\x19.elastable.master.v1.Task\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"Z\n\x10PullDenseRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x05\x42\n\n\x08_version\"9\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x94\x01\n\x0b\x44\x65nseHeader\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x33\n\tvariables\x18\x03 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\x12\x30\n\x06states\x18\x04 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\"L\n\nDenseFrame\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .elastable.master.v1.DenseHeader\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"2\n\nSyncPushId\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x0bmicro_batch\x18\x02 \x01(\x03\"I\n\x0b\x41syncPushId\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\x03\"r\n\x06PushId\x12/\n\x04sync\x18\x01 \x01(\x0b\x32\x1f.elastable.master.v1.SyncPushIdH\x00\x12\x31\n\x05\x61sync\x18\x02 \x01(\x0b\x32 .elastable.master.v1.AsyncPushIdH\x00\x42\x04\n\x02id\"8\n\x0bSlicesEntry\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x05\"\x94\x02\n\x0eGradientHeader\x12)\n\x04push\x18\x01 \x01(\x0b\x32\x1b.elastable.master.v1.PushId\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12/\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\x12\x30\n\x06slices\x18\x04 \x03(\x0b\x32 .elastable.master.v1.SlicesEntry\x12\x30\n\x06states\x18\x05 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\x12\x31\n\x07metrics\x18\x06 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\"R\n\rGradientFrame\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32#.elastable.master.v1.GradientHeader\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"i\n\x13ReportGradientReply\x12\x31\n\x07outcome\x18\x01 \x01(\x0e\x32 .elastable.master.v1.PushOutcome\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\"\x91\x01\n\x10\x45valuationHeader\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\x03\x12\x0f\n\x07records\x18\x04 \x01(\x03\x12\x31\n\x07metrics\x18\x05 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\"V\n\x0f\x45valuationFrame\x12\x35\n\x06header\x18\x01 \x01(\x0b\x32%.elastable.master.v1.EvaluationHeader\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"J\n\x15ReportEvaluationReply\x12\x31\n\x07outcome\x18\x01 \x01(\x0e\x32 .elastable.master.v1.PushOutcome\"Z\n\x14ReportFailureRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66\x61tal\x18\x04 \x01(\x08\"\x14\n\x12ReportFailureReply\"\x12\n\x10GetStatusRequest\"e\n\x0cWorkerStatus\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0e\n\x06leases\x18\x04 \x01(\x05\x12\x15\n\rmicro_batches\x18\x05 \x01(\x03\"\xd1\x02\n\x0eGetStatusReply\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x16\n\x0eversions_total\x18\x05 \x01(\x03\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x07 \x01(\x03\x12\x17\n\x0frecords_trained\x18\x08 \x01(\x03\x12\x41\n\x07metrics\x18\t \x03(\x0b\x32\x30.elastable.master.v1.GetStatusReply.MetricsEntry\x12\x32\n\x07workers\x18\n \x03(\x0b\x32!.elastable.master.v1.WorkerStatus\x12\r\n\x05store\x18\x0b \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\" \n\x0eStopJobRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0e\n\x0cStopJobReply*R\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_KIND_TRAIN\x10\x01\x12\x16\n\x12TASK_KIND_EVALUATE\x10\x02*\x94\x01\n\x0bPushOutcome\x12\x1c\n\x18PUSH_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15PUSH_OUTCOME_ACCEPTED\x10\x01\x12\x1a\n\x16PUSH_OUTCOME_DUPLICATE\x10\x02\x12\x16\n\x12PUSH_OUTCOME_STALE\x10\x03\x12\x18\n\x14PUSH_OUTCOME_SKIPPED\x10\x04\x32\xe1\x05\n\x06Master\x12I\n\x04Join\x12 .elastable.master.v1.JoinRequest\x1a\x1d.elastable.master.v1.JobEvent0\x01\x12Z\n\nLeaseTasks\x12&.elastable.master.v1.LeaseTasksRequest\x1a$.elastable.master.v1.LeaseTasksReply\x12U\n\tPullDense\x12%.elastable.master.v1.PullDenseRequest\x1a\x1f.elastable.master.v1.DenseFrame0\x01\x12`\n\x0eReportGradient\x12\".elastable.master.v1.GradientFrame\x1a(.elastable.master.v1.ReportGradientReply(\x01\x12\x66\n\x10ReportEvaluation\x12$.elastable.master.v1.EvaluationFrame\x1a*.elastable.master.v1.ReportEvaluationReply(\x01\x12\x63\n\rReportFailure\x12).elastable.master.v1.ReportFailureRequest\x1a\'.elastable.master.v1.ReportFailureReply\x12W\n\tGetStatus\x12%.elastable.master.v1.GetStatusRequest\x1a#.elastable.master.v1.GetStatusReply\x12Q\n\x07StopJob\x12#.elastable.master.v1.StopJobRequest\x1a!.elastable.master.v1.StopJobReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16master/v1/master.proto\x12\x13\x65lastable.master.v1\"=\n\x0bJoinRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\"\xd1\x02\n\x0eJobDescription\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x18\n\x10micro_batch_size\x18\x03 \x01(\x03\x12\x15\n\rgrads_to_wait\x18\x04 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x05 \x01(\x03\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12\x18\n\x10intra_op_threads\x18\x07 \x01(\x05\x12\x11\n\tstore_url\x18\x08 \x01(\t\x12\x12\n\nmodel_file\x18\t \x01(\t\x12\x14\n\x0cmodel_sha256\x18\n \x01(\t\x12\x15\n\roffload_above\x18\x0b \x01(\x03\x12\x15\n\rtrain_records\x18\x0c \x01(\x03\x12\x1a\n\x12validation_records\x18\r \x01(\x03\x12\x0f\n\x07shuffle\x18\x0e \x01(\x08\x12\x0f\n\x07\x61verage\x18\x0f \x01(\t\x12\x12\n\nnot_finite\x18\x10 \x01(\t\"n\n\x08JobEvent\x12\x32\n\x03job\x18\x01 \x01(\x0b\x32#.elastable.master.v1.JobDescriptionH\x00\x12\x11\n\x07version\x18\x02 \x01(\x03H\x00\x12\x12\n\x08\x66inished\x18\x03 \x01(\tH\x00\x42\x07\n\x05\x65vent\"\x85\x01\n\x04Task\x12+\n\x04kind\x18\x01 \x01(\x0e\x32\x1d.elastable.master.v1.TaskKind\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\r\n\x05start\x18\x05 \x01(\x03\x12\x0c\n\x04stop\x18\x06 \x01(\x03\"G\n\x11LeaseTasksRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0c\n\x04want\x18\x02 \x01(\x05\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x05\"M\n\x0fLeaseTasksReply\x12(\n\x05tasks\x18\x01 \x03(\x0b\x32\x19.elastable.master.v1.Task\x12\x10\n\x08\x66inished\x18\x02 \x01(\x08\"Z\n\x10PullDenseRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x05\x42\n\n\x08_version\"9\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x94\x01\n\x0b\x44\x65nseHeader\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x33\n\tvariables\x18\x03 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\x12\x30\n\x06states\x18\x04 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\"L\n\nDenseFrame\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .elastable.master.v1.DenseHeader\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"2\n\nSyncPushId\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x0bmicro_batch\x18\x02 \x01(\x03\"I\n\x0b\x41syncPushId\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\x03\"x\n\x06PushId\x12\x32\n\x07sync_id\x18\x01 \x01(\x0b\x32\x1f.elastable.master.v1.SyncPushIdH\x00\x12\x34\n\x08\x61sync_id\x18\x02 \x01(\x0b\x32 .elastable.master.v1.AsyncPushIdH\x00\x42\x04\n\x02id\"8\n\x0bSlicesEntry\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x05\"\x94\x02\n\x0eGradientHeader\x12)\n\x04push\x18\x01 \x01(\x0b\x32\x1b.elastable.master.v1.PushId\x12\x0f\n\x07records\x18\x02 \x01(\x03\x12/\n\x05\x64\x65nse\x18\x03 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\x12\x30\n\x06slices\x18\x04 \x03(\x0b\x32 .elastable.master.v1.SlicesEntry\x12\x30\n\x06states\x18\x05 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\x12\x31\n\x07metrics\x18\x06 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\"R\n\rGradientFrame\x12\x33\n\x06header\x18\x01 \x01(\x0b\x32#.elastable.master.v1.GradientHeader\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"i\n\x13ReportGradientReply\x12\x31\n\x07outcome\x18\x01 \x01(\x0e\x32 .elastable.master.v1.PushOutcome\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\"\x91\x01\n\x10\x45valuationHeader\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x13\n\x0bmicro_batch\x18\x03 \x01(\x03\x12\x0f\n\x07records\x18\x04 \x01(\x03\x12\x31\n\x07metrics\x18\x05 \x03(\x0b\x32 .elastable.master.v1.TensorEntry\"V\n\x0f\x45valuationFrame\x12\x35\n\x06header\x18\x01 \x01(\x0b\x32%.elastable.master.v1.EvaluationHeader\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"J\n\x15ReportEvaluationReply\x12\x31\n\x07outcome\x18\x01 \x01(\x0e\x32 .elastable.master.v1.PushOutcome\"Z\n\x14ReportFailureRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66\x61tal\x18\x04 \x01(\x08\"\x14\n\x12ReportFailureReply\"\x12\n\x10GetStatusRequest\"e\n\x0cWorkerStatus\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0e\n\x06leases\x18\x04 \x01(\x05\x12\x15\n\rmicro_batches\x18\x05 \x01(\x03\"\xd1\x02\n\x0eGetStatusReply\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0c\n\x04mode\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x16\n\x0eversions_total\x18\x05 \x01(\x03\x12\r\n\x05\x65poch\x18\x06 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x07 \x01(\x03\x12\x17\n\x0frecords_trained\x18\x08 \x01(\x03\x12\x41\n\x07metrics\x18\t \x03(\x0b\x32\x30.elastable.master.v1.GetStatusReply.MetricsEntry\x12\x32\n\x07workers\x18\n \x03(\x0b\x32!.elastable.master.v1.WorkerStatus\x12\r\n\x05store\x18\x0b \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\" \n\x0eStopJobRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x0e\n\x0cStopJobReply*R\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_KIND_TRAIN\x10\x01\x12\x16\n\x12TASK_KIND_EVALUATE\x10\x02*\x94\x01\n\x0bPushOutcome\x12\x1c\n\x18PUSH_OUTCOME_UNSPECIFIED\x10\x00\x12\x19\n\x15PUSH_OUTCOME_ACCEPTED\x10\x01\x12\x1a\n\x16PUSH_OUTCOME_DUPLICATE\x10\x02\x12\x16\n\x12PUSH_OUTCOME_STALE\x10\x03\x12\x18\n\x14PUSH_OUTCOME_SKIPPED\x10\x04\x32\xe1\x05\n\x06Master\x12I\n\x04Join\x12 .elastable.master.v1.JoinRequest\x1a\x1d.elastable.master.v1.JobEvent0\x01\x12Z\n\nLeaseTasks\x12&.elastable.master.v1.LeaseTasksRequest\x1a$.elastable.master.v1.LeaseTasksReply\x12U\n\tPullDense\x12%.elastable.master.v1.PullDenseRequest\x1a\x1f.elastable.master.v1.DenseFrame0\x01\x12`\n\x0eReportGradient\x12\".elastable.master.v1.GradientFrame\x1a(.elastable.master.v1.ReportGradientReply(\x01\x12\x66\n\x10ReportEvaluation\x12$.elastable.master.v1.EvaluationFrame\x1a*.elastable.master.v1.ReportEvaluationReply(\x01\x12\x63\n\rReportFailure\x12).elastable.master.v1.ReportFailureRequest\x1a\'.elastable.master.v1.ReportFailureReply\x12W\n\tGetStatus\x12%.elastable.master.v1.GetStatusRequest\x1a#.elastable.master.v1.GetStatusReply\x12Q\n\x07StopJob\x12#.elastable.master.v1.StopJobRequest\x1a!.elastable.master.v1.StopJobReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETSTATUSREPLY_METRICSENTRY']._loaded_options = None
   _globals['_GETSTATUSREPLY_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_TASKKIND']._serialized_start=2940
-  _globals['_TASKKIND']._serialized_end=3022
-  _globals['_PUSHOUTCOME']._serialized_start=3025
-  _globals['_PUSHOUTCOME']._serialized_end=3173
+  _globals['_TASKKIND']._serialized_start=2946
+  _globals['_TASKKIND']._serialized_end=3028
+  _globals['_PUSHOUTCOME']._serialized_start=3031
+  _globals['_PUSHOUTCOME']._serialized_end=3179
   _globals['_JOINREQUEST']._serialized_start=47
   _globals['_JOINREQUEST']._serialized_end=108
   _globals['_JOBDESCRIPTION']._serialized_start=111
@@ -62,37 +62,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ASYNCPUSHID']._serialized_start=1282
   _globals['_ASYNCPUSHID']._serialized_end=1355
   _globals['_PUSHID']._serialized_start=1357
-  _globals['_PUSHID']._serialized_end=1471
-  _globals['_SLICESENTRY']._serialized_start=1473
-  _globals['_SLICESENTRY']._serialized_end=1529
-  _globals['_GRADIENTHEADER']._serialized_start=1532
-  _globals['_GRADIENTHEADER']._serialized_end=1808
-  _globals['_GRADIENTFRAME']._serialized_start=1810
-  _globals['_GRADIENTFRAME']._serialized_end=1892
-  _globals['_REPORTGRADIENTREPLY']._serialized_start=1894
-  _globals['_REPORTGRADIENTREPLY']._serialized_end=1999
-  _globals['_EVALUATIONHEADER']._serialized_start=2002
-  _globals['_EVALUATIONHEADER']._serialized_end=2147
-  _globals['_EVALUATIONFRAME']._serialized_start=2149
-  _globals['_EVALUATIONFRAME']._serialized_end=2235
-  _globals['_REPORTEVALUATIONREPLY']._serialized_start=2237
-  _globals['_REPORTEVALUATIONREPLY']._serialized_end=2311
-  _globals['_REPORTFAILUREREQUEST']._serialized_start=2313
-  _globals['_REPORTFAILUREREQUEST']._serialized_end=2403
-  _globals['_REPORTFAILUREREPLY']._serialized_start=2405
-  _globals['_REPORTFAILUREREPLY']._serialized_end=2425
-  _globals['_GETSTATUSREQUEST']._serialized_start=2427
-  _globals['_GETSTATUSREQUEST']._serialized_end=2445
-  _globals['_WORKERSTATUS']._serialized_start=2447
-  _globals['_WORKERSTATUS']._serialized_end=2548
-  _globals['_GETSTATUSREPLY']._serialized_start=2551
-  _globals['_GETSTATUSREPLY']._serialized_end=2888
-  _globals['_GETSTATUSREPLY_METRICSENTRY']._serialized_start=2842
-  _globals['_GETSTATUSREPLY_METRICSENTRY']._serialized_end=2888
-  _globals['_STOPJOBREQUEST']._serialized_start=2890
-  _globals['_STOPJOBREQUEST']._serialized_end=2922
-  _globals['_STOPJOBREPLY']._serialized_start=2924
-  _globals['_STOPJOBREPLY']._serialized_end=2938
-  _globals['_MASTER']._serialized_start=3176
-  _globals['_MASTER']._serialized_end=3913
+  _globals['_PUSHID']._serialized_end=1477
+  _globals['_SLICESENTRY']._serialized_start=1479
+  _globals['_SLICESENTRY']._serialized_end=1535
+  _globals['_GRADIENTHEADER']._serialized_start=1538
+  _globals['_GRADIENTHEADER']._serialized_end=1814
+  _globals['_GRADIENTFRAME']._serialized_start=1816
+  _globals['_GRADIENTFRAME']._serialized_end=1898
+  _globals['_REPORTGRADIENTREPLY']._serialized_start=1900
+  _globals['_REPORTGRADIENTREPLY']._serialized_end=2005
+  _globals['_EVALUATIONHEADER']._serialized_start=2008
+  _globals['_EVALUATIONHEADER']._serialized_end=2153
+  _globals['_EVALUATIONFRAME']._serialized_start=2155
+  _globals['_EVALUATIONFRAME']._serialized_end=2241
+  _globals['_REPORTEVALUATIONREPLY']._serialized_start=2243
+  _globals['_REPORTEVALUATIONREPLY']._serialized_end=2317
+  _globals['_REPORTFAILUREREQUEST']._serialized_start=2319
+  _globals['_REPORTFAILUREREQUEST']._serialized_end=2409
+  _globals['_REPORTFAILUREREPLY']._serialized_start=2411
+  _globals['_REPORTFAILUREREPLY']._serialized_end=2431
+  _globals['_GETSTATUSREQUEST']._serialized_start=2433
+  _globals['_GETSTATUSREQUEST']._serialized_end=2451
+  _globals['_WORKERSTATUS']._serialized_start=2453
+  _globals['_WORKERSTATUS']._serialized_end=2554
+  _globals['_GETSTATUSREPLY']._serialized_start=2557
+  _globals['_GETSTATUSREPLY']._serialized_end=2894
+  _globals['_GETSTATUSREPLY_METRICSENTRY']._serialized_start=2848
+  _globals['_GETSTATUSREPLY_METRICSENTRY']._serialized_end=2894
+  _globals['_STOPJOBREQUEST']._serialized_start=2896
+  _globals['_STOPJOBREQUEST']._serialized_end=2928
+  _globals['_STOPJOBREPLY']._serialized_start=2930
+  _globals['_STOPJOBREPLY']._serialized_end=2944
+  _globals['_MASTER']._serialized_start=3182
+  _globals['_MASTER']._serialized_end=3919
 # @@protoc_insertion_point(module_scope)

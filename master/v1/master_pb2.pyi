@@ -458,20 +458,23 @@ Global___AsyncPushId: _TypeAlias = AsyncPushId  # noqa: Y015
 class PushId(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SYNC_FIELD_NUMBER: _builtins.int
-    ASYNC_FIELD_NUMBER: _builtins.int
+    SYNC_ID_FIELD_NUMBER: _builtins.int
+    ASYNC_ID_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def sync(self) -> Global___SyncPushId: ...
+    def sync_id(self) -> Global___SyncPushId: ...
+    @_builtins.property
+    def async_id(self) -> Global___AsyncPushId: ...
     def __init__(
         self,
         *,
-        sync: Global___SyncPushId | None = ...,
+        sync_id: Global___SyncPushId | None = ...,
+        async_id: Global___AsyncPushId | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["async", b"async", "id", b"id", "sync", b"sync"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["async_id", b"async_id", "id", b"id", "sync_id", b"sync_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["async", b"async", "id", b"id", "sync", b"sync"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["async_id", b"async_id", "id", b"id", "sync_id", b"sync_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_id: _TypeAlias = _typing.Literal["sync", "async"]  # noqa: Y015
+    _WhichOneofReturnType_id: _TypeAlias = _typing.Literal["sync_id", "async_id"]  # noqa: Y015
     _WhichOneofArgType_id: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_id) -> _WhichOneofReturnType_id | None: ...
 

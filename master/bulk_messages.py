@@ -1,0 +1,181 @@
+"""The bulk calls of a master as frames, and back: dense variables, gradients, metric state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from embedding_store.errors import BadGradient, BadInput
+from embedding_store.frames import BodyPlan, FrameReader, encode
+from master.api import AsyncPushId, DenseSnapshot, EvaluationReport, Push, PushId, Slices, SyncPushId, Tensor
+from master.v1 import master_pb2
+
+__all__ = [
+    "dense_frames",
+    "dense_from_frames",
+    "evaluation_frames",
+    "evaluation_from_frames",
+    "push_frames",
+    "push_from_frames",
+]
+
+_DTYPE_NAMES = ["float16", "float32", "float64", "int8", "int16", "int32", "int64"]
+_DTYPE_NAMES += ["uint8", "uint16", "uint32", "uint64", "bool"]
+_DTYPES = {name: np.dtype(name) for name in _DTYPE_NAMES}
+_INT64, _FLOAT32 = _DTYPES["int64"], _DTYPES["float32"]
+
+
+def push_frames(push: Push) -> Iterator[bytes]:
+    """The frames of one ReportGradient.
+
+    Raises:
+        BadGradient: an array that the wire has no place for; names its table.
+    """
+    header = master_pb2.GradientHeader(push=_id_to_message(push.id), records=push.records)
+    arrays = _declare(header.dense, push.dense)
+    for table, slices in push.slices.items():
+        indices, values = slices.indices, slices.values
+        if indices.dtype != np.int64 or indices.ndim != 1:
+            raise BadGradient(
+                f"gradient of table {table!r}: indices must be int64 of one dimension, "
+                f"got {indices.dtype} {list(indices.shape)}"
+            )
+        if values.dtype != np.float32 or values.ndim != 2 or len(values) != len(indices):
+            raise BadGradient(
+                f"gradient of table {table!r}: values must be float32 [{len(indices)}, dim], "
+                f"got {values.dtype} {list(values.shape)}"
+            )
+        header.slices.add(table=table, count=len(indices), dim=values.shape[1])
+        arrays += [indices, values]
+    arrays += _declare(header.states, push.states) + _declare(header.metrics, push.metrics)
+    return encode(header.SerializeToString(), arrays)
+
+
+def push_from_frames(frames: Iterable[bytes]) -> Push:
+    """The push that stands in the frames of one ReportGradient.
+
+    Raises:
+        BadInput: malformed frames, no PushId, a table named twice, or a size
+            or dtype that cannot be.
+    """
+    reader = FrameReader(frames, "GradientFrame")
+    header = reader.header(master_pb2.GradientHeader)
+    plan = BodyPlan("GradientFrame")
+    _plan_tensors(plan, "dense gradient", header.dense)
+    tables = [entry.table for entry in header.slices]
+    if len(set(tables)) < len(tables):
+        raise BadInput("GradientFrame: a table stands in it twice; join its slices")
+    for entry in header.slices:
+        plan.add(f"indices of table {entry.table!r}", (entry.count,), _INT64)
+        plan.add(f"values of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
+    _plan_tensors(plan, "state", header.states)
+    _plan_tensors(plan, "metric", header.metrics)
+    push_id = _id_from_message(header.push)
+    arrays = iter(reader.read(plan))
+    return Push(
+        id=push_id,
+        records=header.records,
+        dense=tuple(next(arrays) for _ in header.dense),
+        slices={table: Slices(next(arrays), next(arrays)) for table in tables},
+        states=tuple(next(arrays) for _ in header.states),
+        metrics=tuple(arrays),
+    )
+
+
+def dense_frames(snapshot: DenseSnapshot | None) -> Iterator[bytes]:
+    """The frames of one PullDense; None: the version is not committed yet."""
+    if snapshot is None:
+        return encode(master_pb2.DenseHeader(ready=False).SerializeToString(), ())
+    header = master_pb2.DenseHeader(ready=True, version=snapshot.version)
+    arrays = _declare(header.variables, snapshot.variables, snapshot.variable_names)
+    arrays += _declare(header.states, snapshot.states, snapshot.state_names)
+    return encode(header.SerializeToString(), arrays)
+
+
+def dense_from_frames(frames: Iterable[bytes]) -> DenseSnapshot | None:
+    """The dense variables in the frames of one PullDense; None: not committed yet.
+
+    Raises:
+        BadInput: malformed frames.
+    """
+    reader = FrameReader(frames, "DenseFrame")
+    header = reader.header(master_pb2.DenseHeader)
+    plan = BodyPlan("DenseFrame")
+    _plan_tensors(plan, "variable", header.variables)
+    _plan_tensors(plan, "state", header.states)
+    arrays = reader.read(plan)
+    if not header.ready:
+        return None
+    count = len(header.variables)
+    return DenseSnapshot(
+        version=header.version,
+        variables=tuple(arrays[:count]),
+        states=tuple(arrays[count:]),
+        variable_names=tuple(entry.name for entry in header.variables),
+        state_names=tuple(entry.name for entry in header.states),
+    )
+
+
+def evaluation_frames(report: EvaluationReport) -> Iterator[bytes]:
+    """The frames of one ReportEvaluation."""
+    header = master_pb2.EvaluationHeader(
+        incarnation=report.incarnation,
+        version=report.version,
+        micro_batch=report.micro_batch,
+        records=report.records,
+    )
+    arrays = _declare(header.metrics, report.metrics)
+    return encode(header.SerializeToString(), arrays)
+
+
+def evaluation_from_frames(frames: Iterable[bytes]) -> EvaluationReport:
+    """The report in the frames of one ReportEvaluation.
+
+    Raises:
+        BadInput: malformed frames.
+    """
+    reader = FrameReader(frames, "EvaluationFrame")
+    header = reader.header(master_pb2.EvaluationHeader)
+    plan = BodyPlan("EvaluationFrame")
+    _plan_tensors(plan, "metric", header.metrics)
+    metrics = tuple(reader.read(plan))
+    return EvaluationReport(header.incarnation, header.version, header.micro_batch, header.records, metrics)
+
+
+def _id_to_message(push_id: PushId) -> master_pb2.PushId:
+    if isinstance(push_id, SyncPushId):
+        return master_pb2.PushId(
+            sync_id=master_pb2.SyncPushId(version=push_id.version, micro_batch=push_id.micro_batch)
+        )
+    return master_pb2.PushId(
+        async_id=master_pb2.AsyncPushId(
+            incarnation=push_id.incarnation, sequence=push_id.sequence, micro_batch=push_id.micro_batch
+        )
+    )
+
+
+def _id_from_message(message: master_pb2.PushId) -> PushId:
+    kind = message.WhichOneof("id")
+    if kind == "sync_id":
+        return SyncPushId(message.sync_id.version, message.sync_id.micro_batch)
+    if kind == "async_id":
+        return AsyncPushId(message.async_id.incarnation, message.async_id.sequence, message.async_id.micro_batch)
+    raise BadInput("GradientFrame: its header has no PushId; set sync_id or async_id, so that it counts once")
+
+
+def _declare(entries: Any, tensors: Sequence[Tensor], names: Sequence[str] = ()) -> list[Tensor]:
+    """Adds an entry for each tensor; the tensors."""
+    for number, tensor in enumerate(tensors):
+        if tensor.dtype.name not in _DTYPES:
+            raise BadInput(f"tensor {number} has dtype {tensor.dtype}; known dtypes are {', '.join(_DTYPES)}")
+        entries.add(name=names[number] if names else "", dtype=tensor.dtype.name, shape=tensor.shape)
+    return list(tensors)
+
+
+def _plan_tensors(plan: BodyPlan, what: str, entries: Iterable[master_pb2.TensorEntry]) -> None:
+    for number, entry in enumerate(entries):
+        if entry.dtype not in _DTYPES:
+            raise BadInput(f"{what} {number} has dtype {entry.dtype!r}; known dtypes are {', '.join(_DTYPES)}")
+        plan.add(f"{what} {number}", tuple(entry.shape), _DTYPES[entry.dtype])

@@ -1,0 +1,172 @@
+"""A master in another process, over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import grpc
+
+from embedding_store.errors import BadInput, StoreFailed
+from embedding_store.remote import RemoteSource
+from embedding_store.rpc_connection import Connection
+from master.api import (
+    DenseSnapshot,
+    EvaluationReport,
+    JobStatus,
+    Lease,
+    MasterApi,
+    Push,
+    PushOutcome,
+    PushReply,
+    WorkerIdentity,
+)
+from master.bulk_messages import dense_from_frames, evaluation_frames, push_frames
+from master.messages import (
+    LONGEST_WAIT_S,
+    MASTER_SERVICE,
+    lease_from_message,
+    outcome_from_message,
+    push_reply_from_message,
+    status_from_message,
+)
+from master.remote_session import RemoteSession
+from master.v1 import master_pb2, master_pb2_grpc
+
+__all__ = ["MasterClient"]
+
+Reply = TypeVar("Reply")
+
+
+class MasterClient(MasterApi):
+    """What a worker asks of a master, over one connection. Safe to use from many threads.
+
+    A master that is not reached is tried again, with growing pauses, until the
+    deadline: every call may be repeated, as a push is named by what it
+    computed. Tasks leased by an answer that was lost are free again with the
+    session, whose stream broke with the same connection.
+
+    Args:
+        address: `host:port` of the master.
+        deadline_s: Seconds for each call, on top of what it asks the master to wait.
+
+    Raises:
+        BadInput: no such address or deadline can be.
+    """
+
+    def __init__(self, address: str, deadline_s: float = 30.0) -> None:
+        self._connection = Connection(address, deadline_s)
+        channel = self._connection.channel
+        self._stub = master_pb2_grpc.MasterStub(channel)
+        # Bulk frames pass as bytes. A push of one frame goes as a unary call, which
+        # is the same on the wire: gRPC starts a thread for each call that sends a stream.
+        service = f"/{MASTER_SERVICE}"
+        self._pull = channel.unary_stream(f"{service}/PullDense", master_pb2.PullDenseRequest.SerializeToString, None)
+        self._push = _Upload(channel, f"{service}/ReportGradient", master_pb2.ReportGradientReply.FromString)
+        self._report = _Upload(channel, f"{service}/ReportEvaluation", master_pb2.ReportEvaluationReply.FromString)
+        self._store = RemoteSource(self._connection)
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the master."""
+        return self._connection.address
+
+    def store(self) -> RemoteSource:
+        """The rows that the master serves, over this connection."""
+        return self._store
+
+    def join(self, worker: WorkerIdentity) -> RemoteSession:
+        """Opens the worker's session; it lasts until `close`, or until the connection breaks.
+
+        Raises:
+            Unavailable, DeadlineExceeded: naming address and deadline.
+        """
+        request = master_pb2.JoinRequest(incarnation=worker.incarnation, host=worker.host, pid=worker.pid)
+        return self._connection.call(lambda timeout: RemoteSession(self._stub.Join(request), self.address, timeout))
+
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float) -> Lease:
+        """Up to `want` tasks, waiting up to `wait_s` seconds for the first."""
+        request = master_pb2.LeaseTasksRequest(incarnation=incarnation, want=want, wait_ms=_wait_ms(wait_s))
+        return lease_from_message(self._call(self._stub.LeaseTasks, request, wait_s))
+
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
+        """The dense variables of `version`; see `MasterApi.pull_dense`."""
+        request = master_pb2.PullDenseRequest(incarnation=incarnation, version=version, wait_ms=_wait_ms(wait_s))
+
+        def attempt(timeout: float) -> DenseSnapshot | None:
+            frames = self._pull(request, timeout=timeout)
+            try:
+                return dense_from_frames(frames)
+            except BadInput as error:
+                raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
+
+        return self._connection.call(attempt, wait_s)
+
+    def report_gradient(self, push: Push) -> PushReply:
+        """Hands a micro-batch's gradients in; safe to repeat.
+
+        Raises:
+            BadGradient: an array that the wire has no place for; nothing was sent.
+        """
+        reply = self._connection.call(lambda timeout: self._push(push_frames(push), timeout))
+        return push_reply_from_message(reply)
+
+    def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
+        """Hands an evaluated micro-batch's metric state in; safe to repeat."""
+        reply = self._connection.call(lambda timeout: self._report(evaluation_frames(report), timeout))
+        return outcome_from_message(reply.outcome)
+
+    def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
+        """Tells why a worker fails; `fatal` where every worker would."""
+        kind, message = type(error).__name__, str(error)
+        self._call(
+            self._stub.ReportFailure,
+            master_pb2.ReportFailureRequest(incarnation=incarnation, error=kind, message=message, fatal=fatal),
+        )
+
+    def status(self) -> JobStatus:
+        """How far the job is."""
+        return status_from_message(self._call(self._stub.GetStatus, master_pb2.GetStatusRequest()))
+
+    def stop(self, reason: str) -> None:
+        """Ends the job cleanly after the version in work."""
+        self._call(self._stub.StopJob, master_pb2.StopJobRequest(reason=reason))
+
+    def close(self) -> None:
+        """Closes the connection, and with it the sessions and the store. Closing twice is harmless."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, method: Callable[..., Reply], request: Any, wait_s: float = 0.0) -> Reply:
+        return self._connection.call(lambda timeout: method(request, timeout=timeout), wait_s)
+
+
+class _Upload(Generic[Reply]):
+    """A call that sends frames and takes one reply."""
+
+    def __init__(self, channel: grpc.Channel, path: str, parse: Callable[[bytes], Reply]) -> None:
+        self._one = channel.unary_unary(path, None, parse)
+        self._many = channel.stream_unary(path, None, parse)
+
+    def __call__(self, frames: Iterator[bytes], timeout: float) -> Reply:
+        first, second = next(frames), next(frames, None)
+        if second is None:
+            reply: Reply = self._one(first, timeout=timeout)
+        else:
+            reply = self._many(chain((first, second), frames), timeout=timeout)
+        return reply
+
+
+def _wait_ms(wait_s: float) -> int:
+    if not 0 <= wait_s <= LONGEST_WAIT_S:
+        raise BadInput(f"wait of {wait_s} s: ask for 0 to {LONGEST_WAIT_S:g} s, and call again")
+    return round(wait_s * 1000)

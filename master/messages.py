@@ -1,0 +1,155 @@
+"""The plain data of `master.api`'s control calls as protobuf messages, and back."""
+
+from __future__ import annotations
+
+from embedding_store.errors import BadInput, ElastableError, JobFailed
+from embedding_store.rpc_errors import error_class
+from master.api import JobSpec, JobStatus, Lease, PushOutcome, PushReply, Task, TaskKind, WorkerIdentity, WorkerStatus
+from master.v1 import master_pb2
+
+__all__ = [
+    "LONGEST_WAIT_S",
+    "MASTER_SERVICE",
+    "failure_from_message",
+    "job_from_message",
+    "job_to_message",
+    "lease_from_message",
+    "lease_to_message",
+    "outcome_from_message",
+    "outcome_to_message",
+    "push_reply_from_message",
+    "push_reply_to_message",
+    "status_from_message",
+    "status_to_message",
+]
+
+MASTER_SERVICE: str = master_pb2.DESCRIPTOR.services_by_name["Master"].full_name
+"""Full name of the service on the wire."""
+
+LONGEST_WAIT_S = 60.0
+"""A call may ask the master to wait for so long, as it holds one of its threads meanwhile."""
+
+_JOB_FIELDS = tuple(field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields)
+_KINDS = {TaskKind.TRAIN: master_pb2.TASK_KIND_TRAIN, TaskKind.EVALUATE: master_pb2.TASK_KIND_EVALUATE}
+_OUTCOMES = {
+    PushOutcome.ACCEPTED: master_pb2.PUSH_OUTCOME_ACCEPTED,
+    PushOutcome.DUPLICATE: master_pb2.PUSH_OUTCOME_DUPLICATE,
+    PushOutcome.STALE: master_pb2.PUSH_OUTCOME_STALE,
+    PushOutcome.SKIPPED: master_pb2.PUSH_OUTCOME_SKIPPED,
+}
+_KINDS_BACK = {value: kind for kind, value in _KINDS.items()}
+_OUTCOMES_BACK = {value: outcome for outcome, value in _OUTCOMES.items()}
+
+
+def job_to_message(job: JobSpec) -> master_pb2.JobDescription:
+    """The description of a job; the message has the fields of `JobSpec`, by name."""
+    return master_pb2.JobDescription(**{name: getattr(job, name) for name in _JOB_FIELDS})
+
+
+def job_from_message(message: master_pb2.JobDescription) -> JobSpec:
+    """The job that a master describes.
+
+    Raises:
+        BadSpec: no job can be so.
+    """
+    return JobSpec(**{name: getattr(message, name) for name in _JOB_FIELDS})
+
+
+def lease_to_message(lease: Lease) -> master_pb2.LeaseTasksReply:
+    """Tasks leased."""
+    reply = master_pb2.LeaseTasksReply(finished=lease.finished)
+    for task in lease.tasks:
+        reply.tasks.add(
+            kind=_KINDS[task.kind],
+            version=task.version,
+            micro_batch=task.micro_batch,
+            epoch=task.epoch,
+            start=task.start,
+            stop=task.stop,
+        )
+    return reply
+
+
+def lease_from_message(message: master_pb2.LeaseTasksReply) -> Lease:
+    """Tasks leased.
+
+    Raises:
+        BadInput: a task of a kind that this program does not know.
+    """
+    tasks = []
+    for task in message.tasks:
+        if task.kind not in _KINDS_BACK:
+            raise BadInput(f"task of kind {task.kind}: known kinds are {', '.join(TaskKind)}; is the master newer?")
+        kind = _KINDS_BACK[task.kind]
+        tasks.append(Task(task.version, kind, task.micro_batch, task.epoch, task.start, task.stop))
+    return Lease(tuple(tasks), message.finished)
+
+
+def push_reply_to_message(reply: PushReply) -> master_pb2.ReportGradientReply:
+    """What became of a push."""
+    return master_pb2.ReportGradientReply(
+        outcome=outcome_to_message(reply.outcome), reason=reply.reason, version=reply.version
+    )
+
+
+def push_reply_from_message(message: master_pb2.ReportGradientReply) -> PushReply:
+    """What became of a push."""
+    return PushReply(outcome_from_message(message.outcome), message.reason, message.version)
+
+
+def outcome_to_message(outcome: PushOutcome) -> master_pb2.PushOutcome.ValueType:
+    """The number of an outcome."""
+    return _OUTCOMES[outcome]
+
+
+def outcome_from_message(value: master_pb2.PushOutcome.ValueType) -> PushOutcome:
+    """The outcome of a number.
+
+    Raises:
+        BadInput: an outcome that this program does not know.
+    """
+    if value not in _OUTCOMES_BACK:
+        raise BadInput(f"push outcome {value}: known outcomes are {', '.join(PushOutcome)}; is the master newer?")
+    return _OUTCOMES_BACK[value]
+
+
+def failure_from_message(message: master_pb2.ReportFailureRequest) -> ElastableError:
+    """The error that a worker met: of its own class where that is one of ours."""
+    kind = error_class(message.error)
+    return kind(message.message) if kind else JobFailed(f"{message.error}: {message.message}")
+
+
+def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:
+    """How far a job is; the message has the fields of `JobStatus`, by name."""
+    names = ("job", "state", "mode", "version", "versions_total", "epoch", "epochs", "records_trained", "store")
+    reply = master_pb2.GetStatusReply(**{name: getattr(status, name) for name in names}, metrics=dict(status.metrics))
+    for worker in status.workers:
+        who = worker.identity
+        reply.workers.add(
+            incarnation=who.incarnation,
+            host=who.host,
+            pid=who.pid,
+            leases=worker.leases,
+            micro_batches=worker.micro_batches,
+        )
+    return reply
+
+
+def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
+    """How far a job is."""
+    return JobStatus(
+        job=message.job,
+        state=message.state,
+        mode=message.mode,
+        version=message.version,
+        versions_total=message.versions_total,
+        epoch=message.epoch,
+        epochs=message.epochs,
+        records_trained=message.records_trained,
+        metrics=dict(message.metrics),
+        workers=tuple(
+            WorkerStatus(WorkerIdentity(it.incarnation, it.host, it.pid), it.leases, it.micro_batches)
+            for it in message.workers
+        ),
+        store=message.store,
+    )

@@ -1,0 +1,121 @@
+"""The Master service: decodes calls, hands them to a `MasterApi`, encodes the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from embedding_store.errors import BadInput
+from embedding_store.grpc_server import Service
+from embedding_store.rpc_errors import answering
+from master.api import MasterApi, WorkerIdentity
+from master.attendance import Attendances
+from master.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
+from master.messages import (
+    LONGEST_WAIT_S,
+    MASTER_SERVICE,
+    failure_from_message,
+    lease_to_message,
+    outcome_to_message,
+    push_reply_to_message,
+    status_to_message,
+)
+from master.v1 import master_pb2
+
+__all__ = ["master_service"]
+
+
+def master_service(master: MasterApi) -> Service:
+    """The service that answers for `master`."""
+    servicer = _MasterServicer(master)
+
+    def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
+
+    handlers = {
+        "Join": grpc.unary_stream_rpc_method_handler(
+            servicer.join, master_pb2.JoinRequest.FromString, master_pb2.JobEvent.SerializeToString
+        ),
+        "LeaseTasks": control(servicer.lease_tasks, master_pb2.LeaseTasksRequest, master_pb2.LeaseTasksReply),
+        "PullDense": grpc.unary_stream_rpc_method_handler(
+            servicer.pull_dense, master_pb2.PullDenseRequest.FromString, None
+        ),
+        "ReportGradient": grpc.stream_unary_rpc_method_handler(
+            servicer.report_gradient, None, master_pb2.ReportGradientReply.SerializeToString
+        ),
+        "ReportEvaluation": grpc.stream_unary_rpc_method_handler(
+            servicer.report_evaluation, None, master_pb2.ReportEvaluationReply.SerializeToString
+        ),
+        "ReportFailure": control(
+            servicer.report_failure, master_pb2.ReportFailureRequest, master_pb2.ReportFailureReply
+        ),
+        "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest, master_pb2.GetStatusReply),
+        "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest, master_pb2.StopJobReply),
+    }
+    return Service(MASTER_SERVICE, handlers, servicer.close)
+
+
+class _MasterServicer:
+    def __init__(self, master: MasterApi) -> None:
+        self._master = master
+        self._attendances = Attendances(master)
+
+    def close(self) -> None:
+        """Ends all sessions: their streams would otherwise last as long as their workers."""
+        self._attendances.close()
+
+    def join(self, request: master_pb2.JoinRequest, context: grpc.ServicerContext) -> Iterator[master_pb2.JobEvent]:
+        with answering(context):
+            if not request.incarnation:
+                raise BadInput("JoinRequest: its incarnation is empty; name every start of a worker differently")
+            worker = WorkerIdentity(request.incarnation, request.host, request.pid)
+            yield from self._attendances.events(worker, context)
+
+    def lease_tasks(
+        self, request: master_pb2.LeaseTasksRequest, context: grpc.ServicerContext
+    ) -> master_pb2.LeaseTasksReply:
+        with answering(context):
+            wait_s = _wait_s(request.wait_ms)
+            return lease_to_message(self._master.lease_tasks(request.incarnation, request.want, wait_s))
+
+    def pull_dense(self, request: master_pb2.PullDenseRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            version = request.version if request.HasField("version") else None
+            yield from dense_frames(self._master.pull_dense(request.incarnation, version, _wait_s(request.wait_ms)))
+
+    def report_gradient(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> master_pb2.ReportGradientReply:
+        with answering(context):
+            return push_reply_to_message(self._master.report_gradient(push_from_frames(frames)))
+
+    def report_evaluation(
+        self, frames: Iterator[bytes], context: grpc.ServicerContext
+    ) -> master_pb2.ReportEvaluationReply:
+        with answering(context):
+            outcome = self._master.report_evaluation(evaluation_from_frames(frames))
+            return master_pb2.ReportEvaluationReply(outcome=outcome_to_message(outcome))
+
+    def report_failure(
+        self, request: master_pb2.ReportFailureRequest, context: grpc.ServicerContext
+    ) -> master_pb2.ReportFailureReply:
+        with answering(context):
+            self._master.report_failure(request.incarnation, failure_from_message(request), request.fatal)
+            return master_pb2.ReportFailureReply()
+
+    def get_status(
+        self, request: master_pb2.GetStatusRequest, context: grpc.ServicerContext
+    ) -> master_pb2.GetStatusReply:
+        with answering(context):
+            return status_to_message(self._master.status())
+
+    def stop_job(self, request: master_pb2.StopJobRequest, context: grpc.ServicerContext) -> master_pb2.StopJobReply:
+        with answering(context):
+            self._master.stop(request.reason)
+            return master_pb2.StopJobReply()
+
+
+def _wait_s(wait_ms: int) -> float:
+    if not 0 <= wait_ms <= LONGEST_WAIT_S * 1000:
+        raise BadInput(f"wait_ms {wait_ms}: wait from 0 to {LONGEST_WAIT_S * 1000:.0f} milliseconds, and call again")
+    return wait_ms / 1000
