@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedding_store.checks import as_ids, require_block, require_finite, require_gradients, require_ids
+from embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite
+from embedding_store.spec import TableSpec
+from embedding_store.store import RowBlock
+
+FIXED = TableSpec("cities", 3, 10)
+DYNAMIC = TableSpec("people", 3)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint32, np.uint64])
+def test_integers_become_ids(dtype: type) -> None:
+    ids = as_ids(np.array([[1, 2], [3, 100]], dtype))
+    assert (ids.dtype, ids.tolist()) == (np.int64, [[1, 2], [3, 100]])
+
+
+def test_lists_become_ids() -> None:
+    assert as_ids([3, -4]).tolist() == [3, -4]
+    assert as_ids([]).dtype == np.int64
+
+
+def test_int64_ids_are_not_copied() -> None:
+    ids = np.arange(3)
+    assert as_ids(ids) is ids
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (np.array([1.0, 2.0]), r"table 'cities': ids must be integers, got float64 \(1.0"),
+        (np.zeros(0, np.float32), "float32"),
+        (np.array([True]), "bool"),
+        (np.array(["a"]), "<U1"),
+        (np.array([3, 2**63], np.uint64), "id 9223372036854775808 at position 1"),
+    ],
+)
+def test_what_is_no_id(values: np.ndarray, told: str) -> None:
+    with pytest.raises(BadIds, match=told):
+        as_ids(values, "cities")
+
+
+@pytest.mark.parametrize("bad", [-1, 10, -(2**63), 2**63 - 1])
+def test_ids_outside_a_fixed_table(bad: int) -> None:
+    with pytest.raises(IdOutOfRange, match=rf"'cities': id {bad} at position 2 is outside 0 <= id < 10"):
+        require_ids(FIXED, np.array([0, 9, bad, -5], np.int64))
+    np.testing.assert_array_equal(require_ids(DYNAMIC, np.array([bad])), [bad])
+
+
+@pytest.mark.parametrize("ids", [np.zeros(2, np.int32), np.zeros((1, 2), np.int64), np.zeros(2), [1, 2]])
+def test_ids_must_be_int64_in_one_dimension(ids: object) -> None:
+    with pytest.raises(BadIds, match=r"'cities': ids must be int64 \[n\], got"):
+        require_ids(FIXED, ids)  # type: ignore[arg-type]
+
+
+def test_strided_ids_come_back_contiguous() -> None:
+    assert require_ids(FIXED, np.arange(10)[::3]).flags.c_contiguous
+
+
+def test_gradients() -> None:
+    good = np.ones((2, 3), np.float32)
+    assert require_gradients(FIXED, 2, good) is good
+    for bad in (good.astype(np.float64), good[:1], good[:, :2], good.ravel(), [[1.0] * 3] * 2):
+        with pytest.raises(BadGradient, match=r"'cities': gradient must be float32 \[2, 3\], got"):
+            require_gradients(FIXED, 2, bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (4, 1), (6, 2)])
+def test_values_that_are_not_finite(value: float, row: int, column: int) -> None:
+    ids, gradients = np.arange(7) + 100, np.full((7, 3), 3e38, np.float32)
+    require_finite(DYNAMIC, ids, gradients)
+    gradients[row, column] = value
+    with pytest.raises(NotFinite, match=rf"'people'.*id {row + 100} \(position {row}\) is {value} in column {column}"):
+        require_finite(DYNAMIC, ids, gradients)
+
+
+def test_row_blocks() -> None:
+    ids, weights, slots = np.arange(2), np.ones((2, 3), np.float32), np.ones((2, 6), np.float32)
+    require_block(FIXED, 6, RowBlock(ids, weights, slots))
+    with pytest.raises(BadInput, match=r"'cities': slots must be float32 \[2, 5\], got float32 \[2, 6\]"):
+        require_block(FIXED, 5, RowBlock(ids, weights, slots))
+    with pytest.raises(IdOutOfRange):
+        require_block(FIXED, 6, RowBlock(ids + 9, weights, slots))

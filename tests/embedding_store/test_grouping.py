@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedding_store.errors import BadGradient
+from embedding_store.grouping import coalesce, coalesce_many, group_ids, unique_ids
+from embedding_store.range_pool import RangePool
+
+ids_lists = st.lists(st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1, 2**32])), max_size=60)
+
+
+def left_fold(parts: list[tuple[np.ndarray, np.ndarray, float]]) -> dict[int, np.ndarray]:
+    total: dict[int, np.ndarray] = {}
+    for ids, gradients, scale in parts:
+        for one, gradient in zip(ids.tolist(), gradients, strict=True):
+            scaled = gradient * np.float32(scale)
+            total[one] = total[one] + scaled if one in total else scaled
+    return total
+
+
+def test_indexer_example_of_embedding_tables_jl() -> None:
+    # Source: the tests of EmbeddingTables.jl (its Indexer), offsets and positions counted from 0.
+    found = group_ids(np.array([10, 4, 10, 100, 4, 4, 4, 1, 9, 10, 5]))
+    assert found.ids.tolist() == [10, 4, 100, 1, 9, 5]
+    assert found.offsets.tolist() == [0, 3, 7, 8, 9, 10, 11]
+    assert found.positions.tolist() == [0, 2, 9, 1, 4, 5, 6, 3, 7, 8, 10]
+
+
+@given(ids_lists)
+def test_grouping_of_any_ids(values: list[int]) -> None:
+    ids = np.array(values, np.int64)
+    found = group_ids(ids)
+    assert found.ids.tolist() == list(dict.fromkeys(values))
+    np.testing.assert_array_equal(found.ids[found.inverse], ids)
+    for k, one in enumerate(found.ids.tolist()):
+        group = found.positions[found.offsets[k] : found.offsets[k + 1]]
+        assert group.tolist() == [i for i, value in enumerate(values) if value == one]
+    assert (found.inverse.dtype, found.positions.dtype, found.offsets.dtype) == (np.int32, np.int64, np.int64)
+
+
+def test_ids_that_share_low_and_high_bits() -> None:
+    ids = np.concatenate([np.arange(2000) << 40, np.arange(2000), np.arange(2000) << 20])
+    unique, inverse = unique_ids(ids)
+    np.testing.assert_array_equal(unique[inverse], ids)
+    assert len(unique) == len(set(ids.tolist()))
+
+
+def test_ids_need_not_be_contiguous() -> None:
+    ids = np.arange(20)[::2]
+    np.testing.assert_array_equal(unique_ids(ids)[0], ids)
+    np.testing.assert_array_equal(coalesce(ids, np.ones((20, 3), np.float32)[::2]).gradients, np.ones((10, 3)))
+
+
+@given(st.lists(st.tuples(ids_lists, st.floats(-2, 2, width=32)), min_size=1, max_size=4), st.integers(1, 5))
+def test_sum_is_the_left_fold_to_the_bit(pushes: list[tuple[list[int], float]], dim: int) -> None:
+    random = np.random.default_rng(0)
+    parts = [
+        (np.array(values, np.int64), random.normal(size=(len(values), dim)).astype(np.float32), scale)
+        for values, scale in pushes
+    ]
+    expected = left_fold(parts)
+    found = coalesce_many(parts)
+    assert found.ids.tolist() == list(expected)
+    assert found.gradients.tobytes() == b"".join(row.tobytes() for row in expected.values())
+
+
+def test_sum_does_not_depend_on_threads() -> None:
+    random = np.random.default_rng(3)
+    parts = [
+        (random.integers(0, 30_000, 40_000), random.normal(size=(40_000, 33)).astype(np.float32), 1 / 3)
+        for _ in range(3)
+    ]
+    one = coalesce_many(parts)
+    pool = RangePool(4)
+    try:
+        many = coalesce_many(parts, pool)
+    finally:
+        pool.close()
+    assert (one.ids.tobytes(), one.gradients.tobytes()) == (many.ids.tobytes(), many.gradients.tobytes())
+
+
+def test_two_pushes_of_one_row() -> None:
+    # Source: ElasticDL, indices_slices_gradient_test.py: sum mode, SGD 0.1.
+    ids = np.array([7])
+    pushes = [(ids, np.array([[1, 2, 3]], np.float32), 1.0), (ids, np.array([[4, 5, 6]], np.float32), 1.0)]
+    row = np.array([1, 2, 3], np.float32) - np.float32(0.1) * coalesce_many(pushes).gradients[0]
+    np.testing.assert_allclose(row, [0.5, 1.3, 2.1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "told"),
+    [
+        (np.ones((3, 2), np.float64), "part 0.*float64"),
+        (np.ones((2, 2), np.float32), r"float32 \[3, dim\]"),
+        (np.ones(3, np.float32), r"got float32 \[3\]"),
+    ],
+)
+def test_gradients_that_do_not_fit_their_ids(gradients: np.ndarray, told: str) -> None:
+    with pytest.raises(BadGradient, match=told):
+        coalesce(np.arange(3), gradients)
+
+
+def test_pushes_of_different_dims() -> None:
+    ids = np.arange(1)
+    with pytest.raises(BadGradient, match="part 1 have dim 3, those of part 0 2"):
+        coalesce_many([(ids, np.ones((1, 2), np.float32), 1.0), (ids, np.ones((1, 3), np.float32), 1.0)])
+    with pytest.raises(BadGradient, match="at least one part"):
+        coalesce_many([])

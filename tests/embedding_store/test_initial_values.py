@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedding_store.initial_values import _philox, _standard_normal, initial_rows, table_key, write_initial_rows
+from embedding_store.spec import INITIALIZER_KINDS, InitializerSpec, TableSpec
+
+IDS = np.array([0, -1, 5, 2**63 - 1, -(2**63), 5], np.int64)
+
+PINNED_KEY = [1289519249, 4025156722]
+PINNED = {
+    "uniform": [
+        [1056361012, 3208113856, 3206897802, 1063301786, 1045031512],
+        [1059247394, 3203115632, 1060969332, 1060312780, 1065296252],
+    ],
+    "normal": [
+        [3199534235, 3221548123, 3220611986, 1057724546, 3208647540],
+        [3183256364, 3217981123, 1039962481, 1024552272, 1073150314],
+    ],
+    "truncated_normal": [
+        [3200658826, 3221252477, 3220148952, 1053531065, 3208841890],
+        [3189052641, 3217717891, 1027747903, 3170456710, 1064864165],
+    ],
+}
+
+
+def table(kind: str = "normal", a: float = 0.5, b: float = 2.0, dim: int = 6, **other: object) -> TableSpec:
+    return TableSpec("t", dim, initializer=InitializerSpec(kind, a, b), **other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "words"),
+    [
+        # Source: kat_vectors of Random123 (Salmon et al.), philox4x32 with 10 rounds.
+        ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+        ([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+        ),
+    ],
+)
+def test_philox_known_answers(counter: list[int], key: list[int], words: list[int]) -> None:
+    assert [int(word) for word in _philox(*map(np.uint64, counter + key))] == words
+
+
+def test_normal_quantiles_equal_the_standard_librarys() -> None:
+    normal = statistics.NormalDist()
+    shares = np.concatenate([np.linspace(0.001, 0.999, 999), 10.0 ** -np.linspace(3, 9.9, 100)])
+    for share in shares.tolist():
+        assert _standard_normal(share) == pytest.approx(normal.inv_cdf(share), rel=1e-14, abs=1e-300)
+
+
+def test_values_are_pinned() -> None:
+    # Stored rows and checkpoints count on these never changing.
+    assert [int(word) for word in table_key(7, "cities")] == PINNED_KEY
+    for kind, expected in PINNED.items():
+        rows = initial_rows(TableSpec("cities", 5, initializer=InitializerSpec(kind, -1.0, 1.0), seed=7), IDS[:2])
+        assert rows.view(np.uint32).tolist() == expected, kind
+
+
+@pytest.mark.parametrize("kind", INITIALIZER_KINDS)
+def test_a_value_depends_on_id_and_column_alone(kind: str) -> None:
+    spec = table(kind)
+    whole = initial_rows(spec, IDS)
+    assert (whole.shape, whole.dtype) == ((6, 6), np.float32)
+    for order in (IDS[::-1], IDS[2:3], np.repeat(IDS, 3)):
+        expected = np.stack([whole[np.flatnonzero(one == IDS)[0]] for one in order])
+        assert initial_rows(spec, order).tobytes() == expected.tobytes()
+    for dim in (1, 2, 3, 5):  # the columns that narrower tables have are the same
+        assert initial_rows(table(kind, dim=dim), IDS).tobytes() == whole[:, :dim].tobytes()
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1))
+def test_seed_and_name_change_the_values(one: int, seed: int) -> None:
+    ids = np.array([one], np.int64)
+    spec = TableSpec("t", 8, seed=seed)
+    other = TableSpec("u", 8, seed=seed)
+    later = TableSpec("t", 8, seed=seed ^ 1)
+    rows = [initial_rows(each, ids).tobytes() for each in (spec, other, later)]
+    assert len(set(rows)) == 3
+
+
+def test_constants() -> None:
+    assert (initial_rows(table("zeros"), IDS) == 0).all()
+    assert (initial_rows(table("ones"), IDS) == 1).all()
+    assert (initial_rows(table("constant", a=2.5), IDS) == 2.5).all()
+
+
+def test_distributions() -> None:
+    ids = np.arange(50_000)
+    uniform = initial_rows(table("uniform", -3.0, 1.0), ids)
+    assert -3 <= uniform.min() < -2.999
+    assert 0.999 < uniform.max() <= 1
+    assert (uniform.mean(), uniform.std()) == pytest.approx((-1, 4 / 12**0.5), abs=0.01)
+    normal = initial_rows(table("normal", 0.5, 2.0), ids)
+    assert (normal.mean(), normal.std()) == pytest.approx((0.5, 2), abs=0.02)
+    # The deviation of a normal cut at 2 is 0.8796 of the whole one's.
+    cut = initial_rows(table("truncated_normal", 0.5, 2.0), ids)
+    assert np.abs(cut - 0.5).max() <= 4
+    assert (cut.mean(), cut.std()) == pytest.approx((0.5, 2 * 0.87962566), abs=0.02)
+    for values in (uniform, normal, cut):  # neighbouring ids and columns are unrelated
+        centred = values - values.mean()
+        assert abs((centred[1:] * centred[:-1]).mean()) < 0.02 * values.var()
+        assert abs((centred[:, 1:] * centred[:, :-1]).mean()) < 0.02 * values.var()
+
+
+def test_writing_into_chosen_rows() -> None:
+    spec = table()
+    out = np.full((4, 6), 9, np.float32)
+    write_initial_rows(spec, IDS[:2], np.array([3, 1]), out)
+    np.testing.assert_array_equal(out[[3, 1]], initial_rows(spec, IDS[:2]))
+    assert (out[[0, 2]] == 9).all()
+    assert initial_rows(spec, IDS[:4], out) is out
+    np.testing.assert_array_equal(out, initial_rows(spec, IDS[:4]))

@@ -1,0 +1,104 @@
+"""The pool of threads over ranges, and the readers-writer lock."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from embedding_store.errors import DeadlineExceeded
+from embedding_store.range_pool import SERIAL, RangePool
+from embedding_store.readers_writer_lock import ReadersWriterLock
+
+WAIT_S = 30.0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(("count", "minimum"), [(0, 1), (1, 1), (7, 1), (100, 9), (100, 1000)])
+def test_parts_make_the_whole(threads: int, count: int, minimum: int) -> None:
+    pool, parts, guard = RangePool(threads), list[tuple[int, int]](), threading.Lock()
+
+    def work(start: int, stop: int) -> None:
+        with guard:
+            parts.append((start, stop))
+
+    pool.run(work, count, minimum)
+    pool.close()
+    assert [i for start, stop in sorted(parts) for i in range(start, stop)] == list(range(count))
+    assert len(parts) <= threads
+    assert all(stop - start >= min(minimum, count) for start, stop in parts)
+
+
+def test_errors_of_any_part_reach_the_caller() -> None:
+    pool = RangePool(3)
+    for failing in (0, 10, 20):
+
+        def work(start: int, stop: int, failing: int = failing) -> None:
+            if start <= failing < stop:
+                raise ValueError(f"part at {start}")
+
+        with pytest.raises(ValueError, match="part at"):
+            pool.run(work, 30, 1)
+    pool.close()
+
+
+def test_a_closed_pool_works_in_the_callers_thread() -> None:
+    pool = RangePool(2)
+    pool.close()
+    pool.close()
+    names = list[str]()
+    pool.run(lambda start, stop: names.append(threading.current_thread().name), 10, 1)
+    SERIAL.run(lambda start, stop: names.append(threading.current_thread().name), 10, 1)
+    assert names == [threading.current_thread().name] * 2
+
+
+def test_readers_share_and_a_writer_is_alone() -> None:
+    lock = ReadersWriterLock(WAIT_S, "the test")
+    both_in = threading.Barrier(2)
+
+    def read() -> None:
+        with lock.reading():
+            both_in.wait(WAIT_S)
+
+    other = threading.Thread(target=read)
+    other.start()
+    read()  # ends only if both are in at once
+    other.join(WAIT_S)
+    assert not other.is_alive()
+
+    inside = 0
+
+    def write() -> None:
+        nonlocal inside
+        for _ in range(200):
+            with lock.writing():
+                inside += 1
+                assert inside == 1
+                inside -= 1
+
+    writers = [threading.Thread(target=write) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    for _ in range(200):
+        with lock.reading():
+            assert inside == 0
+    for writer in writers:
+        writer.join(WAIT_S)
+        assert not writer.is_alive()
+
+
+def test_waiting_ends() -> None:
+    lock = ReadersWriterLock(0.05, "the shelf")
+    with (
+        lock.reading(),
+        pytest.raises(DeadlineExceeded, match=r"to write the shelf; the limit is 0\.05 s"),
+        lock.writing(),
+    ):
+        pass
+    with lock.writing():
+        with pytest.raises(DeadlineExceeded, match="to read the shelf"), lock.reading():
+            pass
+        with pytest.raises(DeadlineExceeded, match="to write the shelf"), lock.writing():
+            pass
+    with lock.reading(), lock.reading():  # a writer that gave up keeps nobody out
+        pass
