@@ -117,6 +117,11 @@ class TaskBoard:
         return self._schedule.ends_epoch(self.place) if self._sync else True
 
     @property
+    def is_open(self) -> bool:
+        """Whether training may go on now."""
+        return self._evaluation is None and bool(self._groups) and self._groups[0].opened is not None
+
+    @property
     def training_done(self) -> bool:
         """Whether the training group in work has nothing undone left."""
         return bool(self._groups) and self._groups[0].undone_count == 0
@@ -162,7 +167,7 @@ class TaskBoard:
             numbers = self._grant(self._evaluation, worker, max(want, 1))
             granted += [self._schedule.evaluation(version, number) for number in numbers]
         for ahead, group in enumerate(self._groups):
-            in_work = ahead == 0 and group.opened is not None and self._evaluation is None
+            in_work = ahead == 0 and self.is_open
             if in_work or self._sync:
                 numbers = self._grant(group, worker, max(want - len(granted), 1 if in_work else 0))
                 granted += [self._schedule.task(version + ahead, number) for number in numbers]

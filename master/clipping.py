@@ -1,0 +1,66 @@
+"""Keras' gradient clipping, over dense gradients and tables together.
+
+Norms are taken in float64, of gradients whose duplicate ids have been summed.
+Keras itself, on `IndexedSlices`, clips before it sums duplicates; here a table
+is clipped as the dense gradient that it stands for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from embedding_store.store import TableUpdate
+from master.accumulate import Accumulated
+from master.api import Tensor
+from master.keras_optimizer import Clipping
+
+__all__ = ["clip"]
+
+
+def clip(gradient: Accumulated, clipping: Clipping) -> Accumulated:
+    """The gradient, clipped as `keras.optimizers.Optimizer` does.
+
+    clipnorm: each variable and each table by itself is scaled down to that L2
+    norm. global_clipnorm: all of them by one factor. clipvalue: each value is
+    cut to [-clipvalue, clipvalue].
+    """
+    if clipping.clipnorm is not None:
+        limit = clipping.clipnorm
+        return _each(gradient, lambda values: _scaled(values, _factor(_square(values), limit)))
+    if clipping.global_clipnorm is not None:
+        tables = [gradient.updates[table].gradients for table in sorted(gradient.updates)]
+        square = math.fsum(_square(values) for values in [*gradient.dense, *tables])
+        factor = _factor(square, clipping.global_clipnorm)
+        return _each(gradient, lambda values: _scaled(values, factor))
+    if clipping.clipvalue is not None:
+        bound = clipping.clipvalue
+        return _each(gradient, lambda values: np.clip(values, values.dtype.type(-bound), values.dtype.type(bound)))
+    return gradient
+
+
+def _each(gradient: Accumulated, change: Callable[[Tensor], Tensor]) -> Accumulated:
+    return replace(
+        gradient,
+        dense=tuple(change(values) for values in gradient.dense),
+        updates={
+            table: TableUpdate(update.ids, change(update.gradients)) for table, update in gradient.updates.items()
+        },
+    )
+
+
+def _square(values: Tensor) -> float:
+    wide = values.astype(np.float64)
+    return float(np.sum(wide * wide))
+
+
+def _factor(square: float, limit: float) -> float:
+    norm = math.sqrt(square)
+    return limit / norm if norm > limit else 1.0
+
+
+def _scaled(values: Tensor, factor: float) -> Tensor:
+    return values if factor == 1.0 else values * values.dtype.type(factor)

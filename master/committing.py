@@ -1,0 +1,106 @@
+"""Pushes -> the next version: accumulate, clip, commit the rows, apply the dense part."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from embedding_store.errors import StoreFailed, Unavailable
+from embedding_store.store import Commit, EmbeddingStore
+from master.accumulate import Accumulated, accumulate
+from master.api import Push
+from master.clipping import clip
+from master.dense import DensePart
+
+__all__ = ["Committer", "commit_rows"]
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+
+
+class Committer:
+    """Makes versions. Used by one thread at a time.
+
+    Args:
+        store: Where the rows are.
+        dense: The dense part of the model.
+        average: "mean" or "sum" (see `master.accumulate`).
+        deadline_s: How long a failing commit is tried again.
+    """
+
+    def __init__(self, store: EmbeddingStore, dense: DensePart, average: str, deadline_s: float) -> None:
+        self._store = store
+        self._dense = dense
+        self._average = average
+        self._deadline_s = deadline_s
+
+    def commit(self, version: int, pushes: Sequence[Push]) -> Accumulated:
+        """The step from `version - 1` to `version`; returns what it was made of.
+
+        Rows come first: should their commit fail for good, the dense part is
+        still that of `version - 1`.
+
+        Args:
+            version: That will stand.
+            pushes: In micro-batch order, checked; none: a version that changes
+                nothing but the step count.
+
+        Raises:
+            StoreFailed, Unavailable: the store failed until the deadline.
+        """
+        gradient = clip(accumulate(pushes, self._average), self._dense.clipping)
+        step, rate = self._dense.step(), self._dense.learning_rate()
+        rates = {} if rate is None else dict.fromkeys(gradient.updates, rate)
+        commit = Commit(version, gradient.updates, version - 1 if step is None else step, rates)
+        commit_rows(self._store, commit, self._deadline_s)
+        if pushes:
+            self._dense.apply(gradient.dense, gradient.states)
+        else:
+            self._dense.skip()
+        return gradient
+
+
+def commit_rows(
+    store: EmbeddingStore,
+    commit: Commit,
+    deadline_s: float,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Commits, and tries the same commit again while the store fails.
+
+    Args:
+        store: Where the rows are.
+        commit: Made once, so that a repetition cannot differ.
+        deadline_s: No new attempt is made after that many seconds.
+        now: Monotonic clock, in seconds.
+        sleep: Waits that many seconds.
+
+    Raises:
+        StoreFailed, Unavailable: the last failure before the deadline.
+    """
+    give_up = now() + deadline_s
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            store.commit(commit)
+            return
+        except (StoreFailed, Unavailable) as error:
+            if now() + pause > give_up:
+                raise
+            _log.warning("commit of version %d failed, trying again: %s", commit.version, error)
+        sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+        if _stands(store, commit.version):
+            return
+
+
+def _stands(store: EmbeddingStore, version: int) -> bool:
+    """Whether the commit was made although its reply was lost."""
+    try:
+        return store.version() >= version
+    except (StoreFailed, Unavailable):
+        return False

@@ -1,0 +1,290 @@
+"""The master: hands tasks out, takes pushes, and makes one version after the other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, JobFailed, NotFinite
+from embedding_store.store import EmbeddingStore
+from master.api import (
+    DenseSnapshot,
+    EvaluationReport,
+    JobSpec,
+    JobStatus,
+    Lease,
+    Push,
+    PushOutcome,
+    PushReply,
+    Session,
+    Tensor,
+    WorkerIdentity,
+)
+from master.bare import BareMaster
+from master.committing import Committer
+from master.dense import DensePart
+from master.driver import Driver
+from master.hooks import Hooks, MasterOptions
+from master.job_state import JobState
+from master.metrics import MetricBook
+from master.progress import Progress
+from master.push_check import Expected, check_evaluation, check_finite, check_push
+from master.pushes import Ticket
+from master.sessions import LocalSession
+
+__all__ = ["Master"]
+
+_log = logging.getLogger(__name__)
+
+# No wait is longer: leases end and workers vanish without anybody telling.
+_LONGEST_WAIT_S = 0.25
+
+T = TypeVar("T")
+
+
+class Master:
+    """The one authority over a job's version; keeps `master.api.MasterApi`.
+
+    Any thread may call it. One thread calls `run`: it commits, and calls the
+    hooks, so that what they see is one version.
+
+    Args:
+        job: What is computed.
+        store: Holds the job's tables, at the version of `start`.
+        dense: The dense part of the model.
+        metrics: The model's metrics; None: metric states are not looked at.
+        start: Where a resumed job goes on.
+        options: Patience.
+
+    Raises:
+        BadInput: no training records, or the store is at another version.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        store: EmbeddingStore,
+        dense: DensePart,
+        metrics: MetricBook | None = None,
+        *,
+        start: Progress | None = None,
+        options: MasterOptions | None = None,
+    ) -> None:
+        start = start or Progress()
+        if store.version() != start.version:
+            raise BadInput(
+                f"the store is at version {store.version()}, the job begins at version {start.version}: restore the "
+                "checkpoint of that version, or begin with an empty store"
+            )
+        self.job = job
+        self._options = options or MasterOptions()
+        self._metrics = metrics or MetricBook()
+        self._expected = Expected(
+            dense.variables, dense.states, None if metrics is None else metrics.specs, store.specs()
+        )
+        self._changed = threading.Condition()
+        self._state = JobState(job, self._options, start, time.monotonic)
+        committer = Committer(store, dense, job.average, self._options.commit_deadline_s)
+        self._driver = Driver(self._state, self._changed, committer, dense, self._metrics, self._options)
+        self._last_metrics: tuple[tuple[Tensor, ...], dict[str, float]] = ((), {})
+
+    @staticmethod
+    def bare(store: EmbeddingStore, job: JobSpec | None = None, options: MasterOptions | None = None) -> BareMaster:
+        """A parameter server without a model: every push is one commit."""
+        return BareMaster(store, job, options)
+
+    # What the process that holds the master does.
+
+    def run(self, hooks: Hooks | None = None) -> JobStatus:
+        """Drives the job in this thread until it ends; returns its last status.
+
+        Raises:
+            ElastableError: what made the job fail (`JobFailed` for a worker's
+                error of another kind, or when no worker came).
+        """
+        self._driver.run(hooks or Hooks())
+        return self.status()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits in another thread for `run` to end; False if it has not after `timeout_s` seconds.
+
+        Raises:
+            ElastableError: what made the job fail.
+        """
+        ended = self._wait(lambda: self._state.over or None, timeout_s)
+        if self._state.failure is not None:
+            raise self._state.failure
+        return ended is not None
+
+    def progress(self) -> Progress:
+        """The place of the job, for a checkpoint; to be asked for in a hook or after `run`."""
+        with self._changed:
+            return self._state.progress()
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the job was asked to stop; None: it was not."""
+        return self._state.stop_reason
+
+    # What workers ask for: master.api.MasterApi.
+
+    def join(self, worker: WorkerIdentity) -> Session:
+        """Opens the worker's session.
+
+        Raises:
+            JobFailed: the job has failed.
+        """
+        with self._changed:
+            self._state.refuse_failed()
+            self._state.join(worker)
+            self._changed.notify_all()
+        return LocalSession(self.job, lambda: self._leave(worker.incarnation), lambda: True)
+
+    def _leave(self, incarnation: str) -> None:
+        with self._changed:
+            self._state.leave(incarnation)
+            self._changed.notify_all()
+
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float) -> Lease:
+        """Up to `want` tasks, waiting up to `wait_s` seconds for the first; see `TaskBoard.lease`.
+
+        Raises:
+            BadInput: the worker has not joined.
+            JobFailed: the job has failed.
+        """
+
+        def attempt() -> Lease | None:
+            self._state.refuse_failed()
+            if self._state.ending:
+                return Lease(finished=True)
+            tasks = self._state.lease(incarnation, want)
+            return Lease(tasks) if tasks else None
+
+        return self._wait(attempt, wait_s) or Lease()
+
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
+        """The dense part of `version` (None: the current one), or None if it is not there within `wait_s`.
+
+        Raises:
+            StaleVersion: the version is past, or the job has ended.
+            JobFailed: the job has failed.
+        """
+
+        def attempt() -> DenseSnapshot | None:
+            self._state.refuse_failed()
+            return self._state.snapshot_of(version)
+
+        return self._wait(attempt, wait_s)
+
+    def report_gradient(self, push: Push) -> PushReply:
+        """Counts a micro-batch's gradients once. In async mode it returns once they are committed.
+
+        Raises:
+            BadInput and its kinds: the push does not fit; nothing has changed.
+            NotFinite: NaN or Inf, unless the job skips such pushes.
+            FutureVersion: its version has not been committed.
+            JobFailed: the job has failed.
+            DeadlineExceeded: an async push was not committed in time; it is
+                safe to repeat.
+        """
+        with self._changed:
+            found = self._judge(push)
+        if isinstance(found, PushReply):
+            return found
+        problem = None if found is not None else self._problem(push)
+        with self._changed:
+            # Again: another worker may have been faster while the tensors were looked at.
+            found = self._judge(push)
+            if isinstance(found, PushReply):
+                return found
+            outcome = PushOutcome.DUPLICATE
+            if found is None:
+                outcome = PushOutcome.ACCEPTED if problem is None else PushOutcome.SKIPPED
+                found = self._state.take(push, skipped=problem is not None)
+                self._changed.notify_all()
+        if self._state.pushes.waits and not self._await_commit(found):
+            return PushReply(PushOutcome.STALE, "the job ended before the push was committed", self._state.version)
+        return PushReply(outcome, problem or "", self._state.version)
+
+    def _judge(self, push: Push) -> PushReply | Ticket | None:
+        self._state.refuse_failed()
+        found = self._state.judge(push)
+        if isinstance(found, tuple):
+            return PushReply(*found, self._state.version)
+        return found
+
+    def _problem(self, push: Push) -> str | None:
+        """Why a push is to be skipped, if it is."""
+        check_push(push, self._expected)
+        try:
+            check_finite(push, self._expected)
+        except NotFinite as error:
+            if self.job.not_finite != "skip":
+                raise
+            _log.warning("push %s is skipped: %s", push.id, error)
+            return str(error)
+        return None
+
+    def _await_commit(self, ticket: Ticket) -> bool:
+        def attempt() -> bool | None:
+            self._state.refuse_failed()
+            return ticket.committed or (False if self._state.over else None)
+
+        committed = self._wait(attempt, self._options.push_deadline_s)
+        if committed is None:
+            raise DeadlineExceeded(
+                f"push {ticket.id} was not committed within {self._options.push_deadline_s} s; it is safe to repeat"
+            )
+        return committed
+
+    def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
+        """Counts an evaluated micro-batch once.
+
+        Raises:
+            BadGradient: the metric state is not that of the model.
+            FutureVersion: its version has not been committed.
+            JobFailed: the job has failed.
+        """
+        check_evaluation(report, self._expected)
+        with self._changed:
+            self._state.refuse_failed()
+            outcome = self._state.take_evaluation(report)
+            self._changed.notify_all()
+        return outcome
+
+    def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
+        """Logs why a worker fails; a fatal error fails the job."""
+        _log.warning("worker %s failed: %s: %s", incarnation, type(error).__name__, error)
+        if fatal:
+            told = f"worker {incarnation}: {type(error).__name__}: {error}"
+            self._driver.fail(error if isinstance(error, ElastableError) else JobFailed(told))
+
+    def status(self) -> JobStatus:
+        """How far the job is, with the metrics of the running epoch (after it: of the last)."""
+        with self._changed:
+            fields = self._state.status_fields()
+            sums, ended = self._state.epoch_metrics, dict(self._driver.last_logs)
+        if sums is not self._last_metrics[0]:
+            self._last_metrics = (sums, self._metrics.results(sums))
+        return JobStatus(metrics={**ended, **self._last_metrics[1]}, store=self.job.store_url, **fields)
+
+    def stop(self, reason: str) -> None:
+        """Ends the job at the version that stands, or that is being committed; nothing is lost by it."""
+        with self._changed:
+            if not self._state.over and self._state.stop_reason is None:
+                self._state.stop_reason = reason
+            self._changed.notify_all()
+
+    def _wait(self, attempt: Callable[[], T | None], wait_s: float) -> T | None:
+        """What `attempt`, made under the lock, gives in the end; None after `wait_s` seconds."""
+        give_up = time.monotonic() + wait_s
+        with self._changed:
+            while (result := attempt()) is None:
+                left = give_up - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(min(left, _LONGEST_WAIT_S))
+            return result

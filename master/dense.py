@@ -1,0 +1,215 @@
+"""The dense part of the one authoritative model: variables, states, and their Keras optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from embedding_store.errors import CheckpointError
+from master.api import DenseSnapshot, Tensor
+from master.keras_optimizer import Clipping, clipping_of, learning_rate_of, refuse_unsupported
+from master.push_check import TensorSpec
+
+__all__ = ["DensePart", "DenseState", "NoDense"]
+
+
+class DensePart(Protocol):
+    """What a master needs of the dense part of a model. Used by one thread at a time."""
+
+    @property
+    def variables(self) -> tuple[TensorSpec, ...]:
+        """Trainable variables, in model order."""
+
+    @property
+    def states(self) -> tuple[TensorSpec, ...]:
+        """Non-trainable variables, in model order."""
+
+    @property
+    def clipping(self) -> Clipping:
+        """How gradients are to be clipped before `apply`."""
+
+    def step(self) -> int | None:
+        """Optimizer steps taken (Keras' `iterations`); None: no optimizer, every version is one."""
+
+    def learning_rate(self) -> float | None:
+        """Of the next step; None: no optimizer, tables have their own."""
+
+    def snapshot(self, version: int) -> DenseSnapshot:
+        """Copies of all variables and states."""
+
+    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+        """One optimizer step with gradients that are clipped already; states are taken as they are."""
+
+    def skip(self) -> None:
+        """Counts a step that changes nothing."""
+
+
+class NoDense:
+    """The dense part of a parameter server without a model."""
+
+    variables: tuple[TensorSpec, ...] = ()
+    states: tuple[TensorSpec, ...] = ()
+    clipping = Clipping()
+
+    def step(self) -> int | None:
+        """None: every version is a step."""
+        return None
+
+    def learning_rate(self) -> float | None:
+        """None: tables have their own."""
+        return None
+
+    def snapshot(self, version: int) -> DenseSnapshot:
+        """No variables, no states."""
+        return DenseSnapshot(version, (), ())
+
+    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+        """Changes nothing."""
+
+    def skip(self) -> None:
+        """Changes nothing."""
+
+
+class DenseState:
+    """A Keras model's dense variables, changed by the model's own optimizer.
+
+    Trainable variables are `model.trainable_weights`, states are
+    `model.non_trainable_weights` (no metric and no seed of a random layer).
+    The optimizer's own clipping is left out: the master clips dense gradients
+    and tables together.
+
+    Args:
+        model: A compiled and built model.
+
+    Raises:
+        ModelError: the model is not compiled.
+        Unsupported: naming what of its optimizer cannot be honoured.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._optimizer = cast(Any, getattr(model, "optimizer", None))
+        refuse_unsupported(self._optimizer)
+        self._trainable = list(model.trainable_weights)
+        self._states = list(model.non_trainable_weights)
+        if not self._optimizer.built:
+            self._optimizer.build(self._trainable)
+        self.variables = _specs(self._trainable)
+        self.states = _specs(self._states)
+        self._traced_rate: Any = None
+        self._apply: Any = None
+
+    @property
+    def clipping(self) -> Clipping:
+        """How the optimizer would clip."""
+        return clipping_of(self._optimizer)
+
+    def step(self) -> int | None:
+        """The optimizer's `iterations`."""
+        return int(self._optimizer.iterations.value.numpy())
+
+    def learning_rate(self) -> float | None:
+        """The schedule's at `iterations`, or what was last assigned, also by a callback."""
+        return learning_rate_of(self._optimizer)
+
+    def snapshot(self, version: int) -> DenseSnapshot:
+        """Read-only copies of all variables and states."""
+        return DenseSnapshot(
+            version,
+            tuple(_copied(variable) for variable in self._trainable),
+            tuple(_copied(variable) for variable in self._states),
+            tuple(spec.name for spec in self.variables),
+            tuple(spec.name for spec in self.states),
+        )
+
+    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+        """One step of the Keras optimizer; `iterations` grows by one.
+
+        Args:
+            gradients: Of every trainable variable, in model order, clipped.
+            states: New values of every state, in model order.
+        """
+        rate = getattr(self._optimizer, "_learning_rate", None)
+        if self._apply is None or rate is not self._traced_rate:
+            # A schedule is part of the compiled function: one that a callback puts in place means another.
+            self._apply, self._traced_rate = self._compiled(), rate
+        self._apply(*(tf.constant(tensor) for tensor in (*gradients, *states)))
+
+    def skip(self) -> None:
+        """Counts a step that changes nothing, so that schedules go by the version."""
+        self._optimizer.iterations.assign_add(1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything a checkpoint must hold: variables, states, optimizer variables, by kind and place."""
+        return {key: _copied(variable) for key, variable in self._by_key().items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `tensors` gave; entries of other kinds are left alone.
+
+        Raises:
+            CheckpointError: a tensor is missing, or of another shape or dtype;
+                nothing has been changed.
+        """
+        targets = self._by_key()
+        for key, variable in targets.items():
+            found = tensors.get(key)
+            wanted = f"{variable.dtype} {list(variable.shape)}"
+            if found is None:
+                raise CheckpointError(f"the checkpoint lacks {key} ({variable.path}, {wanted}): it is of another model")
+            if tuple(found.shape) != tuple(variable.shape) or found.dtype != np.dtype(variable.dtype):
+                raise CheckpointError(
+                    f"{key} ({variable.path}) is {found.dtype} {list(found.shape)} in the checkpoint and {wanted} in "
+                    "the model"
+                )
+        for key, variable in targets.items():
+            variable.assign(tensors[key])
+
+    def _by_key(self) -> dict[str, Any]:
+        # By place: Keras counts names up with every model made in a process.
+        kinds = {"variables": self._trainable, "states": self._states, "optimizer": self._optimizer.variables}
+        return {
+            f"{kind}/{place:05d}": variable for kind, found in kinds.items() for place, variable in enumerate(found)
+        }
+
+    def _compiled(self) -> Any:
+        signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in (*self.variables, *self.states)]
+        count = len(self._trainable)
+
+        def apply(*tensors: Any) -> None:
+            if count:
+                self._optimizer.apply(list(tensors[:count]), self._trainable)
+            else:
+                self.skip()
+            for state, value in zip(self._states, tensors[count:], strict=True):
+                state.assign(value)
+
+        with _clipping_off(self._optimizer):
+            return tf.function(apply, autograph=False, input_signature=signature).get_concrete_function()
+
+
+@contextmanager
+def _clipping_off(optimizer: Any) -> Iterator[None]:
+    """Keras reads these while it is traced; afterwards the user's optimizer is as it was."""
+    names = ("clipnorm", "global_clipnorm", "clipvalue")
+    before = {name: getattr(optimizer, name) for name in names}
+    try:
+        for name in names:
+            setattr(optimizer, name, None)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(optimizer, name, value)
+
+
+def _specs(variables: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(variable.path, tuple(variable.shape), np.dtype(variable.dtype)) for variable in variables)
+
+
+def _copied(variable: keras.Variable) -> Tensor:
+    copy: Tensor = np.array(variable.value.numpy())
+    copy.setflags(write=False)
+    return copy

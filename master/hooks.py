@@ -1,0 +1,56 @@
+"""What the process that drives a job may do between versions, and how patient its master is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Hooks", "MasterOptions"]
+
+
+class Hooks:
+    """Called by the thread in `Master.run`, without any lock; override what is wanted.
+
+    While a hook runs nothing is committed and no worker gets the next version,
+    so a hook may read the model and the store, write a checkpoint, assign the
+    optimizer's learning rate, or call `Master.stop`. A hook that raises fails
+    the job.
+    """
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Training of an epoch (counted from 0) begins, or goes on after a resume."""
+
+    def on_version(self, version: int, logs: Mapping[str, float]) -> None:
+        """A version has been committed.
+
+        Args:
+            version: The version that stands now.
+            logs: Metrics of the epoch so far, computed when first looked at.
+        """
+
+    def on_evaluation_begin(self, version: int) -> None:
+        """The validation split is going to be evaluated on `version`."""
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
+        """An epoch is trained and evaluated; `logs` holds its metrics and those of the evaluation as val_..."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterOptions:
+    """How patient a master is; no option changes a number of the result.
+
+    Attributes:
+        lease_seconds: A micro-batch not reported for so long is given to
+            another worker too.
+        look_ahead: Versions beyond the current one that workers may prepare.
+        commit_deadline_s: How long a failing commit is tried again.
+        push_deadline_s: How long an async push may wait for its commit.
+        no_worker_timeout_s: The job fails after so long without any worker;
+            None: it waits for ever, and says so in its status.
+    """
+
+    lease_seconds: float = 60.0
+    look_ahead: int = 3
+    commit_deadline_s: float = 30.0
+    push_deadline_s: float = 60.0
+    no_worker_timeout_s: float | None = None

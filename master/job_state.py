@@ -1,0 +1,242 @@
+"""What a master's threads share. Not thread-safe: `Master` guards it with its lock; nothing here waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from embedding_store.errors import ElastableError, FutureVersion, JobFailed, StaleVersion
+from master.accumulate import Accumulated, add_metrics
+from master.api import (
+    DenseSnapshot,
+    EvaluationReport,
+    JobSpec,
+    Push,
+    PushOutcome,
+    Task,
+    TaskKind,
+    Tensor,
+    WorkerIdentity,
+    WorkerStatus,
+)
+from master.hooks import MasterOptions
+from master.progress import Progress
+from master.pushes import AsyncPushes, SyncPushes, Ticket, Verdict
+from master.schedule import Schedule
+from master.sessions import Sessions
+from master.task_board import TaskBoard
+
+__all__ = ["JobState", "Work"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the driving thread is to do next: one of the three.
+
+    Attributes:
+        tickets: Pushes that make the next version; None: no version is ready.
+        evaluated: The evaluation in work is complete.
+        over: Nothing is left to do, or the job was asked to stop.
+    """
+
+    tickets: tuple[Ticket, ...] | None = None
+    evaluated: bool = False
+    over: bool = False
+
+
+class JobState:
+    """A job between its first version and its last.
+
+    Args:
+        job: What is computed.
+        options: Leases and look-ahead.
+        start: Where it begins or goes on.
+        now: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, job: JobSpec, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
+        sync = job.mode == "sync"
+        self.schedule = Schedule(job)
+        self.board = TaskBoard(
+            self.schedule,
+            now,
+            lease_seconds=options.lease_seconds,
+            look_ahead=options.look_ahead,
+            place=start.version if sync else start.epoch,
+            done=start.done,
+        )
+        self.pushes: SyncPushes | AsyncPushes = (
+            SyncPushes(self.schedule, self.board) if sync else AsyncPushes(self.schedule, self.board, start.sequences)
+        )
+        self.sessions = Sessions()
+        self.version = start.version
+        self.evaluated = start.evaluated
+        self.records = start.records
+        self.epoch_metrics = start.metrics
+        self.evaluation: dict[int, tuple[Tensor, ...]] = {}
+        self.snapshot: DenseSnapshot | None = None
+        self.counted: dict[str, int] = {}
+        self.stop_reason: str | None = None
+        self.failure: BaseException | None = None
+        self.over = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in work, counted from 0; after the last one, the number of epochs."""
+        return self.schedule.epoch(self.version) if self.schedule.job.mode == "sync" else self.board.place
+
+    @property
+    def ending(self) -> bool:
+        """Whether no task will ever come again."""
+        return self.over or self.stop_reason is not None or self.failure is not None
+
+    @property
+    def phase(self) -> str:
+        """The state as `JobStatus` names it."""
+        if self.failure is not None:
+            return "failed"
+        if self.over:
+            return "finished"
+        if self.stop_reason is not None:
+            return "stopping"
+        if not len(self.sessions):
+            return "waiting"
+        return "evaluating" if self.board.evaluating else "training"
+
+    def refuse_failed(self) -> None:
+        """Raises `JobFailed`, with the reason, once the job has failed."""
+        if self.failure is not None:
+            raise JobFailed(f"the job failed: {type(self.failure).__name__}: {self.failure}") from self.failure
+
+    def join(self, worker: WorkerIdentity) -> None:
+        """The worker opens a session."""
+        self.sessions.open(worker)
+        self.board.join(worker.incarnation)
+        self.counted.setdefault(worker.incarnation, 0)
+
+    def leave(self, incarnation: str) -> None:
+        """A session of the worker ends; with its last one all it holds is free."""
+        if self.sessions.close(incarnation):
+            self.board.release(incarnation)
+
+    def lease(self, incarnation: str, want: int) -> tuple[Task, ...]:
+        """Tasks for a worker that has joined."""
+        return () if self.ending else self.board.lease(incarnation, want, self.version)
+
+    def snapshot_of(self, version: int | None) -> DenseSnapshot | None:
+        """The snapshot wanted (None: the current one); None while it is not there.
+
+        Raises:
+            StaleVersion: it is past, or will never be.
+        """
+        if version is None:
+            return self.snapshot
+        if self.ending:
+            raise StaleVersion(f"version {version} is not trained on any more: the job has ended")
+        if version < self.version:
+            raise StaleVersion(f"version {version} is past; the current version is {self.version}")
+        there = self.snapshot is not None and self.snapshot.version == version
+        return self.snapshot if there else None
+
+    def judge(self, push: Push) -> Verdict | Ticket | None:
+        """What becomes of a push, or None where it is to be taken; see `master.pushes`."""
+        if self.ending:
+            return PushOutcome.STALE, f"the job has ended: {self.stop_reason or 'all is trained'}"
+        return self.pushes.judge(push, self.version)
+
+    def take(self, push: Push, skipped: bool) -> Ticket:
+        """Counts a push that `judge` let through."""
+        ticket = self.pushes.take(push, skipped)
+        if ticket.worker is not None and not skipped:
+            self.counted[ticket.worker] = self.counted.get(ticket.worker, 0) + 1
+        return ticket
+
+    def take_evaluation(self, report: EvaluationReport) -> PushOutcome:
+        """Counts an evaluated micro-batch.
+
+        Raises:
+            FutureVersion: that version is not there yet.
+        """
+        if report.version > self.version:
+            raise FutureVersion(f"evaluation of version {report.version}; the current version is {self.version}")
+        if self.ending or not self.board.evaluating or report.version != self.version:
+            return PushOutcome.STALE
+        counts, _ = self.board.complete(TaskKind.EVALUATE, report.micro_batch)
+        if counts:
+            self.evaluation[report.micro_batch] = report.metrics
+        return PushOutcome.ACCEPTED if counts else PushOutcome.DUPLICATE
+
+    def next_work(self) -> Work | None:
+        """What can be done now, if anything."""
+        if self.failure is not None or self.stop_reason is not None:
+            return Work(over=True)
+        if self.board.evaluating:
+            return Work(evaluated=True) if self.board.evaluation_done else None
+        tickets = self.pushes.ready()
+        if tickets is not None:
+            return Work(tickets=tuple(tickets))
+        return Work(over=True) if self.board.trained else None
+
+    def committed(self, tickets: tuple[Ticket, ...], made: Accumulated) -> bool:
+        """The next version stands; returns whether it ends an epoch. It is not yet to be seen by workers."""
+        self.version += 1
+        self.evaluated = False
+        self.records += made.records
+        if made.metrics:
+            self.epoch_metrics = add_metrics(self.epoch_metrics, [made.metrics])
+        ended = self.pushes.commit()
+        for ticket in tickets:
+            ticket.committed = True
+        return ended
+
+    def take_evaluation_total(self) -> tuple[Tensor, ...]:
+        """The evaluation's summed metric state; the evaluation is over."""
+        total = add_metrics((), [self.evaluation[number] for number in sorted(self.evaluation)])
+        self.board.end_evaluation()
+        self.evaluation = {}
+        return total
+
+    def end_epoch(self) -> tuple[Tensor, ...]:
+        """The epoch's summed metric state; the next epoch counts from zero."""
+        total, self.epoch_metrics, self.evaluated = self.epoch_metrics, (), True
+        return total
+
+    def progress(self) -> Progress:
+        """The place between two versions."""
+        sync = self.schedule.job.mode == "sync"
+        return Progress(
+            version=self.version,
+            evaluated=self.evaluated,
+            records=self.records,
+            metrics=self.epoch_metrics,
+            epoch=0 if sync else self.board.place,
+            done=self.pushes.done(),
+            sequences=self.pushes.sequences(),
+        )
+
+    def status_fields(self) -> dict[str, Any]:
+        """What `JobStatus` says, but for the metrics and the store."""
+        job = self.schedule.job
+        workers = tuple(
+            WorkerStatus(identity, self.board.held_by(identity.incarnation), self.counted.get(identity.incarnation, 0))
+            for identity in self.sessions
+        )
+        return {
+            "job": job.job,
+            "state": self.phase,
+            "mode": job.mode,
+            "version": self.version,
+            "versions_total": self.schedule.versions_total,
+            "epoch": min(self.epoch, job.epochs - 1),
+            "epochs": job.epochs,
+            "records_trained": self.records,
+            "workers": workers,
+        }
+
+
+def as_failure(error: BaseException) -> ElastableError:
+    """The error that tells of a job's failure: itself, where it is one of ours."""
+    if isinstance(error, ElastableError):
+        return error
+    return JobFailed(f"{type(error).__name__}: {error}")

@@ -1,0 +1,93 @@
+"""The model's metrics, from summed metric state: an AUC is merged as counts, never as an average."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from embedding_store.errors import Unsupported
+from master.api import Tensor
+from master.push_check import TensorSpec
+
+__all__ = ["LazyLogs", "MetricBook"]
+
+
+class MetricBook:
+    """Turns metric state into named results through the model's own metric objects.
+
+    Args:
+        model: A compiled model whose metrics are built; None: no metrics.
+
+    Raises:
+        Unsupported: a metric whose state does not begin at zero, so that
+            states of several micro-batches cannot be summed.
+    """
+
+    def __init__(self, model: Any = None) -> None:
+        self._model = model
+        # `status` may be asked for by any thread while another one computes logs.
+        self._lock = threading.Lock()
+        self._variables: list[Any] = []
+        for metric in model.metrics if model is not None else ():
+            metric.reset_state()
+            for variable in metric.variables:
+                if np.any(variable.value.numpy()):
+                    raise Unsupported(
+                        f"metric {metric.name!r}: its state {variable.path!r} does not begin at zero, so it cannot be "
+                        "summed over micro-batches"
+                    )
+                self._variables.append(variable)
+        self.specs = tuple(
+            TensorSpec(variable.path, tuple(variable.shape), np.dtype(variable.dtype)) for variable in self._variables
+        )
+
+    def results(self, total: tuple[Tensor, ...], prefix: str = "") -> dict[str, float]:
+        """Every metric's value.
+
+        Args:
+            total: Summed metric state, in the order of `specs`; () for none.
+            prefix: Put before every name, as "val_".
+
+        Returns:
+            Name -> value; a metric of several values gives name_0, name_1, ...
+        """
+        if not total or self._model is None:
+            return {}
+        with self._lock:
+            for variable, value in zip(self._variables, total, strict=True):
+                variable.assign(value.astype(variable.dtype))
+            named = self._model.get_metrics_result()
+            return {prefix + name: value for key, result in named.items() for name, value in _scalars(key, result)}
+
+
+class LazyLogs(Mapping[str, float]):
+    """Metric results that are computed when they are first looked at."""
+
+    def __init__(self, compute: Callable[[], dict[str, float]]) -> None:
+        self._compute = compute
+        self._results: dict[str, float] | None = None
+
+    def _known(self) -> dict[str, float]:
+        if self._results is None:
+            self._results = self._compute()
+        return self._results
+
+    def __getitem__(self, name: str) -> float:
+        return self._known()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known())
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+
+def _scalars(name: str, result: Any) -> Iterator[tuple[str, float]]:
+    values = np.asarray(result.numpy() if hasattr(result, "numpy") else result)
+    if values.ndim == 0:
+        yield name, float(values)
+    else:
+        yield from ((f"{name}_{place}", float(value)) for place, value in enumerate(values.ravel()))

@@ -1,0 +1,100 @@
+"""Whether a push fits the job's model: everything is checked before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from embedding_store.checks import require_finite, require_gradients, require_ids
+from embedding_store.errors import BadGradient, NotFinite, TableNotFound
+from embedding_store.spec import TableSpec
+from master.api import EvaluationReport, Push, Tensor
+
+__all__ = ["Expected", "TensorSpec", "check_evaluation", "check_finite", "check_push"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A dense tensor: the variable's path in the model, its shape and NumPy dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What every push of a job holds.
+
+    Attributes:
+        variables: Trainable dense variables, in model order.
+        states: Non-trainable variables, in model order.
+        metrics: Metric state; None: not known here, any is taken.
+        tables: Table name -> spec.
+    """
+
+    variables: tuple[TensorSpec, ...] = ()
+    states: tuple[TensorSpec, ...] = ()
+    metrics: tuple[TensorSpec, ...] | None = None
+    tables: Mapping[str, TableSpec] = field(default_factory=dict)
+
+
+def check_push(push: Push, expected: Expected) -> None:
+    """Refuses a push whose tensors are not those of the model and its tables.
+
+    Raises:
+        BadGradient: another number, shape or dtype of tensors.
+        TableNotFound: slices of a table that is not there.
+        BadIds, IdOutOfRange: naming table, id and position.
+    """
+    _check_tensors("dense gradient", push.dense, expected.variables)
+    _check_tensors("state", push.states, expected.states)
+    if expected.metrics is not None:
+        _check_tensors("metric", push.metrics, expected.metrics)
+    for table, slices in push.slices.items():
+        spec = expected.tables.get(table)
+        if spec is None:
+            known = ", ".join(sorted(expected.tables)) or "none"
+            raise TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
+        require_gradients(spec, len(require_ids(spec, slices.indices)), slices.values)
+
+
+def check_finite(push: Push, expected: Expected) -> None:
+    """Refuses NaN and Inf in gradients and states; the push fits (`check_push`).
+
+    Raises:
+        NotFinite: naming the variable, or the table and id.
+    """
+    for what, tensors, specs in (
+        ("gradient of variable", push.dense, expected.variables),
+        ("state", push.states, expected.states),
+    ):
+        for tensor, spec in zip(tensors, specs, strict=True):
+            if np.issubdtype(tensor.dtype, np.floating) and not np.isfinite(tensor).all():
+                raise NotFinite(f"{what} {spec.name!r} holds NaN or Inf")
+    for table, slices in push.slices.items():
+        require_finite(expected.tables[table], slices.indices, slices.values)
+
+
+def check_evaluation(report: EvaluationReport, expected: Expected) -> None:
+    """Refuses metric state that is not that of the model.
+
+    Raises:
+        BadGradient: another number, shape or dtype of tensors.
+    """
+    if expected.metrics is not None:
+        _check_tensors("metric", report.metrics, expected.metrics)
+
+
+def _check_tensors(what: str, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+    if len(tensors) != len(specs):
+        names = ", ".join(spec.name for spec in specs) or "none"
+        raise BadGradient(f"{len(tensors)} {what} tensors where the model has {len(specs)}: {names}")
+    for tensor, spec in zip(tensors, specs, strict=True):
+        if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+            raise BadGradient(
+                f"{what} of {spec.name!r}: want {spec.dtype} {list(spec.shape)}, "
+                f"got {tensor.dtype} {list(tensor.shape)}"
+            )

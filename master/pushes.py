@@ -1,0 +1,213 @@
+"""Which pushes count, once each, and which are ready to become a version.
+
+Not thread-safe: the master's lock guards it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from embedding_store.errors import BadInput, FutureVersion
+from master.api import AsyncPushId, Push, PushOutcome, SyncPushId, TaskKind
+from master.schedule import Schedule
+from master.task_board import TaskBoard
+
+__all__ = ["AsyncPushes", "Sequences", "SyncPushes", "Ticket", "Verdict"]
+
+# Incarnations remembered: more than a job ever has; a bound all the same.
+_INCARNATIONS = 65_536
+
+Verdict = tuple[PushOutcome, str]
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A push that counts, on its way into a version.
+
+    Attributes:
+        push: What was pushed; None: it was skipped, its micro-batch is done.
+        id: Its name.
+        worker: To whom the micro-batch had been given, if to anyone.
+        committed: Whether the version that holds it stands.
+    """
+
+    push: Push | None
+    id: SyncPushId | AsyncPushId
+    worker: str | None = None
+    committed: bool = False
+
+
+class Sequences:
+    """The last sequence of every worker incarnation."""
+
+    def __init__(self, known: Mapping[str, int]) -> None:
+        self._last = OrderedDict(known)
+
+    def knows(self, push_id: AsyncPushId) -> bool:
+        """Whether that push, or a later one of that incarnation, was remembered."""
+        return push_id.sequence <= self._last.get(push_id.incarnation, 0)
+
+    def remember(self, push_id: AsyncPushId) -> None:
+        """Makes that push known."""
+        self._last[push_id.incarnation] = push_id.sequence
+        self._last.move_to_end(push_id.incarnation)
+        while len(self._last) > _INCARNATIONS:
+            self._last.popitem(last=False)
+
+    def as_dict(self) -> dict[str, int]:
+        """Incarnation -> last sequence."""
+        return dict(self._last)
+
+
+class SyncPushes:
+    """Pushes of the version in work, named by (version, micro-batch)."""
+
+    waits = False
+
+    def __init__(self, schedule: Schedule, board: TaskBoard) -> None:
+        self._schedule = schedule
+        self._board = board
+        self._tickets: dict[int, Ticket] = {}
+
+    def judge(self, push: Push, version: int) -> Verdict | Ticket | None:
+        """What becomes of the push, or None where it is to be taken.
+
+        Raises:
+            BadInput: it is no micro-batch of that version.
+            FutureVersion: that version has not been committed.
+        """
+        name = push.id
+        if not isinstance(name, SyncPushId):
+            raise BadInput("the job is synchronous: a push is named by (version, micro-batch), not by a sequence")
+        if name.version < version:
+            return PushOutcome.STALE, f"version {name.version} is committed; the current version is {version}"
+        if name.version > version:
+            raise FutureVersion(f"push for version {name.version}, which is not there; the current one is {version}")
+        if self._board.trained:
+            return PushOutcome.STALE, f"version {version} is the job's last; nothing is trained on it"
+        numbers = self._schedule.micro_batches(version)
+        if name.micro_batch not in numbers:
+            raise BadInput(
+                f"micro-batch {name.micro_batch} is not of version {version}, which is made of "
+                f"{numbers.start} to {numbers.stop - 1}"
+            )
+        _check_records(self._schedule, push, version, name.micro_batch)
+        if name.micro_batch in self._tickets:
+            return PushOutcome.DUPLICATE, f"micro-batch {name.micro_batch} was counted before"
+        return None
+
+    def take(self, push: Push, skipped: bool) -> Ticket:
+        """Counts a push that `judge` let through."""
+        _, worker = self._board.complete(TaskKind.TRAIN, push.id.micro_batch)
+        ticket = Ticket(None if skipped else push, push.id, worker)
+        self._tickets[push.id.micro_batch] = ticket
+        return ticket
+
+    def ready(self) -> list[Ticket] | None:
+        """The pushes of the version in work, in micro-batch order, once all are there."""
+        if not (self._board.is_open and self._board.training_done):
+            return None
+        return [self._tickets[number] for number in sorted(self._tickets)]
+
+    def commit(self) -> bool:
+        """What was ready is committed; returns whether an epoch has ended."""
+        self._tickets = {}
+        self._board.advance()
+        return self._board.ends_epoch
+
+    def done(self) -> tuple[int, ...]:
+        """Nothing: the version says it all."""
+        return ()
+
+    def sequences(self) -> dict[str, int]:
+        """Nothing: pushes are named by what they computed."""
+        return {}
+
+
+class AsyncPushes:
+    """Pushes in the order of arrival, named by (incarnation, sequence)."""
+
+    waits = True
+
+    def __init__(self, schedule: Schedule, board: TaskBoard, known: Mapping[str, int]) -> None:
+        self._schedule = schedule
+        self._board = board
+        self._committed = Sequences(known)
+        self._queue: deque[Ticket] = deque()
+
+    def judge(self, push: Push, version: int) -> Verdict | Ticket | None:
+        """What becomes of the push: known already (its ticket, if on its way), or None: it is to be taken.
+
+        Raises:
+            BadInput: the push is named as in a synchronous job, or its
+                micro-batch is not of this job.
+            FutureVersion: its epoch has not begun.
+        """
+        name = push.id
+        if not isinstance(name, AsyncPushId):
+            raise BadInput("the job is asynchronous: a push is named by (incarnation, sequence), not by a version")
+        same = (ticket for ticket in self._queue if ticket.id == name)
+        if (ticket := next(same, None)) is not None:
+            return ticket
+        if self._committed.knows(name):
+            return PushOutcome.DUPLICATE, f"sequence {name.sequence} of {name.incarnation!r} was counted before"
+        if name.micro_batch >= 0:
+            verdict = self._judge_task(push, name.micro_batch, version)
+            if verdict is not None:
+                return verdict
+        elif push.records < 1:
+            raise BadInput(f"a push of {push.records} records: it must have at least one")
+        if not self._board.is_open:
+            return PushOutcome.STALE, "an epoch has ended: nothing is trained before the next one begins"
+        return None
+
+    def _judge_task(self, push: Push, micro_batch: int, version: int) -> Verdict | None:
+        if micro_batch >= self._schedule.versions_total:
+            raise BadInput(f"micro-batch {micro_batch} is not of this job, which has {self._schedule.versions_total}")
+        _check_records(self._schedule, push, version, micro_batch)
+        if self._board.was_trained(micro_batch):
+            return PushOutcome.DUPLICATE, f"micro-batch {micro_batch} was counted before"
+        if micro_batch // self._schedule.micro_batches_per_epoch > self._board.place:
+            raise FutureVersion(f"micro-batch {micro_batch} is of an epoch that has not begun")
+        return None
+
+    def take(self, push: Push, skipped: bool) -> Ticket:
+        """Counts a push that `judge` let through."""
+        worker = None
+        if push.id.micro_batch >= 0:
+            _, worker = self._board.complete(TaskKind.TRAIN, push.id.micro_batch)
+        self._queue.append(Ticket(None if skipped else push, push.id, worker))
+        return self._queue[-1]
+
+    def ready(self) -> list[Ticket] | None:
+        """The push that came first: every push is a version of its own."""
+        return [self._queue[0]] if self._queue else None
+
+    def commit(self) -> bool:
+        """What was ready is committed; returns whether an epoch has ended."""
+        ticket = self._queue.popleft()
+        if isinstance(ticket.id, AsyncPushId):
+            self._committed.remember(ticket.id)
+        if self._queue or not self._board.training_done:
+            return False
+        self._board.advance()
+        return True
+
+    def done(self) -> tuple[int, ...]:
+        """Micro-batches of the running epoch that are committed."""
+        coming = {ticket.id.micro_batch for ticket in self._queue}
+        return tuple(number for number in self._board.done() if number not in coming)
+
+    def sequences(self) -> dict[str, int]:
+        """Last committed sequence of every incarnation."""
+        return self._committed.as_dict()
+
+
+def _check_records(schedule: Schedule, push: Push, version: int, micro_batch: int) -> None:
+    task = schedule.task(version, micro_batch)
+    if push.records != task.stop - task.start:
+        raise BadInput(
+            f"micro-batch {micro_batch} has {task.stop - task.start} records, the push says it has {push.records}"
+        )

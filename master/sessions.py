@@ -1,0 +1,63 @@
+"""Who takes part in a job now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from master.api import JobSpec, WorkerIdentity
+
+__all__ = ["LocalSession", "Sessions"]
+
+
+class Sessions:
+    """Workers by incarnation. Not thread-safe: the master's lock guards it.
+
+    A worker whose connection broke may open its next session before the last
+    one is seen to end, so it is there until all of its sessions are closed.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[WorkerIdentity, int]] = {}
+
+    def __iter__(self) -> Iterator[WorkerIdentity]:
+        return (identity for identity, _ in self._open.values())
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, worker: WorkerIdentity) -> None:
+        """One more session of the worker."""
+        _, count = self._open.get(worker.incarnation, (worker, 0))
+        self._open[worker.incarnation] = (worker, count + 1)
+
+    def close(self, incarnation: str) -> bool:
+        """One session less; whether it was the worker's last."""
+        identity, count = self._open.pop(incarnation)
+        if count > 1:
+            self._open[incarnation] = (identity, count - 1)
+        return count == 1
+
+
+class LocalSession:
+    """A session in the master's own process; see `master.api.Session`."""
+
+    def __init__(self, job: JobSpec, leave: Callable[[], None], master_alive: Callable[[], bool]) -> None:
+        self._job = job
+        self._leave = leave
+        self._master_alive = master_alive
+        self._closed = False
+
+    @property
+    def job(self) -> JobSpec:
+        """The job joined."""
+        return self._job
+
+    def alive(self) -> bool:
+        """False once it was closed, or the master is gone."""
+        return not self._closed and self._master_alive()
+
+    def close(self) -> None:
+        """Leaves; closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._leave()

@@ -1,0 +1,170 @@
+"""The sum of a version's pushes: right, and the same to the bit whatever came first."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedding_store.errors import BadGradient, BadInput, IdOutOfRange, NotFinite, TableNotFound
+from embedding_store.spec import TableSpec
+from embedding_store.store import Float32
+from master.accumulate import accumulate, add_metrics
+from master.api import EvaluationReport, Push, Slices, SyncPushId
+from master.push_check import Expected, TensorSpec, check_evaluation, check_finite, check_push
+
+
+def f32(values: object) -> Float32:
+    return np.array(values, np.float32)
+
+
+def random_push(number: int, seed: int) -> Push:
+    random = np.random.default_rng((seed, number))
+    count = int(random.integers(0, 6))
+    return Push(
+        id=SyncPushId(0, number),
+        records=int(random.integers(1, 9)),
+        dense=(random.normal(size=(3, 2)).astype(np.float32), random.normal(size=()).astype(np.float32)),
+        slices={"t": Slices(random.integers(0, 4, count), random.normal(size=(count, 2)).astype(np.float32))},
+        states=(random.normal(size=2).astype(np.float32), np.array(number, np.int64)),
+        metrics=(random.normal(size=3).astype(np.float32), np.array([number], np.int32)),
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 6), st.sampled_from(["mean", "sum"]))
+def test_dense_and_sparse_are_weighted_alike(seed: int, count: int, average: str) -> None:
+    pushes = [random_push(number, seed) for number in range(count)]
+    total = accumulate(pushes, average)
+    records = sum(push.records for push in pushes)
+    weights = [push.records / records if average == "mean" else 1.0 for push in pushes]
+    for place in range(2):
+        expected = sum(w * p.dense[place].astype(np.float64) for w, p in zip(weights, pushes, strict=True))
+        np.testing.assert_allclose(total.dense[place], expected, rtol=1e-5, atol=1e-6)
+    table = np.zeros((4, 2))
+    for weight, push in zip(weights, pushes, strict=True):
+        np.add.at(table, push.slices["t"].indices, weight * push.slices["t"].values.astype(np.float64))
+    got = np.zeros((4, 2))
+    if "t" in total.updates:
+        assert len(set(total.updates["t"].ids.tolist())) == len(total.updates["t"].ids)
+        got[total.updates["t"].ids] = total.updates["t"].gradients
+    np.testing.assert_allclose(got, table, rtol=1e-5, atol=1e-6)
+    state = sum(p.records / records * p.states[0].astype(np.float64) for p in pushes)
+    np.testing.assert_allclose(total.states[0], state, rtol=1e-5, atol=1e-6)
+    assert total.states[1] == count - 1
+    assert total.records == records
+    np.testing.assert_allclose(total.metrics[0], sum(p.metrics[0].astype(np.float64) for p in pushes))
+
+
+def test_elasticdls_numbers() -> None:
+    """ElasticDL, `indices_slices_gradient_test.py`: two pushes, SGD 0.1."""
+    pushes = [
+        Push(SyncPushId(0, 0), 4, (f32(1),), {"t": Slices(np.array([0]), f32([[1, 2, 3]]))}),
+        Push(SyncPushId(0, 1), 4, (f32(13),), {"t": Slices(np.array([0]), f32([[4, 5, 6]]))}),
+    ]
+    summed = accumulate(pushes, "sum").updates["t"].gradients
+    np.testing.assert_allclose(f32([[1, 2, 3]]) - f32(0.1) * summed, [[0.5, 1.3, 2.1]], rtol=1e-6)
+    averaged = accumulate(pushes, "mean").dense[0]
+    np.testing.assert_allclose(f32(13) - f32(0.1) * averaged, 12.3, rtol=1e-6)
+
+
+def test_one_push_is_itself() -> None:
+    push = random_push(3, 1)
+    total = accumulate([push], "mean")
+    assert all(np.array_equal(one, other) for one, other in zip(total.dense, push.dense, strict=True))
+    assert all(np.array_equal(one, other) for one, other in zip(total.states, push.states, strict=True))
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=7))
+def test_equal_states_stay_equal_to_the_bit(records: list[int]) -> None:
+    frozen = f32([0.1, -3.3e7, 1e-9])
+    pushes = [Push(SyncPushId(0, n), count, states=(frozen,)) for n, count in enumerate(records)]
+    assert np.array_equal(accumulate(pushes, "mean").states[0], frozen)
+
+
+def test_half_precision_is_summed_in_single() -> None:
+    pushes = [Push(SyncPushId(0, n), 1, (np.array([2048.0, 1.0], np.float16),)) for n in range(3)]
+    total = accumulate(pushes, "sum").dense[0]
+    assert total.dtype == np.float16
+    assert total.tolist() == [6144.0, 3.0]
+
+
+def test_tables_come_in_the_order_of_their_names() -> None:
+    one = Slices(np.array([0]), f32([[1]]))
+    there = Push(SyncPushId(0, 0), 1, slices={"b": one, "a": one, "empty": Slices(np.empty(0, int), f32([[1]])[:0])})
+    assert list(accumulate([there], "sum").updates) == ["a", "b"]
+
+
+def test_no_pushes_are_an_empty_gradient() -> None:
+    assert accumulate([], "mean").records == 0
+
+
+@pytest.mark.parametrize("records", [0, -1])
+def test_a_push_without_records_is_refused(records: int) -> None:
+    with pytest.raises(BadInput, match="must have at least one"):
+        accumulate([Push(SyncPushId(0, 0), records)], "mean")
+
+
+def test_metrics_count_beyond_float32() -> None:
+    total = add_metrics((), [(f32([2**24]),)])
+    assert add_metrics(total, [(f32([1]),), (f32([1]),)])[0].tolist() == [2**24 + 2]
+    assert add_metrics((), [(np.array([2**31 - 1], np.int32),)] * 2)[0].tolist() == [2**32 - 2]
+
+
+EXPECTED = Expected(
+    variables=(TensorSpec("dense/kernel", (2, 3), np.dtype(np.float32)),),
+    states=(TensorSpec("bn/mean", (3,), np.dtype(np.float32)), TensorSpec("count", (), np.dtype(np.int64))),
+    metrics=(TensorSpec("loss/total", (), np.dtype(np.float32)),),
+    tables={"t": TableSpec("t", 2, vocabulary_size=5)},
+)
+
+
+def good(**changes: object) -> Push:
+    fields: dict[str, object] = {
+        "id": SyncPushId(0, 0),
+        "records": 1,
+        "dense": (np.zeros((2, 3), np.float32),),
+        "slices": {"t": Slices(np.array([4, 4]), np.zeros((2, 2), np.float32))},
+        "states": (np.zeros(3, np.float32), np.array(0, np.int64)),
+        "metrics": (f32(0),),
+    }
+    return Push(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "told"),
+    [
+        ({"dense": ()}, BadGradient, "0 dense gradient tensors where the model has 1: dense/kernel"),
+        ({"dense": (np.zeros((3, 2), np.float32),)}, BadGradient, r"'dense/kernel': want float32 \[2, 3\]"),
+        ({"dense": (np.zeros((2, 3)),)}, BadGradient, "got float64"),
+        ({"states": (np.zeros(4, np.float32), np.array(0))}, BadGradient, "'bn/mean'"),
+        ({"metrics": ()}, BadGradient, "0 metric tensors"),
+        ({"slices": {"u": Slices(np.array([0]), f32([[0, 0]]))}}, TableNotFound, r"'u'.*tables: t"),
+        ({"slices": {"t": Slices(np.array([5]), f32([[0, 0]]))}}, IdOutOfRange, "'t': id 5 at position 0"),
+        ({"slices": {"t": Slices(np.array([-1]), f32([[0, 0]]))}}, IdOutOfRange, "'t': id -1 at position 0"),
+        ({"slices": {"t": Slices(np.array([1]), f32([[0, 0, 0]]))}}, BadGradient, r"'t'.*\[1, 2\]"),
+        ({"slices": {"t": Slices(np.array([1]), np.zeros((1, 2)))}}, BadGradient, "float64"),
+    ],
+)
+def test_a_push_that_does_not_fit_is_refused(changes: dict[str, object], error: type[Exception], told: str) -> None:
+    check_push(good(), EXPECTED)
+    with pytest.raises(error, match=told):
+        check_push(good(**changes), EXPECTED)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", ["dense", "states", "slices"])
+def test_values_that_are_not_finite_are_refused_by_name(place: str, bad: float) -> None:
+    push = good()
+    check_finite(push, EXPECTED)
+    values = push.slices["t"].values if place == "slices" else getattr(push, place)[0]
+    values[-1] = bad
+    with pytest.raises(NotFinite, match={"dense": "dense/kernel", "states": "bn/mean", "slices": "'t'.*id 4"}[place]):
+        check_finite(push, EXPECTED)
+
+
+def test_an_evaluation_that_does_not_fit_is_refused() -> None:
+    check_evaluation(EvaluationReport("w", 1, 0, 1, (f32(0),)), EXPECTED)
+    with pytest.raises(BadGradient, match="loss/total"):
+        check_evaluation(EvaluationReport("w", 1, 0, 1, (np.array(0.0),)), EXPECTED)
