@@ -20,6 +20,8 @@ __all__ = ["kernel", "prefetch"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+
 _PREFETCH_VALUES = 128
 _LINE_VALUES = 16  # float32 in a cache line of 64 bytes
 
@@ -29,9 +31,15 @@ def kernel(function: F) -> F:
 
     Arithmetic is IEEE, in the order written (no fast-math, no fused
     multiply-add), so results do not depend on the machine. Division by zero
-    gives Inf or NaN, as in numpy.
+    gives Inf or NaN, as in numpy. `NUMBA_CACHE_DIR` names another folder for
+    the cache.
     """
-    compiled: F = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=False)(function)
+    try:
+        compiled: F = numba.njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:
+        # Neither the package's folder nor a user's cache folder can be written (a read-only
+        # container without a home): compiled anew in each process, some seconds in all.
+        compiled = numba.njit(**_OPTIONS)(function)
     return compiled
 
 

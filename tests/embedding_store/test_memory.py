@@ -15,7 +15,8 @@ from embedding_store.memory import MemoryStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, RowBlock, TableUpdate
 from tests.contracts.reference_optimizers import adagrad_row
-from tests.contracts.store_contract import MakeStore, StoreContract, rows_by_id
+from tests.contracts.store_contract import StoreContract
+from tests.contracts.store_samples import MakeStore, rows_by_id
 
 DIM = 3
 

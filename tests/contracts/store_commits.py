@@ -1,0 +1,131 @@
+"""The store contract: what a commit changes, and versions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import (
+    BadGradient,
+    FutureVersion,
+    StaleVersion,
+)
+from embedding_store.initial_values import initial_rows
+from embedding_store.spec import OptimizerSpec
+from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from tests.contracts.reference_optimizers import adagrad_row, adam_row, sgd_row
+from tests.contracts.store_samples import (
+    commit,
+    dynamic,
+    fixed,
+    int64,
+    rows_by_id,
+    update,
+)
+
+
+class CommitContract:
+    def test_commit_equals_the_reference(self, store: EmbeddingStore) -> None:
+        optimizers = {
+            "sgd": (OptimizerSpec.of("sgd", learning_rate=0.5), sgd_row),
+            "adagrad": (OptimizerSpec.of("adagrad", learning_rate=0.1), adagrad_row),
+            "adam": (OptimizerSpec.of("adam", learning_rate=0.01), adam_row),
+        }
+        specs = {name: dynamic(name, optimizer=spec) for name, (spec, _) in optimizers.items()}
+        models: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {name: {} for name in specs}
+        for spec in specs.values():
+            store.create_table(spec)
+        random = np.random.default_rng(5)
+        for step in range(4):  # slots must outlive a commit
+            ids = random.permutation(np.arange(-20, 20) * 10**15)[:25]
+            change = update(ids, 5, seed=step)
+            commit(store, dict.fromkeys(specs, change))
+            for name, (optimizer, step_row) in optimizers.items():
+                model, rate = models[name], np.float32(optimizer.get("learning_rate", 0))
+                for one, gradient in zip(ids.tolist(), change.gradients, strict=True):
+                    before = model.get(one) or (initial_rows(specs[name], int64(one))[0], None)
+                    model[one] = step_row(*before, gradient, step, rate)
+        for name, model in models.items():
+            ids = np.array(list(model), np.int64)
+            weights = np.stack([weights for weights, _ in model.values()])
+            np.testing.assert_array_equal(store.lookup({name: ids})[name], weights)
+            expected = {one: (w.tobytes(), s.tobytes()) for one, (w, s) in model.items()}
+            assert rows_by_id(store, name) == expected
+
+    def test_learning_rate_of_a_commit(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        ids, ones = int64(1, 2), np.ones((2, 4), np.float32)
+        before = store.lookup({"cities": ids})["cities"]
+        commit(store, {"cities": TableUpdate(ids, ones)}, rate=0.125)
+        np.testing.assert_array_equal(store.lookup({"cities": ids})["cities"], before - np.float32(0.125))
+        commit(store, {"cities": TableUpdate(ids, ones)})
+        expected = (before - np.float32(0.125)) - np.float32(0.5)
+        np.testing.assert_array_equal(store.lookup({"cities": ids})["cities"], expected)
+
+    def test_optimizer_that_is_not_fused(self, store: EmbeddingStore) -> None:
+        spec = dynamic(optimizer=OptimizerSpec("contract_block", ()))
+        store.create_table(spec)
+        for seed in range(2):
+            commit(store, {"people": update(int64(4, -9, 6), 5, seed)})
+        signs = [np.sign(update(int64(4, -9, 6), 5, seed).gradients) for seed in range(2)]
+        expected = initial_rows(spec, int64(4, -9, 6)) - np.float32(0.25) * signs[0] - np.float32(0.25) * signs[1]
+        np.testing.assert_array_equal(store.lookup({"people": int64(4, -9, 6)})["people"], expected)
+        blocks = list(store.scan("people"))
+        assert [block.slots.tolist() for block in blocks] == [[[12.0]] * 3]
+
+    def test_optimizer_that_fails_changes_nothing(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        store.create_table(dynamic(optimizer=OptimizerSpec("contract_block", ())))
+        commit(store, {"cities": update(int64(1), 4), "people": update(int64(1), 5)})
+        before = [rows_by_id(store, name) for name in ("cities", "people")]
+        broken = TableUpdate(int64(1, 2), np.full((2, 5), np.nan, np.float32))
+        with pytest.raises(ArithmeticError, match="on purpose"):
+            commit(store, {"cities": update(int64(1, 2), 4), "people": broken})
+        assert [rows_by_id(store, name) for name in ("cities", "people")] == before
+        assert store.version() == 1
+        commit(store, {"cities": update(int64(1, 2), 4)})
+
+    @pytest.mark.parametrize(
+        "gradients",
+        [
+            np.zeros((2, 3), np.float32),
+            np.zeros((1, 5), np.float32),
+            np.zeros((2, 5), np.float64),
+            np.zeros(10, np.float32),
+        ],
+    )
+    def test_wrong_gradient_leaves_the_store_as_it_was(self, store: EmbeddingStore, gradients: np.ndarray) -> None:
+        store.create_table(fixed())
+        store.create_table(dynamic())
+        commit(store, {"cities": update(int64(1), 4)})
+        before = rows_by_id(store, "cities")
+        with pytest.raises(BadGradient, match="'people'"):
+            commit(store, {"cities": update(int64(1, 2), 4), "people": TableUpdate(int64(1, 2), gradients)})
+        assert rows_by_id(store, "cities") == before
+        assert (store.version(), store.row_count("people")) == (1, 0)
+
+    def test_versions(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        ids = {"cities": int64(1)}
+        assert store.version() == 0
+        store.lookup(ids, version=0)
+        with pytest.raises(FutureVersion):
+            store.lookup(ids, version=1)
+        commit(store, {"cities": update(int64(1), 4)})
+        assert store.version() == 1
+        store.lookup(ids, version=1)
+        with pytest.raises(StaleVersion):
+            store.lookup(ids, version=0)
+        before = rows_by_id(store, "cities")
+        with pytest.raises(StaleVersion):
+            store.commit(Commit(1, {"cities": update(int64(1), 4)}, 1, {}))
+        with pytest.raises(FutureVersion):
+            store.commit(Commit(3, {"cities": update(int64(1), 4)}, 1, {}))
+        assert (rows_by_id(store, "cities"), store.version()) == (before, 1)
+
+    def test_reset_version(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        store.reset_version(41)
+        assert store.version() == 41
+        commit(store, {"cities": update(int64(1), 4)})
+        store.lookup({"cities": int64(1)}, version=42)

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "embedding_store"
+PROGRAM = """
+import numpy as np
+from embedding_store.grouping import unique_ids
+print(unique_ids(np.array([5, 5, 9]))[0].tolist())
+"""
+
+
+@pytest.mark.parametrize("writable", ["package", "home", "nothing"])
+def test_kernels_run_whatever_can_be_written(tmp_path: Path, writable: str) -> None:
+    """As in a container: the installed package read-only, and perhaps no home either."""
+    shutil.copytree(PACKAGE, tmp_path / "embedding_store", ignore=shutil.ignore_patterns("__pycache__"))
+    blocked = tmp_path / "embedding_store" / "__pycache__"
+    home = tmp_path / "home"
+    home.write_text("a file, so that nothing can be made below it")  # holds for root too, as a mode would not
+    if writable != "package":
+        blocked.write_text("likewise")
+    if writable == "home":
+        home.unlink()
+        home.mkdir()
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-B", "-c", PROGRAM]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "[5, 9]\n"), ran.stderr
+    cached = {"package": blocked, "home": home}.get(writable)
+    if cached is not None:
+        assert list(cached.rglob("grouping._unique-*.nbi"))
