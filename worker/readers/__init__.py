@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from worker.readers.as_reader import as_reader
+from worker.readers.csv_reader import CsvReader
 from worker.readers.numpy_reader import NumpyReader
+from worker.readers.parquet_reader import ParquetReader
 from worker.readers.reader import Batch, Reader
 
-__all__ = ["Batch", "NumpyReader", "Reader", "as_reader"]
+__all__ = ["Batch", "CsvReader", "NumpyReader", "ParquetReader", "Reader", "as_reader"]

@@ -1,0 +1,342 @@
+"""Readers: any index list equals the naive selection, whatever the records lie in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedding_store.errors import BadInput
+from worker.readers import CsvReader, NumpyReader, ParquetReader, Reader, as_reader
+
+RECORDS = 37
+COLUMNS = {
+    "user": np.arange(RECORDS, dtype=np.int64) * 7 - 100,
+    "price": np.linspace(-1, 1, RECORDS).astype(np.float32),
+    "city": np.array([f'city {n}, "{n}"\nline two' if n % 5 == 0 else f"c{n}" for n in range(RECORDS)], object),
+    "late": (np.arange(RECORDS) % 3 == 0).astype(np.int64),
+    "weight": np.linspace(0.5, 2, RECORDS).astype(np.float32),
+}
+
+
+def write_csv(path: Path, first: int = 0, last: int = RECORDS, end: str = "\n") -> Path:
+    with path.open("w", newline="") as opened:
+        writer = csv.writer(opened, lineterminator=end)
+        writer.writerow(COLUMNS)
+        for row in range(first, last):
+            writer.writerow([values[row] for values in COLUMNS.values()])
+            if row % 11 == 0:
+                opened.write(end)  # an empty line is no record
+    return path
+
+
+def write_parquet(path: Path, first: int = 0, last: int = RECORDS, group: int = 5) -> Path:
+    pq.write_table(pa.table({name: values[first:last] for name, values in COLUMNS.items()}), path, row_group_size=group)
+    return path
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
+    folder = tmp_path_factory.mktemp("readers")
+    chosen = {"features": ["user", "price", "city"], "label": "late", "weight": "weight"}
+    mapped = folder / "user.npy"
+    np.save(mapped, COLUMNS["user"])
+    x = {"user": np.load(mapped, mmap_mode="r"), "price": COLUMNS["price"], "city": COLUMNS["city"]}
+    return {
+        "numpy": NumpyReader(x, COLUMNS["late"], COLUMNS["weight"]),
+        "parquet": ParquetReader(write_parquet(folder / "all.parquet"), **chosen),
+        "parquet files": ParquetReader(
+            [write_parquet(folder / "a.parquet", 0, 13), write_parquet(folder / "b.parquet", 13, RECORDS, 7)],
+            **chosen,
+            cached_row_groups=1,
+        ),
+        "csv": CsvReader(write_csv(folder / "all.csv"), **chosen),
+        "csv blocks": CsvReader(write_csv(folder / "all.csv"), **chosen, block_records=4, cached_blocks=2),
+        "csv crlf files": CsvReader(
+            [write_csv(folder / "a.csv", 0, 12, "\r\n"), write_csv(folder / "b.csv", 12, RECORDS, "\r\n")],
+            **chosen,
+            block_records=1,
+        ),
+    }
+
+
+KINDS = ["numpy", "parquet", "parquet files", "csv", "csv blocks", "csv crlf files"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(st.integers(0, RECORDS - 1), max_size=60))
+def test_any_indices_equal_the_naive_selection(readers: dict[str, Reader], kind: str, rows: list[int]) -> None:
+    reader = readers[kind]
+    assert len(reader) == RECORDS
+    x, y, weight = reader.take(np.array(rows, np.int64))
+    for name in ("user", "price", "city"):
+        expected = COLUMNS[name][rows]
+        assert x[name].dtype == expected.dtype
+        np.testing.assert_array_equal(x[name], expected)
+    np.testing.assert_array_equal(y, COLUMNS["late"][rows])
+    np.testing.assert_allclose(weight, COLUMNS["weight"][rows], rtol=1e-7)
+
+
+@pytest.mark.parametrize(("kind", "block"), [("numpy", None), ("parquet", 5), ("csv blocks", 4), ("csv crlf files", 1)])
+def test_the_range_that_is_read_together_is_told(readers: dict[str, Reader], kind: str, block: int | None) -> None:
+    assert readers[kind].shuffle_block == block
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "told"), [([0, RECORDS], "index 37 at position 1"), ([-1], "index -1 at position 0")])
+def test_an_index_out_of_range_is_named(readers: dict[str, Reader], kind: str, rows: list[int], told: str) -> None:
+    with pytest.raises(BadInput, match=f"{told}; it holds 37 records, 0 to 36"):
+        readers[kind].take(np.array(rows, np.int64))
+
+
+def test_indices_must_be_a_vector_of_integers(readers: dict[str, Reader]) -> None:
+    with pytest.raises(BadInput, match=r"must be integers \[n\], got float64\[1\]"):
+        readers["numpy"].take(np.array([0.5]))
+
+
+# NumPy arrays
+
+
+def test_nests_keep_their_shape_and_floats_become_float32() -> None:
+    reader = NumpyReader(({"a": np.zeros((4, 2))}, [np.arange(4, dtype=np.int16)]), np.ones(4, np.float16))
+    (features, (codes,)), y = reader.take(np.array([3, 1]))
+    assert features["a"].shape == (2, 2)
+    assert (features["a"].dtype, codes.dtype, y.dtype) == (np.float32, np.int16, np.float32)
+    assert codes.tolist() == [3, 1]
+
+
+def test_a_mapped_array_of_doubles_is_cast_where_it_is_taken(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(6.0))
+    (x,) = NumpyReader(np.load(tmp_path / "x.npy", mmap_mode="r")).take(np.array([5, 0]))
+    assert type(x) is np.ndarray
+    assert (x.dtype, x.tolist()) == (np.float32, [5.0, 0.0])
+
+
+def test_what_is_taken_is_a_copy() -> None:
+    x = np.arange(4)
+    NumpyReader(x).take(np.arange(4))[0][:] = 0
+    assert x.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("given_", "told"),
+    [
+        (({"a": np.zeros(3)}, np.zeros(4)), r"x\['a'\] has 3, y has 4 records"),
+        ((np.zeros(0), np.zeros(0)), "empty, x has 0 records"),
+        ((np.zeros(3), None, np.zeros(3)), "sample_weight without y"),
+        (([1, 2, 3],), "x: a list of int; make it a NumPy array"),
+        (({},), "x: an empty dict"),
+        (({3: np.zeros(3)},), "key 3 is a int"),
+        ((np.float32(3),), "x: a single float32 value"),
+        ((None,), "x: a NoneType is no array"),
+        ((np.array(["2013-01-01"], "datetime64[D]"),), r"x: dtype datetime64\[D\]"),
+        ((np.array([[1], [1, 2]], object),), "element 0 is a list"),
+    ],
+)
+def test_arrays_that_cannot_be_read_are_refused(given_: tuple[object, ...], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        NumpyReader(*given_)
+
+
+# as_reader
+
+
+def test_tuples_dicts_and_readers_become_readers() -> None:
+    x, y = np.arange(3), np.ones(3, np.float32)
+    reader = as_reader((x, y))
+    assert as_reader(reader) is reader
+    assert len(as_reader({"x": x, "y": y}).take(np.array([0]))) == 2
+    assert len(as_reader((x,)).take(np.array([0]))) == 1
+    assert len(as_reader((x, y, y)).take(np.array([0]))) == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (np.zeros(3), "ndarray alone; give a Reader, a tuple"),
+        ((1, 2, 3, 4), "a tuple of 4"),
+        ({"user": np.zeros(3)}, "keys 'user'; give"),
+        ((n for n in range(3)), "generator, a stream, and a job's seeded order"),
+        (None, "a NoneType; give"),
+        ("train.csv", "a str; give"),
+    ],
+)
+def test_other_data_is_refused_by_name(data: object, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        as_reader(data)
+
+
+def test_a_dataset_is_refused_as_a_stream() -> None:
+    tf = pytest.importorskip("tensorflow")
+    with pytest.raises(BadInput, match="fetches records by number"):
+        as_reader(tf.data.Dataset.range(3))
+
+
+# Files
+
+
+def test_readers_do_not_import_tensorflow() -> None:
+    code = "import sys, worker.readers; assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("reader", [CsvReader, ParquetReader])
+def test_missing_files_and_columns_are_named(tmp_path: Path, reader: type[CsvReader | ParquetReader]) -> None:
+    path = write_csv(tmp_path / "t.csv") if reader is CsvReader else write_parquet(tmp_path / "t.parquet")
+    with pytest.raises(BadInput, match=r"absent\.x: no such file"):
+        reader(tmp_path / "absent.x")
+    with pytest.raises(BadInput, match="a folder; name the files in it"):
+        reader(tmp_path)
+    with pytest.raises(BadInput, match="no files given"):
+        reader([])
+    with pytest.raises(BadInput, match="no column 'users'; its columns are user, price"):
+        reader(path, features=["users"])
+    with pytest.raises(BadInput, match="without label"):
+        reader(path, weight="weight")
+    with pytest.raises(BadInput, match="give a list of column names"):
+        reader(path, features="user")
+
+
+def test_all_other_columns_are_features_by_default(tmp_path: Path) -> None:
+    x, _ = ParquetReader(write_parquet(tmp_path / "t.parquet"), label="late").take(np.arange(2))
+    assert list(x) == ["user", "price", "city", "weight"]
+
+
+def test_a_transform_makes_the_batch(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "t.parquet")
+    reader = ParquetReader(path, ["user"], "price", transform=lambda b: (b[0]["user"] % 10, b[1] > 0))
+    x, y = reader.take(np.arange(RECORDS)[::-1])
+    assert x.tolist() == (COLUMNS["user"][::-1] % 10).tolist()
+    assert y.tolist() == (COLUMNS["price"][::-1] > 0).tolist()
+    with pytest.raises(BadInput, match="made 2 records of 3"):
+        ParquetReader(path, ["user"], transform=lambda b: (b[0]["user"][1:],)).take(np.arange(3))
+    with pytest.raises(BadInput, match="returned a dict"):
+        ParquetReader(path, ["user"], transform=lambda b: b[0]).take(np.arange(3))
+
+
+def test_parquet_types(tmp_path: Path) -> None:
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(8.0)), 2)
+    table = {
+        "codes": pa.array(["a", "b", "a", "c"]).dictionary_encode(),
+        "vectors": vectors,
+        "nan": pa.array([1.0, None, 2.0, None]),
+        "int": pa.array([1, None, 2, None]),
+        "flag": pa.array([True, False, True, True]),
+    }
+    pq.write_table(pa.table(table), tmp_path / "t.parquet", row_group_size=3)
+    (x,) = ParquetReader(tmp_path / "t.parquet", fill_null={"int": -1}).take(np.array([3, 1, 0]))
+    assert x["codes"].tolist() == ["c", "b", "a"]
+    assert x["vectors"].tolist() == [[6, 7], [2, 3], [0, 1]]
+    assert np.isnan(x["nan"]).tolist() == [True, True, False]
+    assert (x["int"].dtype, x["int"].tolist()) == (np.int64, [-1, -1, 1])
+    assert x["flag"].tolist() == [True, False, True]
+    with pytest.raises(BadInput, match="column 'int': 1 nulls in a column of int64; say fill_null"):
+        ParquetReader(tmp_path / "t.parquet", ["int"]).take(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (pa.array([[1], [2, 3]]), "column 'c': list.* is ragged; store lists of one size"),
+        (pa.array([{"a": 1}]), "column 'c': type struct"),
+        (pa.array([np.datetime64("2013-01-01", "s")]), "column 'c': type timestamp"),
+    ],
+)
+def test_parquet_types_that_are_no_arrays(tmp_path: Path, values: pa.Array, told: str) -> None:
+    pq.write_table(pa.table({"c": values}), tmp_path / "t.parquet")
+    with pytest.raises(BadInput, match=told):
+        ParquetReader(tmp_path / "t.parquet")
+
+
+def test_parquet_files_must_agree_and_be_whole(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"c": pa.array([1])}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"c": pa.array([1.0])}), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"c": pa.array([], pa.int64())}), tmp_path / "empty.parquet")
+    (tmp_path / "broken.parquet").write_bytes(b"not Parquet")
+    with pytest.raises(BadInput, match=r"b\.parquet: column 'c' is double, and int64 in .*a\.parquet"):
+        ParquetReader([tmp_path / "a.parquet", tmp_path / "b.parquet"])
+    with pytest.raises(BadInput, match=r"empty\.parquet: empty"):
+        ParquetReader(tmp_path / "empty.parquet")
+    with pytest.raises(BadInput, match=r"broken\.parquet: not a Parquet file"):
+        ParquetReader(tmp_path / "broken.parquet")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "no header"),
+        ("a,b\n", "empty, there must be at least one record"),
+        ("a,b\n1,2\n\n3\n", "t.csv, line 4: .*Expected 2 columns, got 1"),
+        ('a,b\n1,"x\ny"\n2,z\n3,w,v\n', "t.csv, line 5: .*Expected 2 columns, got 3"),
+        ('a,b\n1,2\n3,"never\nclosed\n', "t.csv, line 3: the quote opened in this record is never closed"),
+        ("a,b\n1,\n2,\n", "column 'b' has no value in the first block"),
+    ],
+)
+def test_malformed_csv_is_told_by_file_and_line(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(BadInput, match=told):
+        CsvReader(tmp_path / "t.csv")
+
+
+def test_a_value_of_another_type_in_a_later_block_is_told_by_line(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a\n" + "1\n" * 10 + "x\n" + "1\n" * 3)
+    reader = CsvReader(tmp_path / "t.csv", block_records=4)
+    assert reader.take(np.arange(8))[0]["a"].sum() == 8
+    with pytest.raises(BadInput, match=r"t\.csv, line 12: .*invalid value 'x'"):
+        reader.take(np.array([13, 9]))
+    strings = CsvReader(tmp_path / "t.csv", block_records=4, column_types={"a": "string"})
+    assert strings.take(np.array([10, 0]))[0]["a"].tolist() == ["x", "1"]
+
+
+def test_csv_options(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_bytes(b"\xef\xbb\xbf1\t2013-01-01\tNA\r\n2\t2013-01-02\t5")
+    reader = CsvReader(
+        tmp_path / "t.tsv", delimiter="\t", column_names=["n", "day", "gust"], label="gust", fill_null={"gust": 0}
+    )
+    x, y = reader.take(np.array([1, 0]))
+    assert (x["n"].tolist(), x["day"].tolist(), y.tolist()) == ([2, 1], ["2013-01-02", "2013-01-01"], [5, 0])
+    with pytest.raises(BadInput, match="delimiter ';;'"):
+        CsvReader(tmp_path / "t.tsv", delimiter=";;")
+    with pytest.raises(BadInput, match="no Arrow type"):
+        CsvReader(tmp_path / "t.tsv", delimiter="\t", column_names=["n", "d", "g"], column_types={"n": "number"})
+
+
+def test_csv_headers_must_agree(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "b.csv").write_text("b,a\n1,2\n")
+    with pytest.raises(BadInput, match=r"b\.csv: columns b, a differ from a, b in .*a\.csv"):
+        CsvReader([tmp_path / "a.csv", tmp_path / "b.csv"])
+
+
+def test_a_csv_file_that_changed_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a\n1\n2\n3\n4\n")
+    reader = CsvReader(tmp_path / "t.csv", block_records=2, cached_blocks=1)
+    (tmp_path / "t.csv").write_text("a\n1\n2\n\n\n\n\n")
+    with pytest.raises(BadInput, match="0 records from line 4 on, where there were 2"):
+        reader.take(np.array([0, 3]))
+
+
+FIELDS = st.text(st.sampled_from('ab ",\n\r'), max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.tuples(st.integers(-5, 5), FIELDS), min_size=1, max_size=12), block=st.integers(1, 5))
+def test_quotes_delimiters_and_line_ends_within_values(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, str]], block: int
+) -> None:
+    text = io.StringIO()
+    csv.writer(text).writerows([("n", "s"), *rows])
+    path = tmp_path_factory.mktemp("quotes") / "t.csv"
+    path.write_bytes(text.getvalue().encode())
+    (x,) = CsvReader(path, block_records=block, column_types={"s": "string"}).take(np.arange(len(rows))[::-1])
+    assert list(zip(x["n"].tolist(), x["s"].tolist(), strict=True)) == rows[::-1]
