@@ -133,7 +133,7 @@ class BodyPlan:
         """
         size = math.prod(shape) * dtype.itemsize
         self._size += size
-        if (shape and min(shape) < 0) or self._size > MAX_BODY_BYTES or not size:
+        if (shape and min(shape) < 0) or self._size > MAX_BODY_BYTES or not size or len(shape) > _MAX_RANK:
             self._refuse_impossible(what, shape, dtype)
         self._parts.append((shape, dtype, size))
 

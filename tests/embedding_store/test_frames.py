@@ -1,0 +1,163 @@
+"""Frames: what is written is read back, by us and by the generated stubs, and nothing else is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from embedding_store import frames
+from embedding_store.errors import BadInput
+from embedding_store.frames import FRAME_BYTES, MAX_BODY_BYTES, MAX_HEADER_BYTES, BodyPlan, FrameReader, encode
+from embedding_store.v1 import store_pb2
+
+INT64 = np.dtype(np.int64)
+HEADER = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="t", count=3)])
+
+
+def plan_for(arrays: list[np.ndarray[Any, Any]]) -> BodyPlan:
+    plan = BodyPlan("Test")
+    for number, array in enumerate(arrays):
+        plan.add(f"array {number}", array.shape, array.dtype)
+    return plan
+
+
+def read(message: list[bytes], arrays: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    return FrameReader(message, "Test").read(plan_for(arrays))
+
+
+plain_arrays = npst.arrays(
+    dtype=st.sampled_from(["float32", "int64", "float64", "bool", "uint8", "float16"]).map(np.dtype),
+    shape=npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=9),
+)
+
+
+@settings(deadline=None)
+@given(header=st.binary(max_size=200), arrays=st.lists(plain_arrays, max_size=6), frame_bytes=st.integers(1, 300))
+def test_what_is_encoded_is_decoded(header: bytes, arrays: list[np.ndarray[Any, Any]], frame_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "FRAME_BYTES", frame_bytes)
+        message = list(encode(header, arrays))
+    reader = FrameReader(message, "Test")
+    assert reader._header == header
+    for back, array in zip(reader.read(plan_for(arrays)), arrays, strict=True):
+        assert back.dtype == array.dtype
+        assert back.shape == array.shape
+        assert back.tobytes() == array.tobytes()
+        assert back.flags.writeable
+
+
+@settings(deadline=None)
+@given(ids=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=400), frame_bytes=st.integers(1, 500))
+def test_the_generated_message_reads_our_frames_and_writes_what_we_read(ids: list[int], frame_bytes: int) -> None:
+    array = np.array(ids, np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "FRAME_BYTES", frame_bytes)
+        message = list(encode(HEADER.SerializeToString(), [array]))
+    parsed = [store_pb2.LookupRequest.FromString(frame) for frame in message]
+    assert parsed[0].header == HEADER
+    assert not any(frame.HasField("header") for frame in parsed[1:])
+    assert b"".join(frame.body for frame in parsed) == array.tobytes()
+    (back,) = read([frame.SerializeToString() for frame in parsed], [array])
+    np.testing.assert_array_equal(back, array)
+
+
+def test_big_endian_and_strided_arrays_travel_as_little_endian_rows() -> None:
+    rows = np.arange(6_000, dtype=">f4").reshape(2_000, 3)[::2]
+    (back,) = read(list(encode(b"", [rows])), [np.empty(rows.shape, np.float32)])
+    np.testing.assert_array_equal(back, rows)
+
+
+def test_frames_are_about_a_mebibyte_and_one_is_enough_for_an_empty_body() -> None:
+    body = np.zeros(3 * FRAME_BYTES + 5, np.uint8)
+    sizes = [len(frame) for frame in encode(b"head", [body])]
+    assert len(sizes) == 4
+    assert max(sizes) <= FRAME_BYTES + 16
+    assert list(encode(b"", [])) == [b"\x0a\x00"]
+    assert len(list(encode(b"h", [np.empty((0, 7), np.float32)]))) == 1
+
+
+def test_a_body_that_fills_its_frames_exactly_has_no_empty_frame_behind_it() -> None:
+    room = FRAME_BYTES - len(b"\x0a\x00")
+    assert len(list(encode(b"", [np.zeros(room + FRAME_BYTES, np.uint8)]))) == 2
+
+
+def test_a_header_longer_than_a_frame_is_refused_and_a_long_one_travels_alone() -> None:
+    with pytest.raises(BadInput, match="does not fit into a frame"):
+        next(encode(bytes(MAX_HEADER_BYTES + 1), []))
+    message = list(encode(bytes(MAX_HEADER_BYTES), [np.arange(3)]))
+    assert [len(frame) > MAX_HEADER_BYTES for frame in message] == [True, False]
+    np.testing.assert_array_equal(read(message, [np.arange(3)])[0], np.arange(3))
+
+
+def split(*bodies: bytes) -> Iterator[bytes]:
+    yield store_pb2.LookupRequest(header=HEADER, body=bodies[0]).SerializeToString()
+    for body in bodies[1:]:
+        yield store_pb2.LookupRequest(body=body).SerializeToString()
+
+
+@pytest.mark.parametrize("bodies", [(b"abcd",), (b"", b"", b"abcd"), (b"a", b"bc", b"", b"d"), (b"abcd", b"")])
+def test_a_body_may_be_cut_anywhere(bodies: tuple[bytes, ...]) -> None:
+    (back,) = read(list(split(*bodies)), [np.empty(4, np.uint8)])
+    assert back.tobytes() == b"abcd"
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ([], "ended before its first frame"),
+        ([b""], "no header"),
+        ([b"\x12\x01a"], "no header"),
+        ([b"\x0a\x05ab"], "truncated frame: a field of 5 bytes"),
+        ([b"\x0a\xff\xff\xff\xff\xff\xff"], "a length that does not end"),
+        ([b"\x0a"], "a length that does not end"),
+        ([b"\x0a\x00\x1a\x01a"], "found byte 0x1a at 2 of 5 bytes"),
+        ([b"\x0a\x00\x12\x01ab"], "1 bytes follow its body"),
+        ([b"\x0a\x00\x12\x02ab", b"\x0a\x00\x12\x02cd"], "a second header"),
+        ([b"\x0a\x00\x12\x02ab"], "ended after 2 of the 4 bytes"),
+        ([b"\x0a\x00\x12\x02ab", b"\x12\x03cde"], "longer than the 4 bytes"),
+        ([b"\x0a\x00\x12\x04abcd", b"\x12\x01e"], "longer than the 4 bytes"),
+        ([b"\x0a\x00\x12\x05abcde"], "longer than the 4 bytes"),
+    ],
+)
+def test_frames_that_say_something_else_are_refused(message: list[bytes], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        read(message, [np.empty(4, np.uint8)])
+
+
+def test_a_header_that_is_no_message_is_refused() -> None:
+    with pytest.raises(BadInput, match="is no elastable"):
+        FrameReader([b"\x0a\x02\xff\xff"], "Test").header(store_pb2.LookupHeader)
+
+
+@settings(deadline=None)
+@given(noise=st.lists(st.binary(max_size=40), max_size=4))
+def test_noise_is_read_or_refused_and_nothing_else(noise: list[bytes]) -> None:
+    try:
+        reader = FrameReader(noise, "Test")
+        reader.header(store_pb2.LookupHeader)
+        reader.read(plan_for([np.empty(3, np.uint8)]))
+    except BadInput:
+        pass
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(-1,), (2, -3), (MAX_BODY_BYTES,), (2**62, 2**62), (0, 2**62), (2**62, 0), (-(2**40), -(2**40)), (1,) * 33],
+)
+def test_sizes_that_cannot_be_are_refused_before_anything_is_allocated(shape: tuple[int, ...]) -> None:
+    plan = BodyPlan("Test")
+    with pytest.raises(BadInput, match="ids of table 't'"):
+        plan.add("ids of table 't'", shape, INT64)
+
+
+def test_the_bound_is_of_the_whole_body() -> None:
+    plan = BodyPlan("Test")
+    plan.add("first", (MAX_BODY_BYTES // 8,), INT64)
+    with pytest.raises(BadInput, match="second of shape"):
+        plan.add("second", (1,), INT64)

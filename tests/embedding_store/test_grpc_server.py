@@ -1,0 +1,106 @@
+"""The server: where it listens, what it shows of itself, how it stops."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from embedding_store.errors import BadInput
+from embedding_store.grpc_server import GrpcServer, Service
+from embedding_store.memory import MemoryStore
+from embedding_store.rpc_address import Address
+from embedding_store.service import store_service
+from embedding_store.spec_messages import STORE_SERVICE
+
+
+def test_it_listens_on_a_free_port_and_says_which() -> None:
+    with GrpcServer("127.0.0.1:0", [store_service(MemoryStore())]) as server:
+        assert Address.parse(server.address).port > 0
+
+
+def test_an_address_in_use_is_refused_by_name() -> None:
+    services = [store_service(MemoryStore())]
+    with (
+        GrpcServer("127.0.0.1:0", services) as server,
+        pytest.raises(BadInput, match="Address already in use") as caught,
+    ):
+        GrpcServer(server.address, services)
+    assert server.address in str(caught.value)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(BadInput, match="Address already in use"):
+            GrpcServer(f"127.0.0.1:{other.getsockname()[1]}", [store_service(MemoryStore())])
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1:0", "no-such-host.invalid:0", "nonsense"])
+def test_an_address_that_is_not_ours_is_refused_by_name(address: str) -> None:
+    with pytest.raises(BadInput, match=address):
+        GrpcServer(address, [store_service(MemoryStore())])
+
+
+@pytest.fixture
+def channel() -> Iterator[grpc.Channel]:
+    with (
+        GrpcServer("127.0.0.1:0", [store_service(MemoryStore())]) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        yield channel
+
+
+def test_health_is_told_for_the_whole_and_each_service(channel: grpc.Channel) -> None:
+    stub = health_pb2_grpc.HealthStub(channel)
+    for name in ("", STORE_SERVICE):
+        reply = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=20)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.Check(health_pb2.HealthCheckRequest(service="other"), timeout=20)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_reflection_lists_the_services_and_their_messages(channel: grpc.Channel) -> None:
+    ask = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
+    requests = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol=STORE_SERVICE),
+    ]
+    services, file = ask(iter(requests), timeout=20)
+    names = {service.name for service in services.list_services_response.service}
+    assert names == {STORE_SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert any(b"LookupHeader" in text for text in file.file_descriptor_response.file_descriptor_proto)
+
+
+def test_calls_beyond_the_threads_are_refused_and_not_left_waiting() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
+        entered.set()
+        leave.wait(20)
+        return b"held"
+
+    service = Service(STORE_SERVICE, {"Hold": grpc.unary_unary_rpc_method_handler(hold)})
+    with GrpcServer("127.0.0.1:0", [service], threads=1) as server, grpc.insecure_channel(server.address) as channel:
+        call = channel.unary_unary(f"/{STORE_SERVICE}/Hold", None, None)
+        first = call.future(b"", timeout=20)
+        assert entered.wait(20)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"", timeout=20)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        leave.set()
+        assert first.result(20) == b"held"
+
+
+def test_stopping_closes_services_frees_the_port_and_may_be_repeated() -> None:
+    closed: list[bool] = []
+    server = GrpcServer("127.0.0.1:0", [Service(STORE_SERVICE, {}, lambda: closed.append(True))])
+    server.stop(0.1)
+    server.stop(0.1)
+    assert closed
+    with GrpcServer(server.address, [store_service(MemoryStore())]) as again:
+        assert again.address == server.address

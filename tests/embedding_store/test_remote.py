@@ -1,0 +1,362 @@
+"""Rows over gRPC: the same rows, versions and errors as the store behind, and errors of the wire's own."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from multiprocessing.connection import Connection as Pipe
+
+import grpc
+import numpy as np
+import pytest
+
+from embedding_store.errors import (
+    BadIds,
+    BadInput,
+    ElastableError,
+    FutureVersion,
+    IdOutOfRange,
+    SpecConflict,
+    StaleVersion,
+    StoreFailed,
+    TableNotFound,
+    Unavailable,
+)
+from embedding_store.frames import FRAME_BYTES, MAX_BODY_BYTES, encode
+from embedding_store.grpc_server import GrpcServer, Service
+from embedding_store.memory import MemoryStore
+from embedding_store.remote import RemoteSource
+from embedding_store.rpc_connection import Connection
+from embedding_store.rpc_errors import ERROR_KEY
+from embedding_store.service import store_service
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.spec_messages import STORE_SERVICE, spec_to_message
+from embedding_store.store import Commit, TableUpdate
+from embedding_store.v1 import store_pb2, store_pb2_grpc
+
+WIDE = TableSpec("wide", 64, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
+NARROW = TableSpec("narrow", 3, vocabulary_size=1_000, seed=7)
+WIDEST = TableSpec("widest", 65_536)
+SPECS = {spec.name: spec for spec in (WIDE, NARROW, WIDEST)}
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[MemoryStore]:
+    with MemoryStore() as store:
+        for spec in SPECS.values():
+            store.create_table(spec)
+        ids = np.arange(500)
+        gradients = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
+        store.commit(Commit(1, {"wide": TableUpdate(ids, gradients)}, 0, {}))
+        yield store
+
+
+@pytest.fixture(scope="module")
+def server(store: MemoryStore) -> Iterator[GrpcServer]:
+    with GrpcServer("127.0.0.1:0", [store_service(store)]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def remote(server: GrpcServer) -> Iterator[RemoteSource]:
+    with RemoteSource(server.address, deadline_s=60) as remote:
+        yield remote
+
+
+@pytest.fixture
+def stub(server: GrpcServer) -> Iterator[store_pb2_grpc.EmbeddingStoreStub]:
+    with grpc.insecure_channel(server.address) as channel:
+        yield store_pb2_grpc.EmbeddingStoreStub(channel)
+
+
+def assert_same_rows(remote: RemoteSource, store: MemoryStore, ids: dict[str, np.ndarray]) -> None:
+    ours, theirs = remote.lookup(ids), store.lookup(ids)
+    assert list(ours) == list(ids)
+    for table in ids:
+        assert ours[table].dtype == np.float32
+        assert ours[table].flags.writeable
+        np.testing.assert_array_equal(ours[table], theirs[table])
+
+
+def test_specs_and_version_are_the_stores(remote: RemoteSource, store: MemoryStore) -> None:
+    assert remote.specs() == store.specs() == SPECS
+    assert remote.version() == store.version() == 1
+
+
+# One row and few rows take one frame each way, 65,536 take many, 200,000 also ask in several.
+@pytest.mark.parametrize("count", [0, 1, 2, 2_047, 2_048, 2_049, 4_096, 65_536, 200_000])
+def test_rows_are_the_stores(remote: RemoteSource, store: MemoryStore, count: int) -> None:
+    ids = np.random.default_rng(count).integers(-(2**63), 2**63 - 1, count, dtype=np.int64)
+    ids[::3] = np.arange(len(ids[::3])) % 600
+    assert_same_rows(remote, store, {"wide": ids})
+
+
+def test_many_tables_take_one_call_and_keep_their_order(remote: RemoteSource, store: MemoryStore) -> None:
+    few = np.array([5, 5, 999], np.int64)
+    assert_same_rows(remote, store, {"narrow": few, "wide": np.arange(70_000)})
+    assert_same_rows(remote, store, {"wide": np.arange(3), "narrow": few})
+    assert_same_rows(remote, store, {"wide": np.empty(0, np.int64), "narrow": few[:0]})
+    assert remote.lookup({}) == {}
+
+
+def test_strided_ids_are_taken_as_they_read(remote: RemoteSource, store: MemoryStore) -> None:
+    assert_same_rows(remote, store, {"wide": np.arange(100)[::-7]})
+
+
+def test_a_pinned_version_must_be_current(remote: RemoteSource) -> None:
+    ids = {"wide": np.arange(3)}
+    np.testing.assert_array_equal(remote.lookup(ids, version=1)["wide"], remote.lookup(ids)["wide"])
+    with pytest.raises(StaleVersion, match="version 0 is past"):
+        remote.lookup(ids, version=0)
+    with pytest.raises(FutureVersion, match="version 9 is not committed"):
+        remote.lookup(ids, version=9)
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_the_stores_errors_arrive_with_class_and_message(remote: RemoteSource, store: MemoryStore, count: int) -> None:
+    for ids in ({"narrow": np.full(count, 1_000)}, {"narrow": np.full(count, -1)}):
+        with pytest.raises(IdOutOfRange) as theirs:
+            store.lookup(ids)
+        with pytest.raises(IdOutOfRange) as ours:
+            remote.lookup(ids)
+        assert str(ours.value) == str(theirs.value)
+    with pytest.raises(TableNotFound, match="no table 'absent'"):
+        remote.lookup({"wide": np.arange(count), "absent": np.arange(count)})
+
+
+@pytest.mark.parametrize("ids", [np.zeros(3, np.float64), np.zeros(3, np.int32), np.zeros((3, 1), np.int64), [1, 2]])
+def test_ids_that_the_wire_cannot_carry_are_refused_by_table(remote: RemoteSource, ids: object) -> None:
+    with pytest.raises(BadIds, match="table 'wide'"):
+        remote.lookup({"wide": ids})  # type: ignore[dict-item]
+
+
+def test_tables_are_created_once_and_conflicts_are_refused(remote: RemoteSource) -> None:
+    spec = TableSpec("made", 4)
+    assert remote.create_table(spec)
+    assert not remote.create_table(spec)
+    with pytest.raises(SpecConflict, match="dim"):
+        remote.create_table(TableSpec("made", 5))
+
+
+def test_eight_threads_share_one_source(remote: RemoteSource, store: MemoryStore) -> None:
+    def look(thread: int) -> None:
+        for count in (1, 3_000, 70_000):
+            assert_same_rows(remote, store, {"wide": np.arange(count) + thread, "narrow": np.arange(9)})
+
+    with ThreadPoolExecutor(8) as pool:
+        done = [pool.submit(look, thread) for thread in range(8)]
+        wait(done, timeout=120)
+        for future in done:
+            future.result(timeout=0)
+
+
+def test_a_client_of_the_generated_stubs_is_answered(
+    stub: store_pb2_grpc.EmbeddingStoreStub, store: MemoryStore
+) -> None:
+    ids = np.arange(10_000)
+    header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="wide", count=len(ids))])
+    asked = [
+        store_pb2.LookupRequest(header=header, body=ids[:10].tobytes()[:-3]),
+        store_pb2.LookupRequest(body=ids[:10].tobytes()[-3:] + ids[10:].tobytes()),
+    ]
+    replies = list(stub.Lookup(iter(asked), timeout=60))
+    assert len(replies) > 1
+    assert replies[0].header.tables[0] == store_pb2.TableRows(table="wide", count=10_000, dim=64, dtype="float32")
+    assert replies[0].header.version == 1
+    rows = np.frombuffer(b"".join(reply.body for reply in replies), "<f4").reshape(10_000, 64)
+    np.testing.assert_array_equal(rows, store.lookup({"wide": ids})["wide"])
+    small = store_pb2.LookupRequest(
+        header=store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="narrow", count=2)]), body=ids[:2].tobytes()
+    )
+    reply = stub.LookupSmall(small, timeout=60)
+    np.testing.assert_array_equal(
+        np.frombuffer(reply.body, "<f4").reshape(2, 3), store.lookup({"narrow": ids[:2]})["narrow"]
+    )
+    counts = {
+        table.spec.name: table.rows
+        for table in stub.ListTables(store_pb2.ListTablesRequest(count_rows=True), timeout=60).tables
+    }
+    assert counts["wide"] == 500
+
+
+class StubServicer(store_pb2_grpc.EmbeddingStoreServicer):
+    """A server that knows nothing but the generated code."""
+
+    def ListTables(self, request, context):  # noqa: N802
+        return store_pb2.ListTablesReply(tables=[store_pb2.TableStatus(spec=spec_to_message(NARROW))], version=4)
+
+    def Lookup(self, request_iterator, context):  # noqa: N802
+        requests = list(request_iterator)
+        ids = np.frombuffer(b"".join(request.body for request in requests), "<i8")
+        yield store_pb2.LookupReply(
+            header=store_pb2.LookupReplyHeader(
+                tables=[store_pb2.TableRows(table="narrow", count=len(ids), dim=3, dtype="float32")], version=4
+            )
+        )
+        rows = np.repeat(ids.astype("<f4"), 3)
+        for start in range(0, len(rows), 1_000):
+            yield store_pb2.LookupReply(body=rows[start : start + 1_000].tobytes())
+
+
+def test_a_server_of_the_generated_stubs_is_understood() -> None:
+    server = grpc.server(ThreadPoolExecutor(4))
+    store_pb2_grpc.add_EmbeddingStoreServicer_to_server(StubServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with RemoteSource(f"127.0.0.1:{port}", deadline_s=60) as remote:
+        assert remote.version() == 4
+        assert remote.specs() == {"narrow": NARROW}
+        for count in (5_000, 300_000):
+            rows = remote.lookup({"narrow": np.arange(count)})["narrow"]
+            np.testing.assert_array_equal(rows, np.repeat(np.arange(count, dtype=np.float32), 3).reshape(-1, 3))
+    server.stop(None)
+
+
+def header_of(count: int, table: str = "wide", times: int = 1) -> bytes:
+    tables = [store_pb2.TableIds(table=table, count=count)] * times
+    return store_pb2.LookupHeader(tables=tables).SerializeToString()
+
+
+MALFORMED = {
+    "no frame": ([], "ended before its first frame"),
+    "no header": ([b"\x12\x01a"], "no header"),
+    "noise": ([b"\x0a\x7fabc"], "truncated frame"),
+    "header of noise": ([b"\x0a\x02\xff\xff"], "is no elastable"),
+    "too short": ([*encode(header_of(3), [np.arange(2)])], "ended after 16 of the 24 bytes"),
+    "too long": ([*encode(header_of(1), [np.arange(2)])], "longer than the 8 bytes"),
+    "too long by a frame": ([*encode(header_of(1), [np.arange(1)]), b"\x12\x01a"], "longer than the 8 bytes"),
+    "negative count": ([*encode(header_of(-1), [])], "negative size"),
+    "huge count": ([*encode(header_of(2**62), [])], str(MAX_BODY_BYTES)),
+    "huge reply": ([*encode(header_of(16_385, "widest"), [np.zeros(16_385, np.int64)])], "asks for 4295229440 bytes"),
+    "table twice": ([*encode(header_of(1, times=2), [np.arange(2)])], "twice"),
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_requests_of_a_raw_client_are_refused(server: GrpcServer, case: str) -> None:
+    frames, told = MALFORMED[case]
+    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError, match=told) as caught:
+        list(channel.stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)(iter(frames), timeout=60))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert dict(caught.value.trailing_metadata())[ERROR_KEY] in ("BadInput", "BadIds")
+
+
+def test_a_small_lookup_of_many_rows_is_sent_to_the_stream(stub: store_pb2_grpc.EmbeddingStoreStub) -> None:
+    ids = np.arange(FRAME_BYTES // 256 + 1)
+    request = store_pb2.LookupRequest.FromString(next(encode(header_of(len(ids)), [ids])))
+    with pytest.raises(grpc.RpcError, match="call Lookup") as caught:
+        stub.LookupSmall(request, timeout=60)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        ([], "ended before its first frame"),
+        ([(0, 2, "float32", bytes(24))], "0 rows of table"),
+        ([(1, 2, "float16", bytes(4))], "'float16'"),
+        ([(1, 2, "float32", bytes(7))], "ended after 7 of the 8"),
+        ([(1, -2, "float32", b"")], "negative"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_a_failure_and_never_rows(
+    reply: list[tuple[int, int, str, bytes]], told: str
+) -> None:
+    def lookup(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        for count, dim, dtype, body in reply:
+            table = store_pb2.TableRows(table="t", count=count, dim=dim, dtype=dtype)
+            header = store_pb2.LookupReplyHeader(tables=[table]).SerializeToString()
+            yield from encode(header, [np.frombuffer(body, np.uint8)])
+
+    service = Service(STORE_SERVICE, {"Lookup": grpc.stream_stream_rpc_method_handler(lookup)})
+    with (
+        GrpcServer("127.0.0.1:0", [service]) as server,
+        RemoteSource(server.address, 60) as remote,
+        pytest.raises(StoreFailed, match=told) as caught,
+    ):
+        remote.lookup({"t": np.arange(1)})
+    assert server.address in str(caught.value)
+
+
+def test_nobody_there_is_unavailable_and_names_address_and_deadline() -> None:
+    with RemoteSource("127.0.0.1:1", deadline_s=0.3) as remote:
+        for call in (remote.version, remote.specs, lambda: remote.lookup({"t": np.arange(3)})):
+            with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 .*0\.3 s"):
+                call()
+
+
+def test_a_peer_that_takes_connections_and_says_nothing_is_left_at_the_deadline() -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        with RemoteSource(address, deadline_s=0.5) as remote, pytest.raises(Unavailable, match=r"deadline of 0\.5 s"):
+            remote.version()
+
+
+def test_a_server_that_comes_late_is_found_within_the_deadline(store: MemoryStore) -> None:
+    with GrpcServer("127.0.0.1:0", [store_service(store)]) as first:
+        address = first.address
+    late: list[GrpcServer] = []
+    starter = threading.Timer(0.5, lambda: late.append(GrpcServer(address, [store_service(store)])))
+    starter.start()
+    with RemoteSource(address, deadline_s=60) as remote:
+        assert remote.version() == 1
+    starter.join(60)
+    late[0].stop()
+
+
+def serve_half_an_answer(pipe: Pipe) -> None:
+    """In a process of its own: sends a first frame, and then nothing until it is killed."""
+
+    def lookup(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        table = store_pb2.TableRows(table="t", count=1 << 20, dim=64, dtype="float32")
+        rows = np.zeros((1 << 20, 64), np.float32)
+        header = store_pb2.LookupReplyHeader(tables=[table]).SerializeToString()
+        for number, frame in enumerate(itertools.islice(encode(header, [rows]), 3)):
+            yield frame
+            if number == 2:
+                pipe.send("half sent")
+                threading.Event().wait(120)
+
+    service = Service(STORE_SERVICE, {"Lookup": grpc.stream_stream_rpc_method_handler(lookup)})
+    with GrpcServer("127.0.0.1:0", [service]) as server:
+        pipe.send(server.address)
+        threading.Event().wait(120)
+
+
+def test_a_server_killed_in_mid_stream_is_unavailable() -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve_half_an_answer, args=(theirs,), daemon=True)
+    process.start()
+    try:
+        assert ours.poll(60)
+        with RemoteSource(ours.recv(), deadline_s=3) as remote, ThreadPoolExecutor(1) as pool:
+            looked = pool.submit(remote.lookup, {"t": np.arange(1 << 20)})
+            assert ours.poll(60)
+            process.kill()
+            with pytest.raises(Unavailable, match=rf"{remote.address} .*3 s"):
+                looked.result(60)
+    finally:
+        process.kill()
+        process.join(30)
+
+
+def test_a_source_on_anothers_connection_leaves_it_open(server: GrpcServer) -> None:
+    connection = Connection(server.address, deadline_s=60)
+    RemoteSource(connection).close()
+    assert RemoteSource(connection).version() == 1
+    connection.close()
+    with pytest.raises(ElastableError, match="closed"):
+        RemoteSource(connection).version()
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:0", "127.0.0.1:99999"])
+def test_an_address_that_cannot_be_is_refused_by_name(address: str) -> None:
+    with pytest.raises(BadInput, match=address):
+        RemoteSource(address)

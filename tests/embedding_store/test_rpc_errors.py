@@ -1,0 +1,185 @@
+"""Errors cross the wire as what they are; everything else names address and deadline."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from embedding_store import errors
+from embedding_store.errors import (
+    DeadlineExceeded,
+    ElastableError,
+    FutureVersion,
+    JobFailed,
+    StoreFailed,
+    Unavailable,
+    Unsupported,
+)
+from embedding_store.grpc_server import GrpcServer, Service
+from embedding_store.rpc_connection import Connection
+from embedding_store.rpc_errors import ERROR_KEY, answering, status_code
+
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+MESSAGES = ["", "plain", "id 7 at position 3: 0 <= id < 5 (100 %)", "größer als\nzwei Zeilen", "汉字 " * 50]
+
+
+class Private(FutureVersion):
+    """A class that only the server knows."""
+
+
+class Failing:
+    """Raises whatever a test sets."""
+
+    error: Exception = ElastableError()
+    attempts = 0
+
+    def unary(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with answering(context):
+            self.attempts += 1
+            raise self.error
+
+    def stream(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            yield b"first"
+            raise self.error
+
+    def slow(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        time.sleep(0.5)
+        return b""
+
+
+@pytest.fixture(scope="module")
+def failing() -> Failing:
+    return Failing()
+
+
+@pytest.fixture(scope="module")
+def connection(failing: Failing) -> Iterator[Connection]:
+    handlers = {
+        "Unary": grpc.unary_unary_rpc_method_handler(failing.unary),
+        "Stream": grpc.unary_stream_rpc_method_handler(failing.stream),
+        "Slow": grpc.unary_unary_rpc_method_handler(failing.slow),
+    }
+    with GrpcServer("127.0.0.1:0", [Service(STATUS, handlers)]) as server:
+        connection = Connection(server.address, deadline_s=20)
+        yield connection
+        connection.close()
+
+
+# Reflection needs a service that has a descriptor; its methods are ours.
+STATUS = "elastable.master.v1.Master"
+
+
+def call(connection: Connection, method: str) -> list[bytes]:
+    if method == "Stream":
+        stream = connection.channel.unary_stream(f"/{STATUS}/Stream", None, None)
+        return connection.call(lambda timeout: list(stream(b"", timeout=timeout)))
+    unary = connection.channel.unary_unary(f"/{STATUS}/{method}", None, None)
+    return connection.call(lambda timeout: [unary(b"", timeout=timeout)])
+
+
+@pytest.mark.parametrize("method", ["Unary", "Stream"])
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_every_class_arrives_as_itself(
+    failing: Failing, connection: Connection, kind: type[ElastableError], method: str
+) -> None:
+    for message in MESSAGES:
+        failing.error = kind(message)
+        with pytest.raises(ElastableError) as caught:
+            call(connection, method)
+        assert type(caught.value) is kind
+        assert str(caught.value) == message
+        assert isinstance(caught.value.__cause__, grpc.RpcError)
+
+
+def test_an_error_that_a_server_answered_is_not_repeated(failing: Failing, connection: Connection) -> None:
+    failing.error, failing.attempts = Unavailable("redis://nowhere:1 is gone"), 0
+    with pytest.raises(Unavailable, match="redis://nowhere:1"):
+        call(connection, "Unary")
+    assert failing.attempts == 1
+
+
+def test_a_subclass_of_the_servers_own_arrives_as_its_base(failing: Failing, connection: Connection) -> None:
+    failing.error = Private("version 9")
+    with pytest.raises(FutureVersion, match="version 9") as caught:
+        call(connection, "Unary")
+    assert type(caught.value) is FutureVersion
+
+
+def test_an_unexpected_error_is_internal_names_its_class_and_is_logged(
+    failing: Failing, connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing.error = KeyError("row")
+    with caplog.at_level(logging.ERROR), pytest.raises(StoreFailed, match="KeyError: 'row'") as caught:
+        call(connection, "Unary")
+    assert isinstance(caught.value.__cause__, grpc.RpcError)
+    assert caught.value.__cause__.code() is grpc.StatusCode.INTERNAL
+    assert any(record.exc_info and record.exc_info[0] is KeyError for record in caplog.records)
+
+
+@pytest.mark.parametrize("letter", ["a", "ü", "\ud800"])
+def test_a_very_long_message_is_cut_and_keeps_its_class(failing: Failing, connection: Connection, letter: str) -> None:
+    failing.error = JobFailed("begins " + letter * 100_000)
+    with pytest.raises(JobFailed, match=r"^begins .*\(100007 characters\)$"):
+        call(connection, "Unary")
+
+
+def test_the_status_tells_a_foreign_client_code_and_class(failing: Failing, connection: Connection) -> None:
+    failing.error = errors.IdOutOfRange("id 5")
+    with pytest.raises(grpc.RpcError) as caught:
+        connection.channel.unary_unary(f"/{STATUS}/Unary", None, None)(b"", timeout=20)
+    assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
+    assert caught.value.details() == "id 5"
+    assert (ERROR_KEY, "IdOutOfRange") in [(key, value) for key, value in caught.value.trailing_metadata()]
+
+
+def test_every_class_has_a_code_of_its_own_or_its_base() -> None:
+    codes = {kind: status_code(kind) for kind in CLASSES}
+    assert codes[errors.BadGradient] is grpc.StatusCode.INVALID_ARGUMENT
+    assert codes[errors.StaleVersion] is grpc.StatusCode.FAILED_PRECONDITION
+    assert grpc.StatusCode.OK not in codes.values()
+
+
+def test_a_call_that_is_not_served_is_unsupported(connection: Connection) -> None:
+    with pytest.raises(Unsupported, match="does not serve"):
+        call(connection, "Missing")
+
+
+def test_a_slow_answer_ends_at_the_deadline_and_names_it(connection: Connection) -> None:
+    hasty = Connection(connection.address, deadline_s=0.1)
+    with pytest.raises(DeadlineExceeded, match=rf"{connection.address} gave no answer within the deadline of 0.1 s"):
+        call(hasty, "Slow")
+    hasty.close()
+
+
+def test_a_closed_connection_says_so(connection: Connection) -> None:
+    closed = Connection(connection.address, deadline_s=1)
+    closed.close()
+    closed.close()
+    with pytest.raises(Unavailable, match="was closed"):
+        call(closed, "Unary")
+
+
+def test_nobody_there_is_unavailable_within_the_deadline_and_names_both() -> None:
+    nobody = Connection("127.0.0.1:1", deadline_s=0.3)
+    begin = time.monotonic()
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 .*deadline of 0\.3 s"):
+        call(nobody, "Unary")
+    # No claim on speed: it neither hangs on nor gives up at the first refusal.
+    assert 0.1 < time.monotonic() - begin < 30
+    nobody.close()
+
+
+@pytest.mark.parametrize("deadline_s", [0, -1, float("nan")])
+def test_a_deadline_must_be_above_zero(deadline_s: float) -> None:
+    with pytest.raises(errors.BadInput, match="deadline"):
+        Connection("127.0.0.1:1", deadline_s)
+
+
+def test_port_zero_is_no_server() -> None:
+    with pytest.raises(errors.BadInput, match="port 0"):
+        Connection("127.0.0.1:0")

@@ -1,0 +1,55 @@
+"""Table specs travel as messages and come back as they were."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedding_store.errors import BadSpec
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.spec_messages import spec_from_message, spec_to_message
+from embedding_store.v1 import store_pb2
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+specs = st.builds(
+    TableSpec,
+    name=st.text("abcXYZ019._-/", min_size=1, max_size=200),
+    dim=st.integers(1, 65_536),
+    vocabulary_size=st.none() | st.integers(1, 2**63 - 1),
+    initializer=st.builds(InitializerSpec, st.sampled_from(["zeros", "constant", "normal"]), finite, st.just(0.5)),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    optimizer=st.builds(
+        OptimizerSpec,
+        st.sampled_from(["sgd", "adam", "keras"]),
+        st.dictionaries(st.text(min_size=1, max_size=9), finite, max_size=5).map(
+            lambda pairs: tuple(sorted(pairs.items()))
+        ),
+        st.text(max_size=40),
+    ),
+)
+
+
+@given(specs)
+def test_a_spec_comes_back_as_it_was(spec: TableSpec) -> None:
+    parsed = store_pb2.TableSpec.FromString(spec_to_message(spec).SerializeToString())
+    assert spec_from_message(parsed) == spec
+
+
+def test_what_a_foreign_client_leaves_out_takes_the_defaults() -> None:
+    assert spec_from_message(store_pb2.TableSpec(name="t", dim=4)) == TableSpec("t", 4)
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (store_pb2.TableSpec(), "table name ''"),
+        (store_pb2.TableSpec(name="t", dim=0), "dim"),
+        (store_pb2.TableSpec(name="t", dim=4, vocabulary_size=-1), "vocabulary_size"),
+        (store_pb2.TableSpec(name="t", dim=4, optimizer=store_pb2.Optimizer()), "optimizer has no name"),
+        (store_pb2.TableSpec(name="t", dim=4, initializer=store_pb2.Initializer(kind="magic")), "'magic'"),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused(message: store_pb2.TableSpec, told: str) -> None:
+    with pytest.raises(BadSpec, match=told):
+        spec_from_message(message)
