@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import embedding_store
+
+
+def test_every_public_name_is_there() -> None:
+    for name in embedding_store.__all__:
+        assert getattr(embedding_store, name) is not None
+        assert name in dir(embedding_store)
+    assert len(set(embedding_store.__all__)) == len(embedding_store.__all__)
+
+
+def test_importing_is_cheap_and_never_loads_tensorflow() -> None:
+    program = (
+        "import sys, embedding_store; late = {'numba', 'redis', 'grpc'} & set(sys.modules);"
+        "[getattr(embedding_store, name) for name in embedding_store.__all__];"
+        "print(late, {'tensorflow', 'keras'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout == "set() set()\n", ran.stderr
