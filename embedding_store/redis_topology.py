@@ -167,9 +167,9 @@ class Topology:
         todo, asked = np.arange(len(slots)), dict[int, Address]()
         failure: Exception = StoreFailed("nothing was tried")
         for pause in _PAUSES_S:
-            time.sleep(min(pause, deadline.left(self.url)))
             try:
                 if pause:
+                    time.sleep(min(pause, deadline.left(self.url)))
                     self.refresh(deadline)
                 failures = attempt(self._routes(slots, todo, asked))
             except Unavailable as error:
