@@ -6,9 +6,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.servers import Server, redis_binary, running_cluster, running_server, valkey_binary
+
+# Kernels compile at their first call: a time limit on each example would fail on a fresh machine.
+hypothesis.settings.register_profile("elastable", deadline=None)
+hypothesis.settings.load_profile("elastable")
 
 
 def _needed(binary: Path | None, what: str) -> Path:
