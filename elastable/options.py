@@ -32,6 +32,7 @@ class JobOptions:
         checkpoint_every: Versions between checkpoints; 0: only at the end.
         keep: Checkpoints that stay.
         resume: Start from the newest checkpoint in `checkpoint_dir`, if any.
+        overwrite: Whether tables of an earlier job in the store are dropped.
         export: Whether to write the trained model as plain `.keras`.
         listen: host:port of the master; port 0 takes a free one.
         deadline_s: How long a worker or store may stay away.
@@ -54,6 +55,7 @@ class JobOptions:
     checkpoint_every: int = 0
     keep: int = 3
     resume: bool = False
+    overwrite: bool = False
     export: bool = True
     listen: str = "127.0.0.1:0"
     deadline_s: float = 60.0

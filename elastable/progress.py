@@ -65,7 +65,7 @@ class JobProgress:
     def show(self, status: JobStatus) -> None:
         """Shows how far the job is."""
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in list(status.metrics.items())[:3])
-        fields = {
+        fields: dict[str, Any] = {
             "epoch": f"{min(status.epoch + 1, status.epochs)}/{status.epochs}",
             "metrics": f"{metrics}  [yellow]{status.state}[/yellow]" if status.state != "training" else metrics,
             "version": f"{status.version:,}/{status.versions_total:,}",

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from types import FrameType
 
-from embedding_store.errors import ModelError
+from embedding_store.errors import ModelError, Unavailable
 from embedding_store.open_store import open_source
 from embedding_store.store import RowSource
 from master.api import JobSpec, TaskKind, WorkerIdentity
@@ -48,7 +48,7 @@ def run_worker(master_address: str, model: Path | None, deadline_s: float) -> in
         computer = _computer(job, _model_file(job, model), source)
         worker = Worker(client, computer, source, session, identity, deadline_s=deadline_s)
     except Exception as error:
-        client.report_failure(identity.incarnation, error, fatal=isinstance(error, ModelError | ValueError))
+        client.report_failure(identity.incarnation, error, fatal=not isinstance(error, Unavailable | MemoryError))
         session.close()
         raise
 

@@ -130,6 +130,12 @@ class MemoryStore(EmbeddingStore):
         with self._lock.writing():
             self._table(table).clear()
 
+    def drop_table(self, table: str) -> None:
+        """As in `EmbeddingStore.drop_table`."""
+        with self._lock.writing():
+            self._table(table)
+            del self._tables[table]
+
     def close(self) -> None:
         """Frees the memory; afterwards every table is unknown."""
         with self._lock.writing():

@@ -167,6 +167,16 @@ class RedisStore(RedisReader, EmbeddingStore):
             commands += [(key, words) for words in (("MULTI",), ("UNLINK", key, slots), stamp, ("EXEC",))]
         self._topology.call(commands, deadline)
 
+    def drop_table(self, table: str) -> None:
+        """As in `EmbeddingStore.drop_table`; the registry forgets it first, then its partitions go."""
+        deadline = self._deadline()
+        found = self._table(table, deadline)
+        registry = tables_key(self.url.namespace)
+        self._topology.call([(registry, ("HDEL", registry, table))], deadline)
+        keys = [(key, slots_key(self.url.namespace, table, p)) for p, key in enumerate(self._weights_keys(found))]
+        self._topology.call([(key, ("UNLINK", key, slots)) for key, slots in keys], deadline)
+        self._reload(deadline)
+
     def _blocks(self, table: TableKeys, block_rows: int) -> Iterator[RowBlock]:
         waiting = np.empty(0, np.int64)
         for key in self._weights_keys(table):

@@ -127,6 +127,14 @@ class EmbeddingStore(RowSource):
         """
 
     @abstractmethod
+    def drop_table(self, table: str) -> None:
+        """Forgets the table, its rows and its spec.
+
+        Raises:
+            TableNotFound: there is none of that name.
+        """
+
+    @abstractmethod
     def commit(self, commit: Commit) -> None:
         """Applies the optimizer to the rows of every update, all or nothing.
 

@@ -27,7 +27,8 @@ from safetensors.numpy import load_file, save_file
 from embedding_store.errors import CheckpointError
 from embedding_store.spec_json import spec_from_json, spec_to_json
 from embedding_store.store import EmbeddingStore, RowBlock
-from master.api import Tensor
+from master.api import JobSpec, Tensor
+from master.progress import Progress
 
 __all__ = ["Checkpoint", "find_checkpoint", "open_checkpoint", "restore_tables", "write_checkpoint"]
 
@@ -59,6 +60,10 @@ class Checkpoint:
             block = _load(self.path / file)
             yield RowBlock(block["ids"], block["weights"], block["slots"])
 
+    def progress(self) -> Progress:
+        """The place of the job that wrote it."""
+        return Progress.from_json(json.dumps(self.manifest["progress"]))
+
     @property
     def job(self) -> Mapping[str, Any]:
         """The description of the job that wrote it."""
@@ -67,20 +72,20 @@ class Checkpoint:
 
 def write_checkpoint(
     directory: str | Path,
-    version: int,
     store: EmbeddingStore,
     dense: Mapping[str, Tensor],
-    job: Any,
+    job: JobSpec,
+    progress: Progress,
     keep: int = 3,
 ) -> Path:
     """Writes one version; nothing may be committed while it runs.
 
     Args:
         directory: Where checkpoints lie side by side; made if need be.
-        version: The version that stands.
         store: All of its tables are written.
         dense: Dense variables, states and optimizer variables by key.
-        job: The `JobSpec`, for the record.
+        job: What it is of.
+        progress: The place of the job; its version is the checkpoint's.
         keep: How many of the newest checkpoints stay; 0 keeps all.
 
     Returns:
@@ -90,12 +95,12 @@ def write_checkpoint(
         CheckpointError: the directory cannot be written, naming it.
     """
     home = Path(directory)
-    place = home / f"ckpt-{version:010d}"
+    place = home / f"ckpt-{progress.version:010d}"
     # The dot hides unfinished ones from `find_checkpoint`.
     draft = home / f".writing-{uuid.uuid4().hex}"
     try:
         draft.mkdir(parents=True)
-        manifest = _write_files(draft, version, store, dense, job)
+        manifest = _write_files(draft, store, dense, job, progress)
         _write_text(draft / "manifest.json", json.dumps(manifest, indent=1))
         if place.exists():
             shutil.rmtree(place)
@@ -110,7 +115,7 @@ def write_checkpoint(
 
 
 def _write_files(
-    draft: Path, version: int, store: EmbeddingStore, dense: Mapping[str, Tensor], job: Any
+    draft: Path, store: EmbeddingStore, dense: Mapping[str, Tensor], job: JobSpec, progress: Progress
 ) -> dict[str, Any]:
     save_file({key: tensor.copy(order="C") for key, tensor in dense.items()}, str(draft / "dense.safetensors"))
     tables: dict[str, Any] = {}
@@ -125,7 +130,8 @@ def _write_files(
     checksums = {file.name: _sha256(file) for file in sorted(draft.glob("*.safetensors"))}
     return {
         "format": _FORMAT,
-        "version": version,
+        "version": progress.version,
+        "progress": json.loads(progress.to_json()),
         "job": dataclasses.asdict(job),
         "tables": tables,
         "sha256": checksums,

@@ -7,11 +7,8 @@ import time
 from collections.abc import Callable
 
 from embedding_store.errors import (
-    BadInput,
     ElastableError,
-    ModelError,
     StaleVersion,
-    StoreFailed,
     Unavailable,
     VersionError,
 )
@@ -92,7 +89,7 @@ class Worker:
                     self._rejoin()
                 elif prepared is not None:
                     counted += self._attempt(prepared)
-        except ElastableError as error:
+        except Exception as error:
             self._tell(error)
             raise
         finally:
@@ -185,9 +182,10 @@ class Worker:
         self._snapshot = None
         self._session = self._master.join(self._identity)
 
-    def _tell(self, error: ElastableError) -> None:
-        everyone = isinstance(error, BadInput | ModelError | StoreFailed) and not isinstance(error, VersionError)
+    def _tell(self, error: Exception) -> None:
+        # What fails here fails everywhere, but for a server out of reach and memory that is short here.
+        fatal = not isinstance(error, Unavailable | VersionError | MemoryError)
         try:
-            self._master.report_failure(self._identity.incarnation, error, fatal=everyone)
+            self._master.report_failure(self._identity.incarnation, error, fatal)
         except ElastableError as silence:
             _log.warning("the master could not be told of %s: %s", error, silence)

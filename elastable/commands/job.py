@@ -79,6 +79,9 @@ CheckpointEvery = Annotated[
 ]
 Keep = Annotated[int, typer.Option("--keep", min=0, help="Checkpoints that stay; 0: all.", rich_help_panel=_PLACES)]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.", rich_help_panel=_PLACES)]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Drop tables of an earlier job from the store.", rich_help_panel=_PLACES)
+]
 Export = Annotated[
     bool, typer.Option("--export/--no-export", help="Write the trained model as plain .keras.", rich_help_panel=_PLACES)
 ]
@@ -109,6 +112,7 @@ def train(
     checkpoint_every: CheckpointEvery = 0,
     keep: Keep = 3,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     export: Export = True,
     listen: Listen = "127.0.0.1:0",
     deadline: Deadline = 60.0,
@@ -119,7 +123,8 @@ def train(
         grads_to_wait=grads_to_wait or (workers if mode == "sync" else 1), seed=seed,
         intra_op_threads=intra_op_threads, average=average, not_finite=not_finite, shuffle=shuffle,
         offload_above=offload_above, run_dir=run_dir, checkpoint_dir=checkpoint_dir,
-        checkpoint_every=checkpoint_every, keep=keep, resume=resume, export=export, listen=listen,
+        checkpoint_every=checkpoint_every, keep=keep, resume=resume, overwrite=overwrite,
+        export=export, listen=listen,
         deadline_s=deadline,
     )  # fmt: skip
     from elastable.master_process import run_job
@@ -148,6 +153,7 @@ def master(
     checkpoint_every: CheckpointEvery = 0,
     keep: Keep = 3,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     export: Export = True,
     listen: Listen = "127.0.0.1:50051",
     deadline: Deadline = 60.0,
@@ -162,7 +168,8 @@ def master(
         model_file=model_file, store=store, mode=mode, epochs=epochs, micro_batch_size=micro_batch_size,
         grads_to_wait=grads_to_wait or 1, seed=seed, intra_op_threads=intra_op_threads, average=average,
         not_finite=not_finite, shuffle=shuffle, offload_above=offload_above, run_dir=run_dir,
-        checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every, keep=keep, resume=resume, export=export,
+        checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every, keep=keep, resume=resume, overwrite=overwrite,
+        export=export,
         listen=listen, deadline_s=deadline,
     )  # fmt: skip
     raise typer.Exit(run_job(options, local_workers=0, console=console))

@@ -16,6 +16,7 @@ from embedding_store.errors import (
     BadInput,
     IdOutOfRange,
     StaleVersion,
+    TableNotFound,
 )
 from embedding_store.initial_values import initial_rows
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
@@ -78,6 +79,21 @@ class StoreContract(LookupContract, CommitContract):
         store.clear("people")
         store.commit(Commit(2, {"people": change}, 0, {}))
         assert rows_by_id(store, "people") == first
+
+    def test_a_dropped_table_is_gone_and_can_be_made_anew(self, store: EmbeddingStore) -> None:
+        store.create_table(dynamic(optimizer=OptimizerSpec.of("adagrad")))
+        store.create_table(fixed())
+        commit(store, {"people": update(int64(4, 5), 5)})
+        store.drop_table("people")
+        assert set(store.specs()) == {"cities"}
+        with pytest.raises(TableNotFound, match="'people'"):
+            store.lookup({"people": int64(4)})
+        with pytest.raises(TableNotFound, match="'people'"):
+            store.drop_table("people")
+        other = TableSpec("people", 3, optimizer=OptimizerSpec.of("sgd"))
+        assert store.create_table(other)
+        assert store.row_count("people") == 0
+        np.testing.assert_array_equal(store.lookup({"people": int64(4)})["people"], initial_rows(other, int64(4)))
 
     def test_put_refuses_what_does_not_fit(self, store: EmbeddingStore) -> None:
         store.create_table(fixed(optimizer=OptimizerSpec.of("adagrad")))

@@ -100,7 +100,7 @@ def test_models_that_keras_cannot_clone_are_refused() -> None:
         plain_model(Own(), MemoryStore())
     inputs = keras.Input((4,), dtype="int64", sparse=True)
     model = keras.Model(inputs, Embedding(2, 30, combiner="sum", name="rows")(inputs))
-    with pytest.raises(Unsupported, match="'rows'.*sparse"):
+    with pytest.raises(Unsupported, match=r"'rows'.*sparse"):
         plain_model(model, _trained_store(model))
 
 

@@ -1,0 +1,98 @@
+"""Keras callbacks in a job: which can be honoured, and when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from embedding_store.errors import Unsupported
+
+__all__ = ["JobCallbacks"]
+
+
+class JobCallbacks:
+    """Calls Keras callbacks for the epochs and versions of a job, in the caller's thread.
+
+    A version is what Keras calls a batch.
+
+    Args:
+        callbacks: Keras callbacks.
+        model: The master's model; it holds the dense variables of the version.
+        epochs: Of the job.
+        versions_per_epoch: Of the job.
+
+    Raises:
+        Unsupported: a callback that would move the dense variables and leave
+            the tables, by name.
+    """
+
+    def __init__(self, callbacks: Sequence[Any], model: Any, epochs: int, versions_per_epoch: int) -> None:
+        for callback in callbacks:
+            _refuse_unsupported(callback)
+        self._model = model
+        # Metrics of every version are computed only if somebody looks at them.
+        self._sees_versions = any(_overrides(callback, name) for callback in callbacks for name in _BATCH_HOOKS)
+        self._list = keras.callbacks.CallbackList(
+            list(callbacks),
+            add_history=True,
+            add_progbar=False,
+            model=model,
+            epochs=epochs,
+            steps=versions_per_epoch,
+            verbose=0,
+        )
+
+    @property
+    def history(self) -> Any:
+        """Keras' `History` of the job."""
+        return next(callback for callback in self._list.callbacks if isinstance(callback, keras.callbacks.History))
+
+    def begin(self) -> None:
+        """Training begins."""
+        self._model.stop_training = False
+        self._list.on_train_begin()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch, counted from 0, begins."""
+        self._list.on_epoch_begin(epoch)
+
+    def version(self, step: int, logs: Mapping[str, float]) -> None:
+        """The version `step` of its epoch, counted from 0, is committed."""
+        if not self._sees_versions:
+            return
+        self._list.on_train_batch_begin(step)
+        self._list.on_train_batch_end(step, logs)
+
+    def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
+        """An epoch is over and evaluated; True if training is to stop."""
+        self._list.on_epoch_end(epoch, dict(logs))
+        return bool(self._model.stop_training)
+
+    def end(self, logs: Mapping[str, float]) -> None:
+        """Training is over."""
+        self._list.on_train_end(dict(logs))
+
+
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+def _overrides(callback: Any, name: str) -> bool:
+    return getattr(type(callback), name, None) is not getattr(keras.callbacks.Callback, name)
+
+
+def _refuse_unsupported(callback: Any) -> None:
+    kinds = keras.callbacks
+    name = type(callback).__name__
+    if not isinstance(callback, kinds.Callback):
+        raise Unsupported(f"callback {name}: not a keras.callbacks.Callback")
+    if isinstance(callback, kinds.BackupAndRestore):
+        raise Unsupported(f"callback {name} restores dense variables without tables; use --checkpoint-dir and --resume")
+    if isinstance(callback, kinds.SwapEMAWeights):
+        raise Unsupported(f"callback {name} needs moving averages of the weights, which tables do not have")
+    if isinstance(callback, kinds.EarlyStopping) and callback.restore_best_weights:
+        raise Unsupported(
+            f"callback {name}(restore_best_weights=True) would restore dense variables without tables; "
+            "leave it False and take the checkpoint of the best version"
+        )

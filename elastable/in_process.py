@@ -1,0 +1,186 @@
+"""`et.fit`: a whole job in the current process, with a store of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from elastable.callbacks import JobCallbacks
+from elastable.job_hooks import JobHooks
+from elastable.progress import JobProgress
+from embedding_store.errors import ElastableError
+from embedding_store.memory import MemoryStore
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.spec import TableSpec
+from embedding_store.store import EmbeddingStore, Float32, RowBlock
+from master.api import JobSpec, TaskKind, WorkerIdentity
+from master.core import Master
+from master.dense import DenseState
+from master.discovery import create_tables, discover_tables
+from master.keras_optimizer import table_optimizer
+from master.metrics import MetricBook
+from master.schedule import Schedule
+from worker.build import build_model, sample_batch
+from worker.compute import MicroBatchComputer
+from worker.loop import Worker
+from worker.offload import offload_built
+from worker.readers import Reader, as_reader
+from worker.train_step import store_layers
+
+__all__ = ["fit"]
+
+
+def fit(
+    model: Any,
+    data: Any,
+    *,
+    epochs: int = 1,
+    batch_size: int = 32,
+    grads_to_wait: int = 1,
+    validation_data: Any = None,
+    callbacks: Sequence[Any] = (),
+    shuffle: bool = True,
+    seed: int = 0,
+    store: EmbeddingStore | None = None,
+    offload_embeddings_above: int = 0,
+    not_finite: str = "refuse",
+    verbose: bool = True,
+) -> Any:
+    """Trains a compiled Keras model whose embedding tables live in a store, in this process.
+
+    Afterwards the model's embedding layers read from the store, so that
+    `model.predict`, `model.evaluate` and `model.save` work as usual. Calling
+    it again goes on from where it ended.
+
+    Args:
+        model: A compiled Keras model with `et.Embedding` layers.
+        data: (x, y), (x, y, sample_weight), or a reader.
+        epochs: Passes over the data.
+        batch_size: Records in a micro-batch.
+        grads_to_wait: Micro-batches averaged into one update.
+        validation_data: As `data`; evaluated after every epoch.
+        callbacks: Keras callbacks.
+        shuffle: Whether records are shuffled, by `seed`.
+        seed: Of the record order, initial rows and dropout.
+        store: Where the tables live; None: in this process's memory.
+        offload_embeddings_above: Plain `keras.layers.Embedding` layers of more
+            elements than this move to the store, with their values; 0: none.
+        not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
+        verbose: Whether progress is shown.
+
+    Returns:
+        `keras.callbacks.History`, with `val_...` entries for the validation data.
+
+    Raises:
+        ElastableError: data, model, callbacks or settings that cannot be used.
+    """
+    reader = as_reader(data)
+    validation = None if validation_data is None else as_reader(validation_data)
+    sample = sample_batch(reader)
+    build_model(model, sample)
+    moved = offload_built(model, offload_embeddings_above)
+    job = JobSpec(
+        job=uuid.uuid4().hex[:12],
+        micro_batch_size=batch_size,
+        grads_to_wait=grads_to_wait,
+        epochs=epochs,
+        seed=seed,
+        train_records=len(reader),
+        validation_records=0 if validation is None else len(validation),
+        shuffle=shuffle,
+        not_finite=not_finite,
+    )
+    tables = discover_tables(model, seed, table_optimizer(model.optimizer))
+    held = _tables_in_store(model, tables, store, moved, seed)
+    dense = DenseState(model)
+    master = Master(job, held, dense, MetricBook(model))
+    readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: reader}
+    if validation is not None:
+        readers[TaskKind.EVALUATE] = validation
+    computer = MicroBatchComputer(model, job, readers, sample, held, tables)
+    schedule = Schedule(job)
+    joined = JobCallbacks(callbacks, model, epochs, schedule.versions_per_epoch)
+    progress = JobProgress(Console(quiet=not verbose), len(reader) * epochs)
+    hooks = JobHooks(joined, schedule, master.stop, told=lambda epoch, logs: progress.epoch(epoch, epochs, logs))
+    joined.begin()
+    with progress, _worker_beside(master, computer, held), _shown(master, progress):
+        master.run(hooks)
+    joined.end(hooks.logs)
+    return joined.history
+
+
+def _tables_in_store(
+    model: Any, tables: dict[str, TableSpec], store: EmbeddingStore | None, moved: dict[str, Float32], seed: int
+) -> EmbeddingStore:
+    """The store with the model's tables, holding the rows that its layers had before."""
+    layers = store_layers(model)
+    before = {layer.table_name: layer.source for layer in layers if isinstance(layer.source, EmbeddingStore)}
+    held = store or MemoryStore()
+    # A job counts its versions from 0, also where the rows are older.
+    create_tables(held, tables)
+    for name, spec in tables.items():
+        source = before.get(name)
+        if source is not None and source is not held:
+            same = source.specs()[name].optimizer == spec.optimizer
+            held.put(name, (block if same else _with_new_slots(spec, block) for block in source.scan(name)))
+        elif name in moved:
+            ids = np.arange(len(moved[name]), dtype=np.int64)
+            held.put(name, [_with_new_slots(spec, RowBlock(ids, moved[name], np.zeros((len(ids), 0), np.float32)))])
+    held.reset_version(0)
+    for layer in layers:
+        layer.attach(held, seed)
+    return held
+
+
+def _with_new_slots(spec: TableSpec, block: RowBlock) -> RowBlock:
+    slots = row_optimizer(spec.optimizer).initial_slots(spec.dim)
+    return RowBlock(block.ids, block.weights, np.repeat(slots[np.newaxis], len(block.ids), axis=0))
+
+
+@contextmanager
+def _worker_beside(master: Master, computer: MicroBatchComputer, store: EmbeddingStore) -> Iterator[None]:
+    """A worker in a thread; callbacks stay in the caller's."""
+    identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
+    worker = Worker(master, computer, store, master.join(identity), identity)
+
+    def work() -> None:
+        try:
+            worker.run()
+        except ElastableError:
+            # The worker has told the master, whose run() raises it in the caller's thread.
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, run() must raise it and not wait
+            master.report_failure(identity.incarnation, error, fatal=True)
+
+    thread = threading.Thread(target=work, name="elastable-worker", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(timeout=30.0)
+
+
+@contextmanager
+def _shown(master: Master, progress: JobProgress) -> Iterator[None]:
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.5):
+            progress.show(master.status())
+
+    thread = threading.Thread(target=look, name="elastable-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=5.0)

@@ -1,0 +1,101 @@
+"""What the master's process does between versions: callbacks, records, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from elastable.callbacks import JobCallbacks
+from elastable.run_directory import RunDirectory
+from master.hooks import Hooks
+from master.schedule import Schedule
+
+__all__ = ["JobHooks", "Stopwatch"]
+
+_RECORD_EVERY_S = 0.5
+
+
+class Stopwatch:
+    """Seconds from the first version to the last, without evaluations."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since: float | None = None
+
+    def version(self) -> None:
+        """A version has been committed."""
+        now = time.monotonic()
+        if self._since is not None:
+            self.seconds += now - self._since
+        self._since = now
+
+    def pause(self) -> None:
+        """What comes now is no training."""
+        self._since = None
+
+
+class JobHooks(Hooks):
+    """Joins a job to Keras callbacks, a run directory and checkpoints.
+
+    Args:
+        callbacks: Keras callbacks of the job.
+        schedule: Of the job.
+        stop: Ends the job, with a reason.
+        run: Where metrics are noted; None: nowhere.
+        save: Writes a checkpoint; None: none are written.
+        checkpoint_every: Versions between checkpoints; 0: none but the last.
+        told: Called with (epoch, logs) after each epoch.
+    """
+
+    def __init__(
+        self,
+        callbacks: JobCallbacks,
+        schedule: Schedule,
+        stop: Callable[[str], None],
+        run: RunDirectory | None = None,
+        save: Callable[[], Path] | None = None,
+        checkpoint_every: int = 0,
+        told: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None,
+    ) -> None:
+        self._callbacks = callbacks
+        self._schedule = schedule
+        self._stop = stop
+        self._run = run
+        self._save = save
+        self._every = checkpoint_every
+        self._told = told
+        self._recorded = 0.0
+        self._version = 0
+        self.stopwatch = Stopwatch()
+        self.logs: Mapping[str, float] = {}
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Tells the callbacks."""
+        self._callbacks.begin_epoch(epoch)
+
+    def on_version(self, version: int, logs: Mapping[str, float]) -> None:
+        """Tells the callbacks, notes metrics now and then, saves when it is time."""
+        self._version = version
+        self.stopwatch.version()
+        self._callbacks.version((version - 1) % max(1, self._schedule.versions_per_epoch), logs)
+        now = time.monotonic()
+        if self._run is not None and now - self._recorded >= _RECORD_EVERY_S:
+            self._recorded = now
+            self._run.record("train", version, (version - 1) // max(1, self._schedule.versions_per_epoch), logs)
+        if self._save is not None and self._every and version % self._every == 0:
+            self._save()
+
+    def on_evaluation_begin(self, version: int) -> None:
+        """Evaluation is no training."""
+        self.stopwatch.pause()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
+        """Notes the epoch, tells the callbacks, and stops the job if one of them wants it."""
+        self.stopwatch.pause()
+        self.logs = dict(logs)
+        if self._run is not None:
+            self._run.record("epoch", self._version, epoch, logs)
+        self._told(epoch, logs)
+        if self._callbacks.end_epoch(epoch, logs):
+            self._stop("a callback stopped training")

@@ -1,0 +1,253 @@
+"""The master's process: serves, drives the job in its main thread, and leaves a run directory."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from elastable.callbacks import JobCallbacks
+from elastable.exit_codes import ExitCode
+from elastable.job_hooks import JobHooks
+from elastable.local_workers import LocalWorkers
+from elastable.options import JobOptions
+from elastable.prepare import PreparedJob, prepare_job
+from elastable.progress import JobProgress, summary_table
+from elastable.run_directory import RunDirectory
+from embedding_store.errors import ElastableError, Unsupported
+from embedding_store.grpc_server import GrpcServer
+from embedding_store.open_store import open_store
+from embedding_store.service import store_service
+from master.api import MasterApi
+from master.checkpoint import write_checkpoint
+from master.core import Master
+from master.schedule import Schedule
+from master.service import master_service
+from worker.export import export_keras
+from worker.threads import set_intra_op_threads
+
+__all__ = ["run_bare_server", "run_job"]
+
+_LOOK_EVERY_S = 0.5
+
+
+def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
+    """Trains as the options say; the exit code.
+
+    Args:
+        options: The job.
+        local_workers: Worker processes to start here; 0: they come by themselves.
+        console: Where a person looks.
+    """
+    set_intra_op_threads(options.intra_op_threads)
+    began = time.monotonic()
+    prepared = prepare_job(options)
+    with ExitStack() as held:
+        held.callback(prepared.store.close)
+        master = Master(prepared.job, prepared.store, prepared.dense, prepared.metrics, start=prepared.progress)
+        run = RunDirectory.create(options.run_dir)
+        server = held.enter_context(GrpcServer(options.listen, [store_service(prepared.store), master_service(master)]))
+        _introduce(console, options, prepared, run, server.address)
+        job = _Job(options, prepared, master, run, console)
+        held.enter_context(_stopping_on_signals(master, console))
+        if local_workers:
+            workers = LocalWorkers(local_workers, server.address, run.path, options.deadline_s)
+            held.enter_context(workers)
+            job.workers = workers
+        return job.train(began)
+
+
+class _Job:
+    """One run: its display, its hooks, its end."""
+
+    def __init__(
+        self, options: JobOptions, prepared: PreparedJob, master: Master, run: RunDirectory, console: Console
+    ) -> None:
+        self._options = options
+        self._prepared = prepared
+        self._master = master
+        self._run = run
+        self._console = console
+        self._seen: set[str] = set()
+        self.workers: LocalWorkers | None = None
+        self._checkpoints = options.checkpoint_dir or run.path / "checkpoints"
+        self._saved_version = -1
+
+    def train(self, began: float) -> int:
+        """Drives the job to its end; the exit code."""
+        job = self._prepared.job
+        schedule = Schedule(job)
+        progress = JobProgress(self._console, job.train_records * job.epochs)
+        callbacks = JobCallbacks(
+            self._prepared.file.callbacks(), self._prepared.model, job.epochs, schedule.versions_per_epoch
+        )
+        hooks = JobHooks(
+            callbacks,
+            schedule,
+            self._master.stop,
+            self._run,
+            self._save,
+            self._options.checkpoint_every,
+            lambda epoch, logs: progress.epoch(epoch, job.epochs, logs),
+        )
+        with progress, self._watching(progress):
+            callbacks.begin()
+            status = self._master.run(hooks)
+            callbacks.end(hooks.logs)
+        self._finish(hooks, status.version, status.records_trained, time.monotonic() - began)
+        interrupted = self._master.stop_reason in _SIGNAL_REASONS
+        return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
+
+    def _save(self) -> Path:
+        progress = self._master.progress()
+        self._saved_version = progress.version
+        return write_checkpoint(
+            self._checkpoints,
+            self._prepared.store,
+            self._prepared.dense.tensors(),
+            self._prepared.job,
+            progress,
+            self._options.keep,
+        )
+
+    @contextmanager
+    def _watching(self, progress: JobProgress) -> Iterator[None]:
+        """Shows the job, and looks after local workers, in a thread beside it."""
+        over = threading.Event()
+
+        def look() -> None:
+            while not over.wait(_LOOK_EVERY_S):
+                status = self._master.status()
+                self._seen.update(w.identity.incarnation for w in status.workers if w.micro_batches)
+                progress.show(status)
+                self._look_after_workers()
+
+        watcher = threading.Thread(target=look, name="elastable-watch", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join(timeout=5.0)
+
+    def _look_after_workers(self) -> None:
+        if self.workers is None:
+            return
+        for line in self.workers.newly_dead():
+            self._console.print(f"[yellow]{line}[/yellow]", highlight=False)
+        try:
+            self.workers.require_some_alive()
+        except ElastableError as error:
+            self._master.report_failure("local workers", error, fatal=True)
+
+    def _finish(self, hooks: JobHooks, version: int, records: int, total_seconds: float) -> None:
+        job = self._prepared.job
+        checkpoint = self._save()
+        exported = self._export()
+        trained = max(0, records - self._prepared.progress.records)
+        seconds = hooks.stopwatch.seconds
+        result: dict[str, Any] = {
+            "auc": hooks.logs.get("val_auc"),
+            "examples": trained,
+            "seconds": seconds,
+            "examples_per_second": trained / seconds if seconds > 0 else 0.0,
+            "total_seconds": total_seconds,
+            "version": version,
+            "workers": len(self._seen),
+            "store": self._options.store if self._options.store == "memory" else _redacted(self._options.store),
+            "mode": job.mode,
+            "epochs": job.epochs,
+            "seed": job.seed,
+            "metrics": dict(hooks.logs),
+            "checkpoint": str(checkpoint),
+            "model": exported,
+            "stopped": self._master.stop_reason,
+        }
+        self._run.finish(result)
+        paths = {"run": str(self._run.path), "checkpoint": str(checkpoint)}
+        if exported:
+            paths["model"] = exported
+        self._console.print(summary_table(result, hooks.logs, paths))
+
+    def _export(self) -> str | None:
+        if not self._options.export:
+            return None
+        try:
+            return str(export_keras(self._prepared.model, self._prepared.store, self._run.path / "model.keras"))
+        except Unsupported as error:
+            self._console.print(f"[yellow]not exported: {error}[/yellow]", highlight=False)
+            return None
+
+
+_SIGNAL_REASONS = ("interrupted", "terminated")
+
+
+@contextmanager
+def _stopping_on_signals(master: MasterApi, console: Console) -> Iterator[None]:
+    """The first Ctrl-C ends the job at a version boundary; the second one at once."""
+    before: dict[int, Any] = {}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, before[number])
+        console.print("stopping after this version; once more to stop at once")
+        # In a thread: the handler may have interrupted whoever holds the master's lock.
+        reason = _SIGNAL_REASONS[number == signal.SIGTERM]
+        threading.Thread(target=master.stop, args=(reason,), daemon=True).start()
+
+    for number in (int(signal.SIGINT), int(signal.SIGTERM)):
+        before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run: RunDirectory, address: str) -> None:
+    tables = ", ".join(
+        f"{spec.name} [{'any id' if spec.vocabulary_size is None else f'{spec.vocabulary_size:,}'} x {spec.dim}]"
+        for spec in prepared.tables.values()
+    )
+    job = prepared.job
+    console.print(f"master at {address}, store {_redacted(options.store)}, run {run.path}", highlight=False)
+    console.print(f"tables: {tables}", highlight=False)
+    console.print(
+        f"{job.train_records:,} records x {job.epochs} epochs, {job.mode}, micro-batches of {job.micro_batch_size}, "
+        f"{job.grads_to_wait} to a version",
+        highlight=False,
+    )
+    if prepared.progress.version:
+        console.print(f"resuming at version {prepared.progress.version}", highlight=False)
+    (run.path / "job.json").write_text(json.dumps({"address": address, "job": job.job}) + "\n")
+
+
+def _redacted(store: str) -> str:
+    head, at, tail = store.rpartition("@")
+    return f"{head.split('://')[0]}://***@{tail}" if at else store
+
+
+def run_bare_server(store_url: str, listen: str, console: Console) -> int:
+    """Serves tables to any client until it is stopped; the exit code."""
+    store = open_store(store_url)
+    master = Master.bare(store)
+    stopped = threading.Event()
+
+    class _Stop:
+        def stop(self, reason: str) -> None:
+            master.stop(reason)
+            stopped.set()
+
+    with store, GrpcServer(listen, [store_service(store), master_service(master)]) as server:
+        console.print(f"parameter server at {server.address}, store {_redacted(store_url)}", highlight=False)
+        with _stopping_on_signals(_Stop(), console):  # type: ignore[arg-type]
+            while not stopped.wait(1.0) and not master.lease_tasks("", 0, 0.0).finished:
+                pass
+    return ExitCode.DONE

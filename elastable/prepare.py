@@ -1,0 +1,167 @@
+"""From a person's options to a job that is ready to run."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from elastable.options import JobOptions
+from embedding_store.errors import BadInput, CheckpointError, ModelError, Unsupported
+from embedding_store.open_store import open_store
+from embedding_store.spec import TableSpec
+from embedding_store.store import EmbeddingStore
+from master.api import JobSpec
+from master.checkpoint import Checkpoint, find_checkpoint, open_checkpoint, restore_tables
+from master.dense import DenseState
+from master.discovery import create_tables, discover_tables
+from master.keras_optimizer import table_optimizer
+from master.metrics import MetricBook
+from master.progress import Progress
+from worker.build import make_model, sample_batch
+from worker.model_file import ModelFile, load_model_file
+from worker.train_step import store_layers
+
+__all__ = ["PreparedJob", "claim_store", "prepare_job"]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """Everything the master of a job needs.
+
+    Attributes:
+        job: What is computed.
+        file: The model file.
+        model: The master's model; it holds the dense variables.
+        store: Holds the tables, at the version of `progress`.
+        tables: Its tables.
+        dense: The dense part.
+        metrics: The model's metrics.
+        progress: Where the job begins.
+    """
+
+    job: JobSpec
+    file: ModelFile
+    model: Any
+    store: EmbeddingStore
+    tables: Mapping[str, TableSpec]
+    dense: DenseState
+    metrics: MetricBook
+    progress: Progress
+
+
+def prepare_job(options: JobOptions) -> PreparedJob:
+    """Loads the model file, builds the model, discovers its tables and creates them.
+
+    Raises:
+        ElastableError: whatever of the options, the model file, its data, the
+            store or the checkpoint cannot be used, by name.
+    """
+    file = load_model_file(options.model_file)
+    train, validation = file.reader("train"), file.reader("validation")
+    if train is None:
+        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
+    model = make_model(file.model, sample_batch(train), options.seed, options.offload_above)
+    job = JobSpec(
+        job=uuid.uuid4().hex[:12],
+        mode=options.mode,
+        micro_batch_size=options.micro_batch_size,
+        grads_to_wait=options.grads_to_wait,
+        epochs=options.epochs,
+        seed=options.seed,
+        intra_op_threads=options.intra_op_threads,
+        store_url="master" if options.store == "memory" else options.store,
+        model_file=str(file.path),
+        model_sha256=file.sha256,
+        offload_above=options.offload_above,
+        train_records=len(train),
+        validation_records=0 if validation is None else len(validation),
+        shuffle=options.shuffle,
+        average=options.average,
+        not_finite=options.not_finite,
+    )
+    tables = discover_tables(model, options.seed, table_optimizer(model.optimizer))
+    dense = DenseState(model)
+    checkpoint = _checkpoint_to_resume(options)
+    store = open_store(options.store)
+    try:
+        progress = _fill(store, tables, dense, checkpoint, job, options.overwrite)
+    except BaseException:
+        store.close()
+        raise
+    for layer in store_layers(model):
+        layer.attach(store, options.seed)
+    if checkpoint is not None:
+        job = replace(job, job=str(checkpoint.job["job"]))
+    return PreparedJob(job, file, model, store, tables, dense, MetricBook(model), progress)
+
+
+def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:
+    if not options.resume or options.checkpoint_dir is None:
+        return None
+    try:
+        found: Path = find_checkpoint(options.checkpoint_dir)
+    except CheckpointError:
+        # Nothing was saved yet: the first start of a job that is always started with --resume.
+        return None
+    return open_checkpoint(found)
+
+
+def _fill(
+    store: EmbeddingStore,
+    tables: Mapping[str, TableSpec],
+    dense: DenseState,
+    checkpoint: Checkpoint | None,
+    job: JobSpec,
+    overwrite: bool,
+) -> Progress:
+    """The tables as the job begins with them, and where it begins."""
+    if checkpoint is None:
+        claim_store(store, overwrite)
+        create_tables(store, tables)
+        return Progress()
+    _refuse_other_job(checkpoint, job)
+    claim_store(store, overwrite=True)
+    create_tables(store, tables)
+    dense.restore(checkpoint.dense())
+    restore_tables(checkpoint, store)
+    return checkpoint.progress()
+
+
+def claim_store(store: EmbeddingStore, overwrite: bool) -> None:
+    """Makes sure that a job begins with an empty store.
+
+    Args:
+        store: The store.
+        overwrite: Whether tables that are there are dropped.
+
+    Raises:
+        BadInput: tables of an earlier job are there, and are not to be dropped.
+    """
+    held = store.specs()
+    if not held and store.version() == 0:
+        return
+    if not overwrite:
+        raise BadInput(
+            f"the store holds {len(held)} tables at version {store.version()} ({', '.join(sorted(held)[:5])}): go on "
+            "from its checkpoint with --resume, drop them with --overwrite, or use another ?namespace= in its URL"
+        )
+    for name in held:
+        store.drop_table(name)
+    store.reset_version(0)
+
+
+_SAME = ("mode", "micro_batch_size", "grads_to_wait", "seed", "train_records", "shuffle", "average", "intra_op_threads")
+
+
+def _refuse_other_job(checkpoint: Checkpoint, job: JobSpec) -> None:
+    saved = checkpoint.job
+    differing = [
+        f"{name} was {saved[name]} and is {getattr(job, name)}" for name in _SAME if saved[name] != getattr(job, name)
+    ]
+    if differing:
+        raise Unsupported(
+            f"{checkpoint.path} cannot be resumed with other numbers ({'; '.join(differing)}): give the same options"
+        )
