@@ -8,7 +8,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 # The main job: one master and two workers on this machine, tables in the embedded memory store.
-RUN_COMMAND ?= $(BIN)/elastable train examples/flights/model.py --workers 2
+RUN_COMMAND ?= $(BIN)/elastable train examples/flights/model.py \
+  --workers 2 --micro-batch-size 512 --grads-to-wait 2 --epochs 1
 # `make test ARGS="tests/worker -k combiner"` narrows the run.
 ARGS ?=
 
