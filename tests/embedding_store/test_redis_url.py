@@ -1,0 +1,54 @@
+"""Redis URLs: what they say, what is refused, and that a password never shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedding_store.errors import BadInput
+from embedding_store.redis_url import RedisUrl
+from embedding_store.rpc_address import Address
+
+
+def test_every_part_of_a_url() -> None:
+    url = RedisUrl.parse(
+        "rediss://me:p%40ss@a.example:7000,[::1]:7001,b/3?namespace=job&partitions=8&deadline=2.5&ca=/x"
+    )
+    seeds = (Address("a.example", 7000), Address("::1", 7001), Address("b", 6379))
+    assert url == RedisUrl(seeds, "me", "p@ss", 3, True, "/x", "job", 8, 2.5)
+
+
+def test_defaults() -> None:
+    assert RedisUrl.parse("redis://localhost") == RedisUrl((Address("localhost", 6379),))
+    assert RedisUrl.parse("redis://:secret@h:1").password == "secret"
+    assert RedisUrl.parse("redis://[::1]").seeds == (Address("::1", 6379),)
+
+
+def test_a_password_never_shows() -> None:
+    url = RedisUrl.parse("redis://me:secret@h:1,g:2/5?namespace=n")
+    assert str(url) == "redis://h:1,g:2/5"
+    assert "secret" not in repr(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("http://h:1", "scheme 'http'"),
+        ("redis://", "address"),
+        ("redis://me:secret@", "address"),
+        ("redis://me:secret@h:x", "port 'x'"),
+        ("redis://me:secret@h:1/x", "database.*'x'"),
+        ("redis://me:secret@h:1/-1", "database.*'-1'"),
+        ("redis://me:secret@h:1?partitions=7", "power of two"),
+        ("redis://me:secret@h:1?partitions=many", "partitions.*'many'"),
+        ("redis://me:secret@h:1?deadline=0", "deadline"),
+        ("redis://me:secret@h:1?deadline=nan", "deadline"),
+        ("redis://me:secret@h:1?deadline=soon", "deadline.*'soon'"),
+        ("redis://me:secret@h:1?namespace=a:b", "namespace"),
+        ("redis://me:secret@h:1?retries=4", "'retries'.*namespace, partitions"),
+        ("redis://me:secret@[::1:1", "Redis URL"),
+    ],
+)
+def test_what_is_refused(url: str, told: str) -> None:
+    with pytest.raises(BadInput, match=told) as refused:
+        RedisUrl.parse(url)
+    assert "secret" not in str(refused.value)

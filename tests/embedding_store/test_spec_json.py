@@ -1,0 +1,33 @@
+"""Specs survive JSON without loss."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedding_store.errors import BadSpec
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.spec_json import spec_from_json, spec_to_json
+
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(
+    st.text("abcXYZ0-_./\u00e9", min_size=1, max_size=20),
+    st.integers(1, 65_536),
+    st.none() | st.integers(1, 2**63 - 1),
+    st.integers(-(2**63), 2**63 - 1),
+    FLOATS,
+    st.dictionaries(st.text("abc_", min_size=1), FLOATS),
+)
+def test_round_trip(name: str, dim: int, size: int | None, seed: int, a: float, rates: dict[str, float]) -> None:
+    optimizer = OptimizerSpec("adam", tuple(sorted(rates.items())), '{"x": "\u00e9"}')
+    spec = TableSpec(name, dim, size, "float32", InitializerSpec("constant", a), seed, optimizer)
+    assert spec_from_json(spec_to_json(spec)) == spec
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "t"}', '{"optimizer": 3}'])
+def test_what_is_no_spec(text: str) -> None:
+    with pytest.raises(BadSpec, match="no table spec"):
+        spec_from_json(text)
