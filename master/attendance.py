@@ -7,6 +7,7 @@ from threading import Event, Lock
 
 import grpc
 
+from embedding_store.errors import ElastableError
 from master.api import JobStatus, MasterApi, Session, WorkerIdentity
 from master.messages import job_to_message
 from master.v1 import master_pb2
@@ -52,8 +53,11 @@ class Attendances:
 
     def _news(self, attendance: _Attendance) -> Iterator[master_pb2.JobEvent]:
         version, told_end = -1, False
-        while not attendance.ended.wait(_LOOK_S) and attendance.session.alive():
-            status = self._master.status()
+        while not attendance.ended.wait(_LOOK_S):
+            try:
+                status = self._master.status()
+            except ElastableError:
+                continue  # a store that fails for a while is no reason to send workers away
             if status.version != version:
                 version = status.version
                 yield master_pb2.JobEvent(version=version)

@@ -1,0 +1,329 @@
+"""A master over gRPC: the same answers and errors as the master behind, and sessions that end with their worker."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+import pytest
+
+from embedding_store.errors import (
+    BadGradient,
+    BadInput,
+    ElastableError,
+    FutureVersion,
+    StaleVersion,
+    TableNotFound,
+    Unavailable,
+)
+from embedding_store.grpc_server import GrpcServer
+from embedding_store.memory import MemoryStore
+from embedding_store.service import store_service
+from embedding_store.spec import OptimizerSpec, TableSpec
+from master.api import (
+    AsyncPushId,
+    DenseSnapshot,
+    EvaluationReport,
+    JobSpec,
+    JobStatus,
+    Lease,
+    Push,
+    PushOutcome,
+    PushReply,
+    Slices,
+    SyncPushId,
+    Task,
+    TaskKind,
+    WorkerIdentity,
+)
+from master.bare import BareMaster
+from master.client import MasterClient
+from master.service import master_service
+from master.sessions import LocalSession
+from master.v1 import master_pb2, master_pb2_grpc
+from tests.master.joined_worker import join_and_say_so
+
+JOB = JobSpec(job="scripted", micro_batch_size=8, seed=-3, average="sum", not_finite="skip")
+SNAPSHOT = DenseSnapshot(3, (np.arange(6, dtype=np.float32).reshape(2, 3),), (np.int64([7]),), ("kernel",), ("count",))
+
+
+class Scripted:
+    """A master that answers what it is told to, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.error: ElastableError | None = None
+        self.state = "training"
+        self.open: dict[str, int] = {}
+        self.changed = threading.Condition()
+
+    def _note(self, *asked: object) -> None:
+        self.asked.append(asked)
+        if self.error is not None:
+            raise self.error
+
+    def _count(self, incarnation: str, change: int) -> None:
+        with self.changed:
+            self.open[incarnation] = self.open.get(incarnation, 0) + change
+            self.changed.notify_all()
+
+    def join(self, worker: WorkerIdentity) -> LocalSession:
+        self._note("join", worker)
+        self._count(worker.incarnation, 1)
+        return LocalSession(JOB, lambda: self._count(worker.incarnation, -1), lambda: True)
+
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float) -> Lease:
+        self._note("lease", incarnation, want, wait_s)
+        return Lease((Task(3, TaskKind.TRAIN, 5, 0, 40, 48), Task(3, TaskKind.EVALUATE, 1, 0, 8, 16)), False)
+
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
+        self._note("pull", incarnation, version, wait_s)
+        return SNAPSHOT if version in (None, 3) else None
+
+    def report_gradient(self, push: Push) -> PushReply:
+        self._note("push", push)
+        return PushReply(PushOutcome.STALE, "too late", 4)
+
+    def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
+        self._note("evaluation", report)
+        return PushOutcome.DUPLICATE
+
+    def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
+        self._note("failure", incarnation, error, fatal)
+
+    def status(self) -> JobStatus:
+        if self.error is not None:
+            raise self.error
+        return JobStatus("scripted", self.state, "sync", 3, 9, 0, 1, 24, {"loss": 0.5}, (), "memory")
+
+    def stop(self, reason: str) -> None:
+        self._note("stop", reason)
+
+    def await_open(self, incarnation: str, count: int) -> None:
+        """Waits until so many sessions of a worker are open."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.open.get(incarnation) == count, timeout=30), self.open
+
+
+@pytest.fixture
+def scripted() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def server(scripted: Scripted) -> Iterator[GrpcServer]:
+    with GrpcServer("127.0.0.1:0", [master_service(scripted), store_service(MemoryStore())]) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: GrpcServer) -> Iterator[MasterClient]:
+    with MasterClient(server.address, deadline_s=60) as client:
+        yield client
+
+
+def eventually(told: Callable[[], bool]) -> None:
+    """Waits until something is so that another thread makes so."""
+    end = time.monotonic() + 30
+    while not told():
+        assert time.monotonic() < end, "it did not come to pass within 30 s"
+        time.sleep(0.01)
+
+
+def test_every_call_is_handed_on_and_its_answer_back(client: MasterClient, scripted: Scripted) -> None:
+    lease = client.lease_tasks("w", 4, 0.25)
+    assert lease == Lease((Task(3, TaskKind.TRAIN, 5, 0, 40, 48), Task(3, TaskKind.EVALUATE, 1, 0, 8, 16)), False)
+    for version, found in ((None, True), (3, True), (4, False)):
+        snapshot = client.pull_dense("w", version, 0.5)
+        assert (snapshot is not None) is found
+        if snapshot is not None:
+            np.testing.assert_array_equal(snapshot.variables[0], SNAPSHOT.variables[0])
+            np.testing.assert_array_equal(snapshot.states[0], SNAPSHOT.states[0])
+            assert (snapshot.version, snapshot.variable_names, snapshot.state_names) == (3, ("kernel",), ("count",))
+    report = EvaluationReport("w", 3, 1, 8, ())
+    assert client.report_gradient(Push(SyncPushId(2, 4), 8)) == PushReply(PushOutcome.STALE, "too late", 4)
+    assert client.report_evaluation(report) is PushOutcome.DUPLICATE
+    assert client.status() == scripted.status()
+    client.stop("enough")
+    assert scripted.asked == [
+        ("lease", "w", 4, 0.25),
+        ("pull", "w", None, 0.5),
+        ("pull", "w", 3, 0.5),
+        ("pull", "w", 4, 0.5),
+        ("push", Push(SyncPushId(2, 4), 8)),
+        ("evaluation", report),
+        ("stop", "enough"),
+    ]
+
+
+@pytest.mark.parametrize("rows", [1, 40_000])
+def test_a_push_arrives_whole(client: MasterClient, scripted: Scripted, rows: int) -> None:
+    values = np.random.default_rng(rows).normal(size=(rows, 16)).astype(np.float32)
+    sent = Push(AsyncPushId("w", 2, 5), 9, (values[0],), {"t": Slices(np.arange(rows), values)}, (values[:1],), ())
+    client.report_gradient(sent)
+    ((_, push),) = scripted.asked
+    assert isinstance(push, Push)
+    assert (push.id, push.records, push.metrics) == (sent.id, 9, ())
+    np.testing.assert_array_equal(push.dense[0], values[0])
+    np.testing.assert_array_equal(push.slices["t"].indices, np.arange(rows))
+    np.testing.assert_array_equal(push.slices["t"].values, values)
+    np.testing.assert_array_equal(push.states[0], values[:1])
+
+
+def test_failures_keep_their_class(client: MasterClient, scripted: Scripted) -> None:
+    client.report_failure("w", BadGradient("why"), fatal=True)
+    ((_, incarnation, error, fatal),) = scripted.asked
+    assert (incarnation, type(error), str(error), fatal) == ("w", BadGradient, "why", True)
+
+
+@pytest.mark.parametrize("error", [StaleVersion("version 2 is past"), FutureVersion("not yet"), BadGradient("shape")])
+def test_errors_of_the_master_arrive_as_they_are(
+    client: MasterClient, scripted: Scripted, error: ElastableError
+) -> None:
+    scripted.error = error
+    calls: list[Callable[[], object]] = [
+        lambda: client.join(WorkerIdentity("w")),
+        lambda: client.lease_tasks("w", 1, 0),
+        lambda: client.pull_dense("w", 2, 0),
+        lambda: client.report_gradient(Push(SyncPushId(2, 4), 8)),
+        lambda: client.report_evaluation(EvaluationReport("w", 3, 1, 8, ())),
+        lambda: client.report_failure("w", error, False),
+        client.status,
+        lambda: client.stop(""),
+    ]
+    for call in calls:
+        with pytest.raises(type(error)) as caught:
+            call()
+        assert type(caught.value) is type(error)
+        assert str(caught.value) == str(error)
+
+
+def test_a_session_tells_the_job_its_versions_and_its_end(client: MasterClient, scripted: Scripted) -> None:
+    session = client.join(WorkerIdentity("w", "host", 17))
+    assert scripted.asked == [("join", WorkerIdentity("w", "host", 17))]
+    assert session.job == JOB
+    assert session.alive()
+    eventually(lambda: session.version == 3)
+    assert session.finished == ""
+    scripted.state = "finished"
+    eventually(lambda: session.finished == "the job finished at version 3 of 9")
+    assert session.alive(), "the worker leaves, it is not sent away"
+    session.close()
+    session.close()
+    assert not session.alive()
+    scripted.await_open("w", 0)
+
+
+def test_many_sessions_leave_room_for_calls(server: GrpcServer, scripted: Scripted) -> None:
+    clients = [MasterClient(server.address, 60) for _ in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        sessions = list(pool.map(lambda pair: pair[1].join(WorkerIdentity(f"w{pair[0]}")), enumerate(clients)))
+        leases = list(pool.map(lambda client: client.lease_tasks("w", 1, 0), clients))
+    assert len(leases) == 40
+    assert all(session.alive() for session in sessions)
+    for client in clients:
+        client.close()
+    for number in range(40):
+        scripted.await_open(f"w{number}", 0)
+
+
+def test_a_store_that_fails_for_a_while_ends_no_session(client: MasterClient, scripted: Scripted) -> None:
+    session = client.join(WorkerIdentity("w"))
+    scripted.error = Unavailable("redis is gone")
+    time.sleep(0.7)  # longer than a look
+    scripted.error = None
+    eventually(lambda: session.version == 3)
+    assert session.alive()
+
+
+def test_a_server_that_stops_ends_its_sessions(server: GrpcServer, client: MasterClient, scripted: Scripted) -> None:
+    session = client.join(WorkerIdentity("w"))
+    server.stop(grace_s=20)
+    eventually(lambda: not session.alive())
+    scripted.await_open("w", 0)
+
+
+def test_a_killed_workers_session_is_closed_at_once(server: GrpcServer, scripted: Scripted) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=join_and_say_so, args=(server.address, theirs), daemon=True)
+    process.start()
+    assert ours.poll(60)
+    assert ours.recv() == "scripted"
+    scripted.await_open("killed", 1)
+    process.kill()
+    scripted.await_open("killed", 0)
+    process.join(30)
+
+
+def test_calls_are_repeated_until_the_master_is_back(scripted: Scripted) -> None:
+    with GrpcServer("127.0.0.1:0", [master_service(scripted)]) as first:
+        client = MasterClient(first.address, deadline_s=60)
+        session = client.join(WorkerIdentity("w"))
+    eventually(lambda: not session.alive())
+    again: list[GrpcServer] = []
+    starter = threading.Timer(0.4, lambda: again.append(GrpcServer(first.address, [master_service(scripted)])))
+    starter.start()
+    assert client.report_gradient(Push(SyncPushId(2, 4), 8)).version == 4
+    assert client.join(WorkerIdentity("w")).job == JOB
+    starter.join(60)
+    client.close()
+    again[0].stop()
+
+
+def test_nobody_there_is_unavailable_and_names_address_and_deadline() -> None:
+    with MasterClient("127.0.0.1:1", deadline_s=0.3) as client:
+        calls: list[Callable[[], object]] = [
+            lambda: client.join(WorkerIdentity("w")),
+            lambda: client.lease_tasks("w", 1, 0),
+            lambda: client.pull_dense("w", None, 0),
+            lambda: client.report_gradient(Push(SyncPushId(0, 0), 1)),
+        ]
+        for call in calls:
+            with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 .*deadline of 0\.3 s"):
+                call()
+
+
+@pytest.mark.parametrize("wait_s", [-1, 61, float("nan")])
+def test_a_wait_must_be_one_that_ends(client: MasterClient, wait_s: float) -> None:
+    with pytest.raises(BadInput, match="wait of"):
+        client.lease_tasks("w", 1, wait_s)
+
+
+def test_a_foreign_client_is_refused_what_cannot_be(server: GrpcServer) -> None:
+    with grpc.insecure_channel(server.address) as channel:
+        stub = master_pb2_grpc.MasterStub(channel)
+        for call, told in (
+            (lambda: stub.LeaseTasks(master_pb2.LeaseTasksRequest(wait_ms=-1), timeout=60), "wait_ms -1"),
+            (lambda: next(stub.Join(master_pb2.JoinRequest(), timeout=60)), "incarnation is empty"),
+            (lambda: stub.ReportGradient(iter([]), timeout=60), "ended before its first frame"),
+            (lambda: stub.ReportEvaluation(iter([master_pb2.EvaluationFrame(body=b"a")]), timeout=60), "no header"),
+        ):
+            with pytest.raises(grpc.RpcError, match=told) as caught:
+                call()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_bare_master_trains_over_the_wire() -> None:
+    store = MemoryStore()
+    with (
+        GrpcServer("127.0.0.1:0", [master_service(BareMaster(store)), store_service(store)]) as server,
+        MasterClient(server.address, 60) as client,
+    ):
+        rows = client.store()
+        assert rows.create_table(TableSpec("t", 4, optimizer=OptimizerSpec.of("sgd", learning_rate=0.5)))
+        ids = np.array([3, 9], np.int64)
+        before = rows.lookup({"t": ids})["t"]
+        push = Push(AsyncPushId("w", 1), 1, slices={"t": Slices(np.array([3, 3]), np.ones((2, 4), np.float32))})
+        assert client.report_gradient(push) == PushReply(PushOutcome.ACCEPTED, "", 1)
+        assert client.report_gradient(push).outcome is PushOutcome.DUPLICATE
+        after = rows.lookup({"t": ids}, version=1)["t"]
+        np.testing.assert_allclose(after, before - np.array([[1.0], [0.0]]), rtol=1e-6)
+        absent = Push(AsyncPushId("w", 2), 1, slices={"absent": push.slices["t"]})
+        with pytest.raises(TableNotFound, match="'absent'"):
+            client.report_gradient(absent)

@@ -1,0 +1,246 @@
+"""The plain data of `master.api` travels as messages and frames, and comes back as it was."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from embedding_store import errors
+from embedding_store.errors import BadGradient, BadInput, JobFailed
+from embedding_store.frames import encode
+from master.api import (
+    AsyncPushId,
+    DenseSnapshot,
+    EvaluationReport,
+    JobSpec,
+    JobStatus,
+    Lease,
+    Push,
+    PushOutcome,
+    PushReply,
+    Slices,
+    SyncPushId,
+    Task,
+    TaskKind,
+    WorkerIdentity,
+    WorkerStatus,
+)
+from master.bulk_messages import (
+    dense_frames,
+    dense_from_frames,
+    evaluation_frames,
+    evaluation_from_frames,
+    push_frames,
+    push_from_frames,
+)
+from master.messages import (
+    failure_from_message,
+    job_from_message,
+    job_to_message,
+    lease_from_message,
+    lease_to_message,
+    push_reply_from_message,
+    push_reply_to_message,
+    status_from_message,
+    status_to_message,
+)
+from master.v1 import master_pb2
+
+int64 = st.integers(-(2**63), 2**63 - 1)
+natural = st.integers(0, 2**63 - 1)
+words = st.text(max_size=20)
+push_ids = st.builds(SyncPushId, int64, int64) | st.builds(AsyncPushId, words, int64, int64)
+tensors = st.lists(
+    npst.arrays(
+        st.sampled_from(["float32", "int64", "bool", "uint8", "float16", "float64"]).map(np.dtype),
+        npst.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5),
+    ),
+    max_size=4,
+).map(tuple)
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> Slices:
+    count, dim = draw(st.integers(0, 6)), draw(st.integers(0, 5))
+    return Slices(draw(npst.arrays(np.int64, count)), draw(npst.arrays(np.float32, (count, dim))))
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Equality of nested plain data, arrays compared with dtype, shape and every bit."""
+    assert type(ours) is type(theirs)
+    if isinstance(ours, np.ndarray):
+        assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+    elif isinstance(ours, tuple):
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same(one, other)
+    elif isinstance(ours, dict):
+        assert list(ours) == list(theirs)
+        for key in ours:
+            assert_same(ours[key], theirs[key])
+    elif isinstance(ours, (Push, DenseSnapshot, EvaluationReport, Slices)):
+        for field in fields(ours):
+            assert_same(getattr(ours, field.name), getattr(theirs, field.name))
+    else:
+        assert ours == theirs
+
+
+@settings(deadline=None)
+@given(
+    st.builds(
+        Push,
+        push_ids,
+        natural,
+        tensors,
+        st.dictionaries(words.filter(bool), slices(), max_size=3),
+        tensors,
+        tensors,
+    )
+)
+def test_a_push_comes_back_as_it_was(push: Push) -> None:
+    assert_same(push_from_frames(push_frames(push)), push)
+
+
+@settings(deadline=None)
+@given(version=natural, variables=tensors, states=tensors, data=st.data())
+def test_dense_variables_come_back_as_they_were(
+    version: int, variables: tuple[Any, ...], states: tuple[Any, ...], data: st.DataObject
+) -> None:
+    names = [data.draw(st.lists(words, min_size=n, max_size=n).map(tuple)) for n in (len(variables), len(states))]
+    snapshot = DenseSnapshot(version, variables, states, *names)
+    assert_same(dense_from_frames(dense_frames(snapshot)), snapshot)
+
+
+def test_a_version_that_is_not_there_yet_is_none() -> None:
+    assert dense_from_frames(dense_frames(None)) is None
+
+
+@settings(deadline=None)
+@given(st.builds(EvaluationReport, words, natural, natural, natural, tensors))
+def test_an_evaluation_comes_back_as_it_was(report: EvaluationReport) -> None:
+    assert_same(evaluation_from_frames(evaluation_frames(report)), report)
+
+
+def test_a_large_push_takes_many_frames() -> None:
+    rows = np.random.default_rng(0).normal(size=(50_000, 16)).astype(np.float32)
+    push = Push(SyncPushId(3, 7), 256, (rows[:100],), {"t": Slices(np.arange(50_000), rows)}, (rows[0],), ())
+    frames = list(push_frames(push))
+    assert len(frames) > 3
+    assert_same(push_from_frames(frames), push)
+
+
+JOBS = [
+    JobSpec(),
+    JobSpec(
+        job="j", mode="async", micro_batch_size=2, grads_to_wait=3, epochs=4, seed=-5, intra_op_threads=6,
+        store_url="redis://h", model_file="m.py", model_sha256="ab", offload_above=7, train_records=8,
+        validation_records=9, shuffle=False, average="sum", not_finite="skip",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_comes_back_with_every_field(job: JobSpec) -> None:
+    assert job_from_message(master_pb2.JobDescription.FromString(job_to_message(job).SerializeToString())) == job
+
+
+def test_the_message_of_a_job_has_the_fields_of_a_job() -> None:
+    message = {field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields}
+    assert message == {field.name for field in fields(JobSpec)}
+    assert all(getattr(JOBS[0], name) != getattr(JOBS[1], name) for name in message), "a field that is never tested"
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_lease_comes_back_as_it_was(finished: bool) -> None:
+    tasks = (Task(1, TaskKind.TRAIN, 2, 3, 4, 5), Task(6, TaskKind.EVALUATE, 7, 8, 9, 10))
+    assert lease_from_message(lease_to_message(Lease(tasks, finished))) == Lease(tasks, finished)
+
+
+@pytest.mark.parametrize("outcome", list(PushOutcome))
+def test_a_reply_comes_back_as_it_was(outcome: PushOutcome) -> None:
+    reply = PushReply(outcome, "why", 9)
+    assert push_reply_from_message(push_reply_to_message(reply)) == reply
+
+
+def test_a_status_comes_back_as_it_was() -> None:
+    workers = (WorkerStatus(WorkerIdentity("a", "h", 3), 4, 5), WorkerStatus(WorkerIdentity("b"), 0, 0))
+    status = JobStatus("j", "training", "sync", 1, 2, 3, 4, 5, {"loss": 0.5, "auc": 0.75}, workers, "memory")
+    assert status_from_message(status_to_message(status)) == status
+
+
+def test_what_a_newer_master_might_say_is_refused_by_number() -> None:
+    with pytest.raises(BadInput, match="task of kind 0"):
+        lease_from_message(master_pb2.LeaseTasksReply(tasks=[master_pb2.Task()]))
+    with pytest.raises(BadInput, match="push outcome 0"):
+        push_reply_from_message(master_pb2.ReportGradientReply())
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_a_failure_of_ours_keeps_its_class(name: str) -> None:
+    failure = failure_from_message(master_pb2.ReportFailureRequest(error=name, message="why"))
+    assert type(failure) is getattr(errors, name)
+    assert str(failure) == "why"
+
+
+def test_a_foreign_failure_says_its_class() -> None:
+    failure = failure_from_message(master_pb2.ReportFailureRequest(error="ZeroDivisionError", message="why"))
+    assert type(failure) is JobFailed
+    assert str(failure) == "ZeroDivisionError: why"
+
+
+ROWS = np.zeros((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "told"),
+    [
+        (Slices(np.zeros(2, np.int32), ROWS), "indices must be int64 .* got int32"),
+        (Slices(np.zeros((2, 1), np.int64), ROWS), r"indices must be int64 of one dimension, got int64 \[2, 1\]"),
+        (Slices(np.zeros(2, np.int64), ROWS.astype(np.float64)), "values must be float32 .* got float64"),
+        (Slices(np.zeros(3, np.int64), ROWS), r"float32 \[3, dim\], got float32 \[2, 3\]"),
+        (Slices(np.zeros(2, np.int64), ROWS[0]), r"got float32 \[3\]"),
+    ],
+)
+def test_a_gradient_that_the_wire_cannot_carry_is_refused_by_table(gradient: Slices, told: str) -> None:
+    with pytest.raises(BadGradient, match=told) as caught:
+        push_frames(Push(SyncPushId(0, 0), 1, slices={"users": gradient}))
+    assert "table 'users'" in str(caught.value)
+
+
+def test_a_dtype_that_the_wire_does_not_know_is_refused() -> None:
+    with pytest.raises(BadInput, match="complex64"):
+        push_frames(Push(SyncPushId(0, 0), 1, dense=(np.zeros(3, np.complex64),)))
+
+
+SYNC = master_pb2.PushId(sync_id=master_pb2.SyncPushId())
+TENSOR = master_pb2.TensorEntry
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "told"),
+    [
+        (master_pb2.GradientHeader(), 0, "no PushId"),
+        (
+            master_pb2.GradientHeader(push=SYNC, dense=[TENSOR(dtype="object")]),
+            0,
+            "dense gradient 0 has dtype 'object'",
+        ),
+        (master_pb2.GradientHeader(push=SYNC, dense=[TENSOR(dtype="float32", shape=[-2])]), 0, "negative"),
+        (master_pb2.GradientHeader(push=SYNC, states=[TENSOR(dtype="float32", shape=[2**40])]), 0, "state 0"),
+        (master_pb2.GradientHeader(push=SYNC, metrics=[TENSOR(dtype="float32", shape=[2])]), 7, "7 of the 8 bytes"),
+        (
+            master_pb2.GradientHeader(push=SYNC, slices=[master_pb2.SlicesEntry(table="t", count=2, dim=-1)]),
+            16,
+            "values of table 't' has a negative size",
+        ),
+        (master_pb2.GradientHeader(push=SYNC, slices=[master_pb2.SlicesEntry(table="t")] * 2), 0, "twice"),
+    ],
+)
+def test_a_push_that_cannot_be_is_refused(header: master_pb2.GradientHeader, body: int, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        push_from_frames(encode(header.SerializeToString(), [np.zeros(body, np.uint8)]))
