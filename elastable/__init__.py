@@ -7,21 +7,25 @@
 * data: `NumpyReader`, `ParquetReader`, `CsvReader`
 * stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
 * export: `export_keras`
-* errors: `ElastableError` and its kinds, in `embedding_store.errors`
+* errors: `ElastableError`; its kinds are in `embedding_store.errors`
 """
 
 from __future__ import annotations
 
-from elastable.in_process import fit
-from embedding_store.errors import ElastableError
-from embedding_store.memory import MemoryStore
-from embedding_store.open_store import open_store
-from embedding_store.redis_store import RedisStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from worker.edl_embedding import EdlEmbedding
-from worker.embedding import Embedding
-from worker.export import export_keras
-from worker.readers import CsvReader, NumpyReader, ParquetReader
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastable.in_process import fit
+    from embedding_store.errors import ElastableError
+    from embedding_store.memory import MemoryStore
+    from embedding_store.open_store import open_store
+    from embedding_store.redis_store import RedisStore
+    from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+    from worker.edl_embedding import EdlEmbedding
+    from worker.embedding import Embedding
+    from worker.export import export_keras
+    from worker.readers import CsvReader, NumpyReader, ParquetReader
 
 __version__ = "0.1.0"
 
@@ -41,3 +45,33 @@ __all__ = [
     "fit",
     "open_store",
 ]
+
+# Loaded when first named: `elastable status` must not wait for TensorFlow.
+_HOMES = {
+    "CsvReader": "worker.readers",
+    "EdlEmbedding": "worker.edl_embedding",
+    "ElastableError": "embedding_store.errors",
+    "Embedding": "worker.embedding",
+    "InitializerSpec": "embedding_store.spec",
+    "MemoryStore": "embedding_store.memory",
+    "NumpyReader": "worker.readers",
+    "OptimizerSpec": "embedding_store.spec",
+    "ParquetReader": "worker.readers",
+    "RedisStore": "embedding_store.redis_store",
+    "TableSpec": "embedding_store.spec",
+    "export_keras": "worker.export",
+    "fit": "elastable.in_process",
+    "open_store": "embedding_store.open_store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'elastable' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

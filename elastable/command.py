@@ -30,9 +30,14 @@ for command in (train, master, worker, evaluate, predict, export, status, lookup
     app.command()(command)
 
 
+def quiet_tensorflow() -> None:
+    """Keeps TensorFlow's start-up chatter away, unless a person has asked for it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+
 def main() -> None:
     """Runs the command; an `ElastableError` becomes one line and an exit code."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    quiet_tensorflow()
     try:
         app()
     except ElastableError as error:

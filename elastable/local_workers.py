@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -38,7 +37,6 @@ class LocalWorkers:
                         stderr=subprocess.STDOUT,
                         stdin=subprocess.DEVNULL,
                         start_new_session=True,
-                        env={"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ},
                     )
                 )
 

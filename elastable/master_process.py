@@ -218,7 +218,7 @@ def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run
     )
     job = prepared.job
     console.print(f"master at {address}, store {_redacted(options.store)}, run {run.path}", highlight=False)
-    console.print(f"tables: {tables}", highlight=False)
+    console.print(f"tables: {tables}", highlight=False, markup=False)
     console.print(
         f"{job.train_records:,} records x {job.epochs} epochs, {job.mode}, micro-batches of {job.micro_batch_size}, "
         f"{job.grads_to_wait} to a version",

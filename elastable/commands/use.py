@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,6 @@ def evaluate(
     model_file: ModelPath, checkpoint: CheckpointPath, split: Split = "validation", batch_size: BatchSize = 4096
 ) -> None:
     """Print the loss and metrics of a checkpoint on a split, as JSON."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from elastable.trained import batches, open_trained
 
     trained = open_trained(model_file, checkpoint)
@@ -43,7 +41,6 @@ def predict(
     batch_size: BatchSize = 4096,
 ) -> None:
     """Write the predictions of a checkpoint for a split as a .npy array."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from elastable.trained import batches, open_trained
 
     if output.suffix != ".npy":
@@ -63,7 +60,6 @@ def export(
     output: Annotated[Path, typer.Option("--output", metavar="FILE.keras", help="Where the model goes.")],
 ) -> None:
     """Write a checkpoint as a plain .keras model that needs no Elastable."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from elastable.trained import open_trained
     from worker.export import export_keras
 

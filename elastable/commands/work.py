@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +22,6 @@ def worker(
     deadline: Deadline = 60.0,
 ) -> None:
     """Join a job and compute micro-batches until it ends."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from elastable.worker_process import run_worker
 
