@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -102,11 +102,17 @@ class Connection:
             received = self.receive(0)
             if received:
                 reader.feed(self.inbox[:received].tobytes())
-                while (reply := reader.gets()) is not Connection:
-                    replies.append(reply)
+                replies += self._whole_replies(reader)
             elif len(replies) < len(commands):
                 self.wait(bool(request), deadline)
         return replies
+
+    def _whole_replies(self, reader: hiredis.Reader) -> Iterator[Any]:
+        try:
+            while (reply := reader.gets()) is not Connection:
+                yield reply
+        except hiredis.ProtocolError as error:
+            raise StoreFailed(f"what listens at {self.address} speaks no Redis: {error}") from error
 
     def wait(self, to_send: bool, deadline: Deadline) -> None:
         """Returns when something can be received, or sent if there is something `to_send`."""

@@ -23,7 +23,7 @@ from embedding_store.store import Int64
 __all__ = ["Route", "Topology"]
 
 # Waits before each repetition: for a failover or a slot on its way, not for a server that is gone.
-_PAUSES_S = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.8)
+_PAUSES_S = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4)
 _REDIRECTIONS = ("MOVED", "ASK")
 _PASSING = ("TRYAGAIN", "CLUSTERDOWN")
 
@@ -59,7 +59,11 @@ class Topology:
         self.url = url
         self.pool = ConnectionPool(url)
         self._map = _SlotMap((), np.full(HASH_SLOTS, -1, np.int64))
-        self.refresh(Deadline(url.deadline))
+        try:
+            self.refresh(Deadline(url.deadline))
+        except BaseException:
+            self.pool.close()
+            raise
 
     def refresh(self, deadline: Deadline) -> None:
         """Learns anew which server owns which slot, from the first that answers.
@@ -94,8 +98,6 @@ class Topology:
             if len(self.url.seeds) > 1:
                 raise BadInput(f"{self.url} names several servers, but {address} is no node of a Cluster: name one")
             return _SlotMap((address,), np.zeros(HASH_SLOTS, np.int64))
-        if self.url.db:
-            raise BadInput(f"{self.url} names database {self.url.db}, but a Cluster has only database 0")
         if isinstance(ranges, hiredis.ReplyError):
             raise StoreFailed(f"redis at {address} does not tell its slots: {ranges}")
         return _slot_map(ranges, address)

@@ -27,7 +27,7 @@ class RedisUrl:
         seeds: Servers to ask first; of a Cluster any of its nodes.
         username: Of AUTH; "" for the default user.
         password: Of AUTH; "" for none. In no message, in no `repr`.
-        db: Of SELECT; a Cluster has only 0.
+        db: Of SELECT; most Clusters have only 0.
         tls: The scheme is `rediss`: connections are encrypted, certificates verified.
         ca: Path of the certificates to trust, PEM; "" for those of the system.
         namespace: What the store's keys begin with.

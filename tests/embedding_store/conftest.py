@@ -1,0 +1,26 @@
+"""Servers of a test's own, to be killed and restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Server, running_server
+
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+@pytest.fixture
+def durable(server_binary: Path, tmp_path: Path) -> Iterator[Server]:
+    """A server of the test's own that keeps what it confirmed."""
+    with running_server(server_binary, tmp_path / "durable", DURABLE) as server:
+        yield server
+
+
+@pytest.fixture
+def fleeting(server_binary: Path, tmp_path: Path) -> Iterator[Server]:
+    """A server of the test's own that forgets everything when it ends."""
+    with running_server(server_binary, tmp_path / "fleeting") as server:
+        yield server

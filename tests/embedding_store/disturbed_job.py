@@ -1,0 +1,57 @@
+"""One small job of three tables, to be disturbed and compared with an undisturbed run."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding_store.memory import MemoryStore
+from embedding_store.redis_store import RedisStore
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+
+SPECS = {
+    "adam": TableSpec("adam", 6, None, optimizer=OptimizerSpec.of("adam", learning_rate=0.1)),
+    "adagrad": TableSpec("adagrad", 3, 10_000, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1)),
+    "sgd": TableSpec("sgd", 5, None, initializer=InitializerSpec("normal", 0.0, 1.0)),
+}
+IDS = np.arange(200, dtype=np.int64)
+
+
+def commit_of(version: int, tables: tuple[str, ...] = ("adam", "adagrad", "sgd")) -> Commit:
+    """Half of the ids of each table, at random, the same for every store."""
+    random = np.random.default_rng(version)
+    updates = {}
+    for name in tables:
+        ids = random.permutation(IDS)[:100]
+        updates[name] = TableUpdate(ids, random.normal(size=(100, SPECS[name].dim)).astype(np.float32))
+    return Commit(version, updates, version - 1, {})
+
+
+def everything(store: EmbeddingStore) -> dict[str, dict[int, tuple[bytes, bytes]]]:
+    """Table -> id -> the bytes of weights and slots."""
+    return {
+        name: {
+            int(one): (weights.tobytes(), slots.tobytes())
+            for block in store.scan(name)
+            for one, weights, slots in zip(block.ids, block.weights, block.slots, strict=True)
+        }
+        for name in SPECS
+    }
+
+
+def undisturbed(versions: int) -> MemoryStore:
+    store = MemoryStore(threads=1)
+    for spec in SPECS.values():
+        store.create_table(spec)
+    for version in range(1, versions + 1):
+        store.commit(commit_of(version))
+    return store
+
+
+def prepared(url: str) -> RedisStore:
+    """A store at version 1."""
+    store = RedisStore(url)
+    for spec in SPECS.values():
+        store.create_table(spec)
+    store.commit(commit_of(1))
+    return store

@@ -1,0 +1,61 @@
+"""Rows in memory, on one server and on a Cluster are the same to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedding_store.memory import MemoryStore
+from embedding_store.redis_store import RedisStore
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+
+SPECS = (
+    TableSpec("adagrad", 5, None, initializer=InitializerSpec("normal", 0.0, 0.1), seed=3,
+              optimizer=OptimizerSpec.of("adagrad", learning_rate=0.05)),
+    TableSpec("adam", 16, 3_000, optimizer=OptimizerSpec.of("adam", learning_rate=0.01)),
+    TableSpec("nesterov", 8, None, optimizer=OptimizerSpec.of("sgd", momentum=0.9, nesterov=1)),
+)  # fmt: skip
+COMMITS = 50
+
+
+def train(store: EmbeddingStore) -> None:
+    random = np.random.default_rng(42)
+    for spec in SPECS:
+        store.create_table(spec)
+    for version in range(1, COMMITS + 1):
+        updates = {}
+        for spec in SPECS[: random.integers(1, len(SPECS) + 1)]:
+            ids = np.unique(random.integers(0, 3_000, 150))
+            ids = random.permutation(ids if spec.vocabulary_size else ids * 2**50 - 2**60)
+            updates[spec.name] = TableUpdate(ids, random.normal(size=(len(ids), spec.dim)).astype(np.float32))
+        rates = {spec.name: 0.1 / version for spec in SPECS[:1]}
+        store.commit(Commit(version, updates, version - 1, rates))
+
+
+def everything(store: EmbeddingStore) -> dict[tuple[str, int], tuple[bytes, bytes]]:
+    return {
+        (spec.name, int(one)): (weights.tobytes(), slots.tobytes())
+        for spec in SPECS
+        for block in store.scan(spec.name, 1_000)
+        for one, weights, slots in zip(block.ids, block.weights, block.slots, strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def in_memory() -> dict[tuple[str, int], tuple[bytes, bytes]]:
+    with MemoryStore(threads=2) as store:
+        train(store)
+        rows = everything(store)
+        assert len(rows) > 5_000
+        return rows
+
+
+@pytest.mark.parametrize("where", ["redis_url", "valkey_url", "redis_cluster_url"])
+def test_the_same_bits(
+    request: pytest.FixtureRequest, in_memory: dict[tuple[str, int], tuple[bytes, bytes]], where: str
+) -> None:
+    with RedisStore(request.getfixturevalue(where)) as store:
+        train(store)
+        assert everything(store) == in_memory
+        assert store.version() == COMMITS
