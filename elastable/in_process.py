@@ -113,6 +113,10 @@ def fit(
     joined.begin()
     with progress, _worker_beside(master, computer, held), _shown(master, progress):
         master.run(hooks)
+    snapshot = master.pull_dense("", None, 0.0)
+    if snapshot is not None:
+        # A stop may find the worker within a micro-batch, which moves the states of the model that both share.
+        dense.hold(snapshot)
     joined.end(hooks.logs)
     return joined.history
 
