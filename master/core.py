@@ -41,6 +41,7 @@ _log = logging.getLogger(__name__)
 
 # No wait is longer: leases end and workers vanish without anybody telling.
 _LONGEST_WAIT_S = 0.25
+_METRICS_AGE_S = 0.5
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ class Master:
         self._state = JobState(job, self._options, start, time.monotonic)
         committer = Committer(store, dense, job.average, self._options.commit_deadline_s)
         self._driver = Driver(self._state, self._changed, committer, dense, self._metrics, self._options)
-        self._last_metrics: tuple[tuple[Tensor, ...], dict[str, float]] = ((), {})
+        self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
 
     @staticmethod
     def bare(store: EmbeddingStore, job: JobSpec | None = None, options: MasterOptions | None = None) -> BareMaster:
@@ -267,9 +268,14 @@ class Master:
         with self._changed:
             fields = self._state.status_fields()
             sums, ended = self._state.epoch_metrics, dict(self._driver.last_logs)
-        if sums is not self._last_metrics[0]:
-            self._last_metrics = (sums, self._metrics.results(sums))
-        return JobStatus(metrics={**ended, **self._last_metrics[1]}, store=self.job.store_url, **fields)
+        return JobStatus(metrics={**ended, **self._running(sums)}, store=self.job.store_url, **fields)
+
+    def _running(self, sums: tuple[Tensor, ...]) -> dict[str, float]:
+        """Results of the running epoch; every worker's session asks for them, so they may be a little old."""
+        asked = time.monotonic()
+        if sums and asked - self._running_metrics[0] > _METRICS_AGE_S:
+            self._running_metrics = (asked, self._metrics.results(sums))
+        return self._running_metrics[1] if sums else {}
 
     def stop(self, reason: str) -> None:
         """Ends the job at the version that stands, or that is being committed; nothing is lost by it."""

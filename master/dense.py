@@ -126,6 +126,13 @@ class DenseState:
             tuple(spec.name for spec in self.states),
         )
 
+    def hold(self, snapshot: DenseSnapshot) -> None:
+        """Makes variables and states those of a snapshot: a worker that shares the model moves its states."""
+        for variable, value in zip(
+            (*self._trainable, *self._states), (*snapshot.variables, *snapshot.states), strict=True
+        ):
+            variable.assign(value)
+
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor]) -> None:
         """One step of the Keras optimizer; `iterations` grows by one.
 

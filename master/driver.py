@@ -80,8 +80,8 @@ class Driver:
 
     def _begin(self) -> None:
         state = self._state
-        self._publish()
         if state.board.ends_epoch and not state.evaluated:
+            self._publish()
             self._end_epoch(state.epoch - 1)
         else:
             self._begin_epoch()
@@ -130,6 +130,8 @@ class Driver:
     def _begin_epoch(self) -> None:
         if not self._state.board.trained:
             self._hooks.on_epoch_begin(self._state.epoch)
+            if self._state.snapshot is None:
+                self._publish()
             self._open()
 
     def _open(self) -> None:

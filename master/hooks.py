@@ -11,8 +11,8 @@ __all__ = ["Hooks", "MasterOptions"]
 class Hooks:
     """Called by the thread in `Master.run`, without any lock; override what is wanted.
 
-    While a hook runs nothing is committed and no worker gets the next version,
-    so a hook may read the model and the store, write a checkpoint, assign the
+    While a hook runs nothing is committed and no worker has anything to train
+    on, so a hook may read the model and the store, write a checkpoint, assign the
     optimizer's learning rate, or call `Master.stop`. A hook that raises fails
     the job.
     """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from embedding_store.errors import Unsupported
 from master.api import Tensor
@@ -16,7 +17,7 @@ __all__ = ["LazyLogs", "MetricBook"]
 
 
 class MetricBook:
-    """Turns metric state into named results through the model's own metric objects.
+    """Turns metric state into named results through the model's own metric objects; for any thread.
 
     Args:
         model: A compiled model whose metrics are built; None: no metrics.
@@ -28,8 +29,6 @@ class MetricBook:
 
     def __init__(self, model: Any = None) -> None:
         self._model = model
-        # `status` may be asked for by any thread while another one computes logs.
-        self._lock = threading.Lock()
         self._variables: list[Any] = []
         for metric in model.metrics if model is not None else ():
             metric.reset_state()
@@ -56,11 +55,11 @@ class MetricBook:
         """
         if not total or self._model is None:
             return {}
-        with self._lock:
-            for variable, value in zip(self._variables, total, strict=True):
-                variable.assign(value.astype(variable.dtype))
+        values = (tf.constant(value.astype(spec.dtype)) for value, spec in zip(total, self.specs, strict=True))
+        # The variables themselves are left alone: any thread may ask, and a worker in this process may be using them.
+        with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
             named = self._model.get_metrics_result()
-            return {prefix + name: value for key, result in named.items() for name, value in _scalars(key, result)}
+        return {prefix + name: value for key, result in named.items() for name, value in _scalars(key, result)}
 
 
 class LazyLogs(Mapping[str, float]):

@@ -50,8 +50,9 @@ class TaskBoard:
     Training goes through groups one after the other: in sync mode a group is
     the micro-batches of one version, in async mode those of one epoch. The
     group in work takes pushes only once it is open (`open`); workers may fetch
-    `look_ahead` groups beyond it (sync only). Between epochs, and after the
-    last one, the validation split may be evaluated: then that comes first.
+    `look_ahead` groups of its epoch beyond it (sync only). Between epochs, and
+    after the last one, the validation split may be evaluated; nothing of the
+    next epoch is given out before that is opened.
 
     Fairness: a worker's unfinished leases in a group are at most the group's
     undone micro-batches divided by the workers there are, rounded up. So an
@@ -166,7 +167,7 @@ class TaskBoard:
         if self._evaluation is not None:
             numbers = self._grant(self._evaluation, worker, max(want, 1))
             granted += [self._schedule.evaluation(version, number) for number in numbers]
-        for ahead, group in enumerate(self._groups):
+        for ahead, group in enumerate(() if self._between_epochs else self._groups):
             in_work = ahead == 0 and self.is_open
             if in_work or self._sync:
                 numbers = self._grant(group, worker, max(want - len(granted), 1 if in_work else 0))
@@ -211,6 +212,10 @@ class TaskBoard:
         """Everything is evaluated."""
         self._evaluation = None
 
+    @property
+    def _between_epochs(self) -> bool:
+        return bool(self._groups) and self._groups[0].opened is None and self.ends_epoch
+
     def _grant(self, group: _Group, worker: str, want: int) -> list[int]:
         if want < 1 or not group.undone_count:
             return []
@@ -232,7 +237,8 @@ class TaskBoard:
         return granted
 
     def _top_up(self) -> None:
-        last = min(self.place + self._look_ahead, self._total - 1)
-        for place in range(self.place + len(self._groups), last + 1):
+        epoch = self._schedule.epoch(self.place) if self._sync else self.place
+        end = (epoch + 1) * self._schedule.versions_per_epoch if self._sync else epoch + 1
+        for place in range(self.place + len(self._groups), min(self.place + self._look_ahead + 1, end, self._total)):
             of = self._schedule.micro_batches if self._sync else self._schedule.micro_batches_of_epoch
             self._groups.append(_Group(TaskKind.TRAIN, of(place)))
