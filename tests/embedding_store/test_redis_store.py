@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 
+from embedding_store.errors import StaleVersion
+from embedding_store.redis_reader import RedisReader
 from embedding_store.redis_store import RedisStore
-from embedding_store.store import EmbeddingStore
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, TableUpdate
 from tests.contracts.store_contract import StoreContract
 
 MakeStore = Callable[[], EmbeddingStore]
@@ -27,25 +32,59 @@ def stores(url: str) -> Iterator[MakeStore]:
         yield make
 
 
-class TestOneNode(StoreContract):
+class RedisContract(StoreContract):
+    """The store's contract, and what takes the place of lookups that see whole commits unasked."""
+
     sees_whole_commits = False
 
+    def test_lookups_of_a_version_see_it_exactly(self, store: RedisStore) -> None:
+        store.create_table(
+            TableSpec("t", 8, 256, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
+        )
+        ids, versions = np.arange(256), 30
+        done, failures, exact = threading.Event(), list[str](), list[int]()
+
+        def read() -> None:
+            with RedisReader(store.url) as reader:
+                while not done.is_set():
+                    version = reader.version()
+                    try:
+                        rows = reader.lookup({"t": ids}, version)["t"]
+                    except StaleVersion:
+                        continue
+                    exact.append(version)
+                    if (rows != version).any():
+                        failures.append(f"version {version} read as {rows.min()} to {rows.max()}")
+
+        readers = [threading.Thread(target=read, daemon=True) for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        try:
+            for version in range(1, versions + 1):
+                gradients = np.full((256, 8), -1, np.float32)
+                store.commit(Commit(version, {"t": TableUpdate(ids, gradients)}, version - 1, {"t": 1.0}))
+        finally:
+            done.set()
+        for reader in readers:
+            reader.join(60)
+            assert not reader.is_alive()
+        assert failures == []
+        assert exact != []
+
+
+class TestOneNode(RedisContract):
     @pytest.fixture
     def make_store(self, redis_url: str) -> Iterator[MakeStore]:
         yield from stores(redis_url)
 
 
-class TestValkey(StoreContract):
-    sees_whole_commits = False
-
+class TestValkey(RedisContract):
     @pytest.fixture
     def make_store(self, valkey_url: str) -> Iterator[MakeStore]:
         yield from stores(valkey_url)
 
 
-class TestCluster(StoreContract):
-    sees_whole_commits = False
-
+class TestCluster(RedisContract):
     @pytest.fixture
     def make_store(self, redis_cluster_url: str) -> Iterator[MakeStore]:
         yield from stores(redis_cluster_url)
