@@ -94,14 +94,35 @@ def test_login(server_binary: Path, tmp_path: Path) -> None:
             RedisStore(server.url)
         with RedisStore(f"redis://:right%26secret@{server.address}/3") as store:
             assert store.create_table(SPECS["sgd"])
-        with server.client() as client:
-            client.execute_command("ACL SETUSER reader on >readersecret ~* &* +@read +@connection +info +cluster|slots")
-            client.select(3)
-            assert client.dbsize() > 0
-        with RedisStore(f"redis://reader:readersecret@{server.address}/3") as reader:
-            assert reader.lookup({"sgd": IDS})["sgd"].shape == (200, 5)
-            with pytest.raises(StoreFailed, match="NOPERM"):
-                reader.commit(commit_of(1, ("sgd",)))
+
+
+@pytest.fixture
+def documented_users(redis_node: Server) -> Iterator[None]:
+    """The users that docs/redis.md sets up."""
+    text = (Path(__file__).parents[2] / "docs" / "redis.md").read_text()
+    lines = [line.split() for line in text.splitlines() if line.startswith("    ACL SETUSER")]
+    assert [words[2] for words in lines] == ["master", "worker"]
+    with redis_node.client() as client:
+        for words in lines:
+            client.execute_command(*words)
+        yield
+        client.execute_command("ACL", "DELUSER", "master", "worker")
+
+
+@pytest.mark.usefixtures("documented_users")
+def test_users_as_documented(redis_url: str) -> None:
+    master, worker = (redis_url.replace("://", f"://{user}:secret@") for user in ("master", "worker"))
+    with prepared(master) as store, RedisReader(worker) as reader:
+        store.clear("adam")
+        store.put("adam", [])
+        store.reset_version(1)
+        store.commit(commit_of(2))
+        assert store.row_count("sgd") == len(next(iter(store.scan("sgd"))).ids)
+        np.testing.assert_array_equal(reader.lookup({"sgd": IDS}, 2)["sgd"], store.lookup({"sgd": IDS})["sgd"])
+    with RedisStore(worker) as store, pytest.raises(StoreFailed, match="NOPERM"):
+        store.commit(commit_of(3))
+    with RedisReader(f"{worker}?namespace=other") as elsewhere, pytest.raises(StoreFailed, match="NOPERM"):
+        elsewhere.version()
 
 
 @pytest.fixture
