@@ -168,13 +168,17 @@ class RedisStore(RedisReader, EmbeddingStore):
         self._topology.call(commands, deadline)
 
     def drop_table(self, table: str) -> None:
-        """As in `EmbeddingStore.drop_table`; the registry forgets it first, then its partitions go."""
+        """As in `EmbeddingStore.drop_table`.
+
+        The registry forgets the table last: a drop that broke off is repeated,
+        and no row of the old table shows up in a new one of its name.
+        """
         deadline = self._deadline()
         found = self._table(table, deadline)
-        registry = tables_key(self.url.namespace)
-        self._topology.call([(registry, ("HDEL", registry, table))], deadline)
         keys = [(key, slots_key(self.url.namespace, table, p)) for p, key in enumerate(self._weights_keys(found))]
         self._topology.call([(key, ("UNLINK", key, slots)) for key, slots in keys], deadline)
+        registry = tables_key(self.url.namespace)
+        self._topology.call([(registry, ("HDEL", registry, table))], deadline)
         self._reload(deadline)
 
     def _blocks(self, table: TableKeys, block_rows: int) -> Iterator[RowBlock]:
