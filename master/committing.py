@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from embedding_store.errors import StoreFailed, Unavailable
+from embedding_store.errors import ElastableError, StoreFailed, Unavailable
 from embedding_store.store import Commit, EmbeddingStore
 from master.accumulate import Accumulated, accumulate
 from master.api import Push
@@ -84,23 +84,20 @@ def commit_rows(
     """
     give_up = now() + deadline_s
     pause = _FIRST_PAUSE_S
-    while True:
-        try:
-            store.commit(commit)
-            return
-        except (StoreFailed, Unavailable) as error:
-            if now() + pause > give_up:
-                raise
-            _log.warning("commit of version %d failed, trying again: %s", commit.version, error)
+    try:
+        store.commit(commit)
+        return
+    except (StoreFailed, Unavailable) as error:
+        failure: ElastableError = error
+    while now() + pause <= give_up:
+        _log.warning("commit of version %d failed, trying again: %s", commit.version, failure)
         sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
-        if _stands(store, commit.version):
+        try:
+            # Only its reply may have been lost.
+            if store.version() != commit.version:
+                store.commit(commit)
             return
-
-
-def _stands(store: EmbeddingStore, version: int) -> bool:
-    """Whether the commit was made although its reply was lost."""
-    try:
-        return store.version() >= version
-    except (StoreFailed, Unavailable):
-        return False
+        except (StoreFailed, Unavailable) as error:
+            failure = error
+    raise failure

@@ -1,0 +1,77 @@
+"""A commit of rows is made exactly once, or fails with its own error by the deadline."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import BadGradient, StoreFailed, Unavailable
+from embedding_store.memory import MemoryStore
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import Commit, TableUpdate
+from master.committing import commit_rows
+
+SPEC = TableSpec("t", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
+COMMIT = Commit(1, {"t": TableUpdate(np.array([5]), np.ones((1, 1), np.float32))}, 0, {})
+
+
+class Shaky(MemoryStore):
+    """Goes through a script: "fail", "lose" (commits, then fails), "away" (cannot even tell its version)."""
+
+    def __init__(self, *script: str) -> None:
+        super().__init__()
+        self.create_table(SPEC)
+        self.script = list(script)
+
+    def commit(self, commit: Commit) -> None:
+        doing = self.script.pop(0) if self.script else "commit"
+        if doing in ("commit", "lose"):
+            super().commit(commit)
+        if doing != "commit":
+            raise StoreFailed("shaky")
+
+    def version(self) -> int:
+        if self.script and self.script[0] == "away":
+            self.script.pop(0)
+            raise Unavailable("shaky:6379 is away")
+        return super().version()
+
+
+class Time:
+    """A clock that moves by sleeping."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@pytest.mark.parametrize(
+    "script", [[], ["fail"], ["lose"], ["fail", "fail", "lose"], ["lose", "away", "away"], ["fail", "away", "lose"]]
+)
+def test_rows_change_exactly_once(script: list[str]) -> None:
+    store, time = Shaky(*script), Time()
+    commit_rows(store, COMMIT, 10.0, time.now, time.sleep)
+    assert store.version() == 1
+    assert store.lookup({"t": np.array([5])})["t"].tolist() == [[-1.0]]
+
+
+def test_the_last_failure_is_raised_at_the_deadline() -> None:
+    store, time = Shaky(*["fail"] * 1000), Time()
+    with pytest.raises(StoreFailed, match="shaky"):
+        commit_rows(store, COMMIT, 10.0, time.now, time.sleep)
+    assert 8.0 < time.seconds <= 10.0
+    store = Shaky("lose", *["away"] * 1000)
+    with pytest.raises(Unavailable, match="away"):
+        commit_rows(store, COMMIT, 10.0, time.now, time.sleep)
+
+
+def test_what_is_wrong_with_the_commit_is_not_tried_again() -> None:
+    store, time = Shaky(), Time()
+    with pytest.raises(BadGradient):
+        commit_rows(store, Commit(1, {"t": TableUpdate(np.array([5]), np.ones((1, 2), np.float32))}, 0, {}), 10.0)
+    assert time.seconds == 0.0

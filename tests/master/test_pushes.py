@@ -1,0 +1,98 @@
+"""What becomes of pushes, in any order of arrival."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedding_store.errors import BadInput
+from master.accumulate import Accumulated, accumulate
+from master.api import AsyncPushId, Push, PushOutcome, Slices, SyncPushId
+from master.hooks import MasterOptions
+from master.job_state import JobState, Work
+from master.progress import Progress
+from master.pushes import Sequences
+from tests.master.fakes import job_of
+
+RECORDS = [3, 3, 3, 3, 3, 3, 3, 2]
+
+
+def pushes_of_version_zero() -> list[Push]:
+    random = np.random.default_rng(0)
+    return [
+        Push(
+            SyncPushId(0, number),
+            records,
+            (random.normal(size=(3, 2)).astype(np.float32),),
+            {"t": Slices(random.integers(0, 5, 4), random.normal(size=(4, 2)).astype(np.float32))},
+            (random.normal(size=2).astype(np.float32),),
+            (random.normal(size=1).astype(np.float32),),
+        )
+        for number, records in enumerate(RECORDS)
+    ]
+
+
+def bits(made: Accumulated) -> list[bytes]:
+    update = made.updates["t"]
+    return [array.tobytes() for array in (*made.dense, update.ids, update.gradients, *made.states, *made.metrics)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 7), max_size=20), st.permutations(range(8)))
+def test_any_order_of_arrival_and_any_duplicates_give_the_same_bits(early: list[int], order: list[int]) -> None:
+    state = JobState(job_of(grads_to_wait=8), MasterOptions(), Progress(), lambda: 0.0)
+    state.board.open()
+    pushes = pushes_of_version_zero()
+    expected = accumulate(pushes, "mean")
+    seen: set[int] = set()
+    for number in [*early, *order]:
+        found = state.judge(pushes[number])
+        assert (found is None) is (number not in seen)
+        if found is None:
+            state.take(pushes[number], skipped=False)
+        elif isinstance(found, tuple):
+            assert found[0] is PushOutcome.DUPLICATE
+        seen.add(number)
+        assert (state.next_work() is not None) is (len(seen) == 8)
+    work = state.next_work() or Work()
+    made = accumulate([ticket.push for ticket in work.tickets or () if ticket.push is not None], "mean")
+    assert bits(made) == bits(expected)
+    assert state.committed(work.tickets or (), made)
+    assert (state.version, state.records, state.epoch) == (1, 23, 1)
+
+
+@pytest.mark.parametrize("place", ["dense", "slices"])
+def test_one_bit_more_in_any_push_shows(place: str) -> None:
+    """The comparison above would see a difference."""
+    pushes = pushes_of_version_zero()
+    expected = bits(accumulate(pushes, "mean"))
+    values = pushes[3].dense[0] if place == "dense" else pushes[3].slices["t"].values
+    values[0, 0] = np.nextafter(values[0, 0] * 2, np.float32(9))
+    assert bits(accumulate(pushes, "mean")) != expected
+
+
+def test_a_foreign_push_must_have_records() -> None:
+    state = JobState(job_of(mode="async"), MasterOptions(), Progress(), lambda: 0.0)
+    state.board.open()
+    with pytest.raises(BadInput, match="push of 0 records"):
+        state.judge(Push(AsyncPushId("c", 1), 0))
+
+
+def test_between_epochs_an_async_job_takes_no_push() -> None:
+    state = JobState(job_of(mode="async"), MasterOptions(), Progress(), lambda: 0.0)
+    found = state.judge(Push(AsyncPushId("c", 1), 3))
+    assert isinstance(found, tuple)
+    assert found[0] is PushOutcome.STALE
+
+
+def test_incarnations_are_remembered_up_to_a_bound() -> None:
+    sequences = Sequences({"old": 3})
+    assert sequences.knows(AsyncPushId("old", 3))
+    assert not sequences.knows(AsyncPushId("old", 4))
+    assert not sequences.knows(AsyncPushId("new", 1))
+    for number in range(65_536):
+        sequences.remember(AsyncPushId(f"n{number}", 1))
+    assert len(sequences.as_dict()) == 65_536
+    assert not sequences.knows(AsyncPushId("old", 3))
