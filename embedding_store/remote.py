@@ -18,6 +18,7 @@ from embedding_store.v1 import store_pb2, store_pb2_grpc
 __all__ = ["RemoteSource"]
 
 _FLOAT32 = np.dtype(np.float32)
+_FEW_TABLES = 1_000  # whose names leave room for rows in a reply of one frame
 
 
 class RemoteSource(RowSource):
@@ -115,7 +116,7 @@ class RemoteSource(RowSource):
     def _reply_is_small(self, ids: Mapping[str, Int64]) -> bool:
         """Whether the reply is known to be one that LookupSmall may carry."""
         sizes = (len(wanted) * self._row_bytes.get(table, MAX_BODY_BYTES) for table, wanted in ids.items())
-        return sum(sizes) <= ONE_FRAME_BYTES
+        return len(ids) <= _FEW_TABLES and sum(sizes) <= ONE_FRAME_BYTES
 
     def _read(self, frames: Iterable[bytes], ids: Mapping[str, Int64]) -> dict[str, Float32]:
         """The rows in a reply."""

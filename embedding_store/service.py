@@ -11,6 +11,7 @@ from embedding_store.errors import BadInput, TableNotFound
 from embedding_store.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
 from embedding_store.grpc_server import Service
 from embedding_store.rpc_errors import answering
+from embedding_store.spec import TableSpec
 from embedding_store.spec_messages import STORE_SERVICE, spec_from_message, spec_to_message
 from embedding_store.store import EmbeddingStore, Int64
 from embedding_store.v1 import store_pb2
@@ -45,6 +46,7 @@ def store_service(store: EmbeddingStore) -> Service:
 class _StoreServicer:
     def __init__(self, store: EmbeddingStore) -> None:
         self._store = store
+        self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
 
     def create_table(
         self, request: store_pb2.CreateTableRequest, context: grpc.ServicerContext
@@ -70,15 +72,15 @@ class _StoreServicer:
 
     def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
         with answering(context):
-            (reply,) = self._reply((frame,), ONE_FRAME_BYTES)
+            replies = self._reply((frame,), ONE_FRAME_BYTES)
+            reply = next(replies)
+            if next(replies, None) is not None:
+                raise BadInput("LookupRequest: the header of its reply leaves no room in one frame; call Lookup")
             return reply
 
     def _reply(self, frames: Iterable[bytes], limit: int) -> Iterator[bytes]:
         ids, version = _read_request(frames)
-        specs = self._store.specs()
-        if any(table not in specs for table in ids):
-            missing = next(table for table in ids if table not in specs)
-            raise TableNotFound(f"no table {missing!r}; there are {', '.join(map(repr, specs)) or 'none'}")
+        specs = self._specs_of(ids)
         _refuse_long_reply(sum(len(wanted) * specs[table].dim * 4 for table, wanted in ids.items()), limit)
         header = store_pb2.LookupReplyHeader(version=self._store.version() if version is None else version)
         rows = self._store.lookup(ids, version)
@@ -86,6 +88,17 @@ class _StoreServicer:
             count, dim = rows[table].shape
             header.tables.add(table=table, count=count, dim=dim, dtype="float32")
         return encode(header.SerializeToString(), [rows[table] for table in ids])
+
+    def _specs_of(self, tables: Iterable[str]) -> dict[str, TableSpec]:
+        """Specs by table, of these at least; the store is asked only about tables never seen."""
+        specs = self._specs
+        missing = [table for table in tables if table not in specs]
+        if missing:
+            self._specs = specs = self._store.specs()
+            for table in missing:
+                if table not in specs:
+                    raise TableNotFound(f"no table {table!r}; there are {', '.join(map(repr, specs)) or 'none'}")
+        return specs
 
 
 def _refuse_long_reply(size: int, limit: int) -> None:

@@ -103,6 +103,23 @@ def test_many_tables_take_one_call_and_keep_their_order(remote: RemoteSource, st
     assert remote.lookup({}) == {}
 
 
+def test_thousands_of_tables_take_one_call() -> None:
+    ids = {f"{number:0200d}": np.arange(1) for number in range(6_000)}
+    tables = [store_pb2.TableIds(table=name, count=1) for name in ids]
+    # Names of 200 letters make headers of more than 1 MiB, so the rows need a frame of their own.
+    request = store_pb2.LookupRequest(header=store_pb2.LookupHeader(tables=tables), body=bytes(8 * len(ids)))
+    with MemoryStore() as many, GrpcServer("127.0.0.1:0", [store_service(many)]) as server:
+        for name in ids:
+            many.create_table(TableSpec(name, 1))
+        with RemoteSource(server.address, 60) as remote:
+            for _ in range(2):  # the second time their dims are known
+                assert_same_rows(remote, many, ids)
+        with grpc.insecure_channel(server.address) as channel:
+            stub = store_pb2_grpc.EmbeddingStoreStub(channel)
+            with pytest.raises(grpc.RpcError, match="call Lookup"):
+                stub.LookupSmall(request, timeout=60)
+
+
 def test_strided_ids_are_taken_as_they_read(remote: RemoteSource, store: MemoryStore) -> None:
     assert_same_rows(remote, store, {"wide": np.arange(100)[::-7]})
 
