@@ -7,12 +7,14 @@ whose own import needs a `pkg_resources` that setuptools no longer has.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,12 +93,18 @@ def _prepared() -> tuple[Columns, Labels]:
     flights = flights.filter(flights["arr_delay"].is_valid())
     columns = columns_of(flights)
     late = (flights["arr_delay"].to_numpy() > LATE_MINUTES).astype(np.float32)
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    # Several processes may start at once: each writes a file of its own, and the rename is atomic.
-    with tempfile.NamedTemporaryFile(dir=cached.parent, suffix=".npz", delete=False) as own:
-        np.savez(own, late=late, **columns)
-    os.replace(own.name, cached)
+    _keep(cached, {**columns, "late": late})
     return columns, late
+
+
+def _keep(cached: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Writes the cache, where it can be written."""
+    with contextlib.suppress(PermissionError):
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        # Several processes may start at once: each writes a file of its own, and the rename is atomic.
+        with tempfile.NamedTemporaryFile(dir=cached.parent, suffix=".npz", delete=False) as own:
+            np.savez(own, allow_pickle=False, **arrays)
+        os.replace(own.name, cached)
 
 
 def _source() -> Path:
