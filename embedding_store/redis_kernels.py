@@ -30,6 +30,21 @@ def mixed_partitions(ids: Int64, partitions: int) -> Int64:
 
 
 @kernel
+def _in_order(ids: Int64, leaders: Int64, partition: Int64, counts: Int64) -> tuple[Int64, Int64]:
+    """Ids that lead, and their positions, by partition: a counting sort, so order is kept within each."""
+    cursor = np.cumsum(counts) - counts
+    grouped = np.empty(counts.sum(), np.int64)
+    positions = np.empty(counts.sum(), np.int64)
+    for i in range(len(ids)):
+        if leaders[i] == i:
+            place = cursor[partition[i]]
+            cursor[partition[i]] += 1
+            grouped[place] = ids[i]
+            positions[place] = i
+    return grouped, positions
+
+
+@kernel
 def group_by_partition(ids: Int64, partitions: int) -> tuple[Int64, Int64, Int64, Int64]:
     """Unique ids, grouped by partition.
 
@@ -64,18 +79,7 @@ def group_by_partition(ids: Int64, partitions: int) -> tuple[Int64, Int64, Int64
             partition[i] = np.int64(mixed & mask)
             counts[partition[i]] += 1
         leaders[i] = seen[place]
-    cursor = np.zeros(partitions, np.int64)
-    for p in range(1, partitions):
-        cursor[p] = cursor[p - 1] + counts[p - 1]
-    unique = counts.sum()
-    grouped = np.empty(unique, np.int64)
-    positions = np.empty(unique, np.int64)
-    for i in range(n):
-        if leaders[i] == i:
-            place = cursor[partition[i]]
-            cursor[partition[i]] += 1
-            grouped[place] = ids[i]
-            positions[place] = i
+    grouped, positions = _in_order(ids, leaders, partition, counts)
     return grouped, positions, counts, leaders
 
 

@@ -6,7 +6,7 @@ One server and a Cluster look alike from here: one server owns every slot.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,15 +182,19 @@ class Topology:
                 continue
             if not failures:
                 return
+            self._refuse_lasting(failures.values())
             asked = {item: _target(line) for item, line in failures.items() if line.startswith("ASK ")}
-            for line in failures.values():
-                if line.split(" ", 1)[0] not in (*_REDIRECTIONS, *_PASSING):
-                    raise StoreFailed(f"redis at {self.url} answered with an error: {line}")
             todo = np.array(sorted(failures), np.int64)
             failure = StoreFailed(
                 f"redis at {self.url} answered {len(_PAUSES_S)} times with: {next(iter(failures.values()))}"
             )
         raise failure
+
+    def _refuse_lasting(self, errors: Iterable[str]) -> None:
+        """Raises `StoreFailed` for the first error that another round would not mend."""
+        for line in errors:
+            if line.split(" ", 1)[0] not in (*_REDIRECTIONS, *_PASSING):
+                raise StoreFailed(f"redis at {self.url} answered with an error: {line}")
 
     def _routes(self, slots: Int64, todo: Int64, asked: Mapping[int, Address]) -> list[Route]:
         """The owners of the slots of `todo`, or the servers to ask instead."""
