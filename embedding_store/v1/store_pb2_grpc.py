@@ -78,8 +78,8 @@ class EmbeddingStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LookupSmall(self, request, context):
-        """The same in one frame each way, at a third of the latency: for requests and
-        replies of at most 1 MiB of body.
+        """The same in one frame each way, at about half the latency: for replies of
+        at most 512 KiB of rows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,8 +41,8 @@ class EmbeddingStoreStub:
     ListTables: _grpc.UnaryUnaryMultiCallable[_store_pb2.ListTablesRequest, _store_pb2.ListTablesReply]
     Lookup: _grpc.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
     LookupSmall: _grpc.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
-    """The same in one frame each way, at a third of the latency: for requests and
-    replies of at most 1 MiB of body.
+    """The same in one frame each way, at about half the latency: for replies of
+    at most 512 KiB of rows.
     """
 
 @_typing.type_check_only
@@ -52,8 +52,8 @@ class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
     ListTables: _aio.UnaryUnaryMultiCallable[_store_pb2.ListTablesRequest, _store_pb2.ListTablesReply]  # type: ignore[assignment]
     Lookup: _aio.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
     LookupSmall: _aio.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
-    """The same in one frame each way, at a third of the latency: for requests and
-    replies of at most 1 MiB of body.
+    """The same in one frame each way, at about half the latency: for replies of
+    at most 512 KiB of rows.
     """
 
 class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
@@ -84,8 +84,8 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.LookupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.LookupReply, _abc.Awaitable[_store_pb2.LookupReply]]:
-        """The same in one frame each way, at a third of the latency: for requests and
-        replies of at most 1 MiB of body.
+        """The same in one frame each way, at about half the latency: for replies of
+        at most 512 KiB of rows.
         """
 
 def add_EmbeddingStoreServicer_to_server(servicer: EmbeddingStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
