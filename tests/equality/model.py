@@ -1,0 +1,103 @@
+"""The model of the equality tests: shared, multi-call and combiner embeddings, and dense layers.
+
+Read from the environment, so that every process of a job sees the same:
+EQUALITY_OPTIMIZER, EQUALITY_RANDOM (BatchNormalization and Dropout too),
+EQUALITY_VOCABULARY, EQUALITY_PAUSE (seconds that reading a micro-batch takes).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+from elastable import Embedding, NumpyReader
+
+RECORDS = 6400
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+}
+
+
+def records(vocabulary: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Three ids, one id and a bag of five ids a record, and a target that depends on them."""
+    random = np.random.default_rng(5)
+    x = {
+        "triple": random.integers(0, vocabulary, (RECORDS, 3)),
+        "single": random.integers(0, max(4, vocabulary // 4), (RECORDS,)),
+        "bag": random.integers(0, vocabulary, (RECORDS, 5)),
+    }
+    y = np.sin(x["triple"].sum(axis=1) + x["single"]) + 0.1 * x["bag"].max(axis=1) / vocabulary
+    return x, y.astype(np.float32)[:, np.newaxis]
+
+
+class _SlowReader(NumpyReader):
+    def take(self, indices: np.ndarray) -> Any:
+        time.sleep(float(os.environ.get("EQUALITY_PAUSE", "0")))
+        return super().take(indices)
+
+
+def data(split: str) -> Any:
+    """6,400 training records."""
+    if split != "train":
+        return None
+    x, y = records(int(os.environ["EQUALITY_VOCABULARY"]))
+    return _SlowReader(x, y)
+
+
+def build(words: Any, other_words: Any, single: Any, bag: Any, optimizer: str, random: bool) -> keras.Model:
+    """The model over four functions from ids to rows."""
+    inputs = {
+        "triple": keras.Input((3,), dtype="int64", name="triple"),
+        "single": keras.Input((), dtype="int64", name="single"),
+        "bag": keras.Input((5,), dtype="int64", name="bag"),
+    }
+    flat = keras.layers.Flatten()
+    parts = [
+        flat(words(inputs["triple"])),
+        # The same layer again, and another layer on the same table.
+        words(inputs["single"]),
+        flat(other_words(inputs["triple"][:, :2])),
+        single(inputs["single"]),
+        bag(inputs["bag"]),
+    ]
+    joined = keras.layers.Concatenate()(parts)
+    if random:
+        joined = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization()(joined))
+    hidden = keras.layers.Dense(16, "tanh", name="hidden")(joined)
+    model = keras.Model(inputs, keras.layers.Dense(1, name="out")(hidden))
+    model.compile(OPTIMIZERS[optimizer](), "mse", metrics=["mae"])
+    return model
+
+
+def model() -> keras.Model:
+    """The model with its tables in a store."""
+    size = int(os.environ["EQUALITY_VOCABULARY"])
+    return build(
+        Embedding(6, size, table="words", name="first"),
+        Embedding(6, size, table="words", name="second"),
+        Embedding(4, max(4, size // 4), "normal", name="alone"),
+        Embedding(5, None, combiner="mean", name="bags"),
+        os.environ["EQUALITY_OPTIMIZER"],
+        os.environ.get("EQUALITY_RANDOM", "") == "1",
+    )
+
+
+def plain_model(size: int, optimizer: str) -> keras.Model:
+    """The same in plain Keras: one layer where two share a table, a mean where there is a combiner.
+
+    The regularizer of weight zero makes the tables' gradients dense. Without it
+    Keras 3.15 hands its optimizers IndexedSlices with an id more than once, of
+    which Adagrad and Adam square every occurrence by itself instead of the sum.
+    """
+    zero = keras.regularizers.L2(0.0)
+    words = keras.layers.Embedding(size, 6, embeddings_regularizer=zero, name="words")
+    single = keras.layers.Embedding(max(4, size // 4), 4, embeddings_regularizer=zero, name="alone")
+    bag = keras.layers.Embedding(size, 5, embeddings_regularizer=zero, name="bags")
+    return build(words, words, single, lambda ids: keras.ops.mean(bag(ids), axis=-2), optimizer, random=False)

@@ -1,0 +1,96 @@
+"""Distributed = local: whoever computes, wherever rows lie, whatever dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import elastable as et
+from embedding_store.memory import MemoryStore
+from master.record_order import record_order
+from tests.equality import model as equality
+from tests.equality.jobs import Numbers, differing, train
+
+
+@pytest.mark.parametrize(("optimizer", "vocabulary"), [("sgd", 40), ("momentum", 12), ("adagrad", 40)])
+def test_one_process_equals_plain_keras(optimizer: str, vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 updates of 64 records: 4 micro-batches of 16 here, one batch of 64 in `model.fit`.
+
+    With momentum every update touches every row (12 of them), as lazy and dense
+    updates are the same only there.
+    """
+    monkeypatch.setenv("EQUALITY_VOCABULARY", str(vocabulary))
+    monkeypatch.setenv("EQUALITY_OPTIMIZER", optimizer)
+    keras.utils.set_random_seed(1)
+    ours = equality.model()
+    plain = equality.plain_model(vocabulary, optimizer)
+    x, y = equality.records(vocabulary)
+    store = MemoryStore()
+    initial = {}
+    for name, layer in (("words", "first"), ("alone", "alone"), ("bags", "bags")):
+        ours.get_layer(layer).attach(None, seed=7)
+        initial[name] = ours.get_layer(layer).read_rows(np.arange(ours.get_layer(layer).input_dim or vocabulary))
+    for name, rows in initial.items():
+        plain.get_layer(name).set_weights([rows])
+    for name in ("hidden", "out"):
+        plain.get_layer(name).set_weights(ours.get_layer(name).get_weights())
+    order = record_order(equality.RECORDS, 0, 7, True, None).take(0, equality.RECORDS)
+    plain.fit({key: value[order] for key, value in x.items()}, y[order], batch_size=64, shuffle=False, verbose=0)
+    et.fit(ours, (x, y), batch_size=16, grads_to_wait=4, seed=7, store=store, verbose=False)
+    assert int(ours.optimizer.iterations) == int(plain.optimizer.iterations) == 100
+    for name, rows in initial.items():
+        theirs = plain.get_layer(name).get_weights()[0]
+        mine = store.lookup({name: np.arange(len(rows))})[name]
+        _assert_close(mine, theirs, name)
+        assert np.abs(mine - rows).max() > 1e-3, f"table {name} has not been trained"
+    for name in ("hidden", "out"):
+        for mine, theirs in zip(ours.get_layer(name).get_weights(), plain.get_layer(name).get_weights(), strict=True):
+            _assert_close(mine, theirs, name)
+
+
+def _assert_close(mine: np.ndarray, theirs: np.ndarray, name: str) -> None:
+    relative = np.linalg.norm(mine - theirs) / np.linalg.norm(theirs)
+    assert relative <= 1e-5, f"{name} differs from plain Keras by {relative:.2e} of its norm"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Numbers:
+    """What one worker process trains, with BatchNormalization and Dropout, rows in memory."""
+    return train(tmp_path_factory.mktemp("alone"), 1, "adagrad")
+
+
+def test_every_table_and_variable_changes(alone: Numbers) -> None:
+    """A gradient that gets lost on its way would leave its table as it was (ElasticDL lost one for months)."""
+    for table, dim, size in (("words", 6, 40), ("alone", 4, 10), ("bags", 5, 40)):
+        np.testing.assert_array_equal(alone[f"{table}/ids"], np.arange(size))
+        assert alone[f"{table}/weights"].shape == (size, dim)
+        # Adagrad's accumulator began at 0.1 everywhere and grows with every gradient.
+        assert (alone[f"{table}/slots"] > 0.1).all()
+    assert all(np.abs(value).max() > 0 for name, value in alone.items() if name.startswith("variables/"))
+
+
+def test_two_workers_one_of_them_killed_give_the_same_bits(alone: Numbers, tmp_path: Path) -> None:
+    assert differing(alone, train(tmp_path, 2, "adagrad", kill_one=True)) == []
+
+
+def test_four_workers_give_the_same_bits(alone: Numbers, tmp_path: Path) -> None:
+    assert differing(alone, train(tmp_path, 4, "adagrad")) == []
+
+
+def test_redis_gives_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: str) -> None:
+    assert differing(alone, train(tmp_path, 2, "adagrad", store=redis_url)) == []
+
+
+def test_a_redis_cluster_gives_the_same_bits(alone: Numbers, tmp_path: Path, redis_cluster_url: str) -> None:
+    assert differing(alone, train(tmp_path, 2, "adagrad", store=redis_cluster_url)) == []
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_other_optimizers_do_not_see_the_number_of_workers(optimizer: str, tmp_path: Path) -> None:
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        home.mkdir()
+    assert differing(train(homes[0], 1, optimizer), train(homes[1], 2, optimizer)) == []
