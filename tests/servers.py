@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import platform
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -83,7 +85,9 @@ class Server:
         command += ["--save", "", "--logfile", str(self.directory / "log"), *self.options]
         if "--cluster-enabled" in self.options:
             command += ["--cluster-port", str(_free_port())]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=_die_with_parent
+        )
 
     def _answers(self) -> bool:
         end = time.monotonic() + START_S
@@ -154,6 +158,16 @@ def _wait_for_cluster(server: Server, nodes: int) -> None:
         if time.monotonic() > end:
             raise RuntimeError(f"the Cluster node at {server.address} is not ready after {START_S} s: {state}")
         time.sleep(0.05)
+
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    """In the child: no server outlives a test run that crashes."""
+    if platform.system() == "Linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _free_port() -> int:
