@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from elastable.options import JobOptions
 from embedding_store.errors import BadInput, CheckpointError, ModelError, Unsupported
+from embedding_store.fresh_rows import fresh_rows
 from embedding_store.open_store import open_store
 from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore
@@ -22,7 +25,7 @@ from master.metrics import MetricBook
 from master.progress import Progress
 from worker.build import make_model, sample_batch
 from worker.model_file import ModelFile, load_model_file
-from worker.train_step import store_layers
+from worker.train_step import pretrained_rows, store_layers
 
 __all__ = ["PreparedJob", "claim_store", "prepare_job"]
 
@@ -88,6 +91,9 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     store = open_store(options.store)
     try:
         progress = _fill(store, tables, dense, checkpoint, job, options.overwrite)
+        if checkpoint is None:
+            for name, rows in pretrained_rows(store_layers(model)).items():
+                store.put(name, [fresh_rows(tables[name], np.arange(len(rows), dtype=np.int64), rows)])
     except BaseException:
         store.close()
         raise

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from embedding_store.checks import require_ids
 from embedding_store.errors import BadSpec, ModelError
+from embedding_store.fresh_rows import fresh_rows
 from embedding_store.initial_values import initial_rows
 from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock, RowSource
+from embedding_store.store import EmbeddingStore, Float32, Int64, RowSource
 from worker.combine import COMBINERS, flatten_ids, shape_rows
 from worker.initializers import initializer_spec, seed_of
 from worker.scope import current_scope
@@ -37,6 +38,7 @@ class StoreBacked:
     combiner: str | None
     mask_zero: bool
     table: str | None
+    pretrained: Float32 | None = None
     compute_dtype: Any
     _source: RowSource | None
     _seed: int
@@ -84,7 +86,7 @@ class StoreBacked:
         if self._source is None:
             spec = self.table_spec(self._seed)
             require_ids(spec, ids)
-            return initial_rows(spec, ids)
+            return initial_rows(spec, ids) if self.pretrained is None else self.pretrained[ids]
         return self._source.lookup({self.table_name: ids})[self.table_name]
 
     def embed(self, inputs: Any, weights: Any, training: bool | None) -> Any:
@@ -131,6 +133,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         combiner: None, "sum", "mean" or "sqrtn": reduces the last axis of the
             ids. Sparse ids need one; sparse ids below 0 are pruned.
         mask_zero: Id 0 is padding: masked as in Keras, left out by a combiner.
+        weights: The rows to begin with, `[input_dim, output_dim]`, as in Keras;
+            they are written when training creates the table.
         table: Name of the table; layers that name the same one share it.
             Default: the layer's own name.
 
@@ -158,6 +162,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         embeddings_constraint: Any = None,
         combiner: str | None = None,
         mask_zero: bool = False,
+        weights: Any = None,
         table: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -177,6 +182,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.combiner = combiner
         self.mask_zero = mask_zero
         self.table = table
+        self.pretrained = None if weights is None else _rows_given(self.name, weights, input_dim, output_dim)
         self.supports_masking = mask_zero
         # Ids are integers at every precision, and a lookup is no XLA operation.
         self.autocast = False
@@ -242,8 +248,20 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         own = MemoryStore()
         own.create_table(self.table_spec(int(np.asarray(store["seed"])), OptimizerSpec.of("sgd", learning_rate=0.0)))
         ids, rows = np.asarray(store["ids"]), np.asarray(store["rows"])
-        own.put(self.table_name, [RowBlock(ids, rows, np.zeros((len(ids), 0), np.float32))])
+        own.put(self.table_name, [fresh_rows(own.specs()[self.table_name], ids, rows)])
         self.attach(own)
+
+
+def _rows_given(layer: str, weights: Any, input_dim: int | None, output_dim: int) -> Float32:
+    """The rows that Keras' argument `weights` means: an array, or a list of one."""
+    only = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
+    rows = np.ascontiguousarray(only, dtype=np.float32)
+    if rows.shape != (input_dim, output_dim):
+        raise BadSpec(
+            f"embedding layer {layer!r}: weights have shape {rows.shape}, its table ({input_dim}, {output_dim}); "
+            "weights need a fixed table of their own shape"
+        )
+    return rows
 
 
 def _require_size(layer: str, argument: str, value: object) -> None:

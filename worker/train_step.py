@@ -199,6 +199,11 @@ def store_layers(model: Any) -> list[Any]:
     return [layer for layer in layers_of(model) if hasattr(layer, "table_spec")]
 
 
+def pretrained_rows(layers: Sequence[Any]) -> dict[str, Float32]:
+    """Table name -> `[vocabulary, dim]` rows that its layer was given to begin with."""
+    return {layer.table_name: layer.pretrained for layer in layers if layer.pretrained is not None}
+
+
 def _arrays(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     # A scalar tensor's numpy() is no array.
     return tuple(np.asarray(tensor.numpy()) for tensor in tensors)

@@ -235,6 +235,16 @@ def test_sparse_ids_need_a_combiner_and_weights_do_too() -> None:
         Embedding(4, name="weighted")(np.array([1, 2]), weights=np.array([1.0, 2.0]))
 
 
+def test_weights_are_the_rows_to_begin_with() -> None:
+    rows = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    for given in (rows, [rows]):
+        np.testing.assert_array_equal(Embedding(3, 5, weights=given, name="t")(np.array([4, 0])), rows[[4, 0]])
+    with pytest.raises(BadSpec, match=r"\(5, 3\).*\(6, 3\)"):
+        Embedding(3, 6, weights=rows, name="t")
+    with pytest.raises(BadSpec, match="fixed table"):
+        Embedding(3, None, weights=rows, name="t")
+
+
 def test_initializers_that_cannot_be_computed_by_row_are_refused() -> None:
     with pytest.raises(Unsupported, match="Orthogonal"):
         Embedding(4, 8, embeddings_initializer="orthogonal", name="o").table_spec()

@@ -1,0 +1,23 @@
+"""Rows that come from somewhere else: their values are given, their slots begin anew."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.spec import TableSpec
+from embedding_store.store import Float32, Int64, RowBlock
+
+__all__ = ["fresh_rows"]
+
+
+def fresh_rows(spec: TableSpec, ids: Int64, weights: Float32) -> RowBlock:
+    """A block of rows with the slots that a first update would find.
+
+    Args:
+        spec: The table.
+        ids: int64 `[n]`, each once.
+        weights: float32 `[n, dim]`.
+    """
+    slots = row_optimizer(spec.optimizer).initial_slots(spec.dim)
+    return RowBlock(ids, weights, np.repeat(slots[np.newaxis], len(ids), axis=0))
