@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Average", "CheckpointPath", "Deadline", "MasterAddress", "ModelPath", "Split"]
+__all__ = ["CheckpointPath", "Deadline", "MasterAddress", "ModelPath", "Split"]
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.py", help="Model file: defines model() and data(split).")]
 MasterAddress = Annotated[str, typer.Option("--master", metavar="HOST:PORT", help="Address of the master.")]
@@ -18,4 +18,3 @@ CheckpointPath = Annotated[
     Path, typer.Option("--checkpoint", metavar="DIR", help="A checkpoint, or a directory of them (the newest).")
 ]
 Split = Annotated[str, typer.Option("--split", help="train or validation.")]
-Average = Annotated[str, typer.Option("--average", help="mean or sum of the micro-batches' gradients.")]

@@ -2,174 +2,133 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from elastable.commands.arguments import Average, ModelPath
 from elastable.options import JobOptions
 
 __all__ = ["master", "train"]
 
 _JOB, _DATA, _PLACES = "The job", "Data and model", "Where things go"
 
-Store = Annotated[
-    str,
-    typer.Option("--store", help="memory, or redis://[user:pass@]host:port (rediss:// for TLS).", rich_help_panel=_JOB),
-]
-Mode = Annotated[
-    str, typer.Option("--mode", help="sync: the same numbers for any workers; async: no waiting.", rich_help_panel=_JOB)
-]
-Epochs = Annotated[int, typer.Option("--epochs", min=1, help="Passes over the training data.", rich_help_panel=_JOB)]
-MicroBatch = Annotated[
-    int,
-    typer.Option(
-        "--micro-batch-size", "--minibatch-size", min=1, help="Records of one gradient.", rich_help_panel=_JOB
+
+def _option(panel: str, kind: Any, default: Any, *names: str, **settings: Any) -> tuple[Any, Any]:
+    return Annotated[kind, typer.Option(*names, rich_help_panel=panel, **settings)], default
+
+
+# The options of a job by field of JobOptions: declared once, taken by both commands.
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "store": _option(
+        _JOB, str, "memory", "--store", help="memory, or redis://\\[user:pass@]host:port (rediss:// for TLS)."
     ),
-]
-GradsToWait = Annotated[
-    int | None,
-    typer.Option(
+    "mode": _option(_JOB, str, "sync", "--mode", help="sync: the same numbers for any workers; async: no waiting."),
+    "epochs": _option(_JOB, int, 1, "--epochs", min=1, help="Passes over the training data."),
+    "micro_batch_size": _option(
+        _JOB, int, 256, "--micro-batch-size", "--minibatch-size", min=1, help="Records of one gradient."
+    ),
+    "grads_to_wait": _option(
+        _JOB,
+        int | None,
+        None,
         "--grads-to-wait",
         min=1,
-        rich_help_panel=_JOB,
-        help="Micro-batches averaged into one update [default: the number of workers, or 1].",
+        help="Micro-batches averaged into one update \\[default: the number of --workers, or 1].",
     ),
-]
-Seed = Annotated[int, typer.Option("--seed", help="Of record order, initial values and dropout.", rich_help_panel=_JOB)]
-Threads = Annotated[
-    int,
-    typer.Option(
+    "seed": _option(_JOB, int, 0, "--seed", help="Of record order, initial values and dropout."),
+    "intra_op_threads": _option(
+        _JOB,
+        int,
+        1,
         "--intra-op-threads",
         min=1,
-        rich_help_panel=_JOB,
         help="TensorFlow threads of every worker; part of the job, since it changes roundings.",
     ),
-]
-NotFinite = Annotated[
-    str, typer.Option("--not-finite", help="refuse or skip gradients with NaN or Inf.", rich_help_panel=_JOB)
-]
-Shuffle = Annotated[bool, typer.Option("--shuffle/--no-shuffle", help="Shuffle records.", rich_help_panel=_DATA)]
-Offload = Annotated[
-    int,
-    typer.Option(
+    "average": _option(_JOB, str, "mean", "--average", help="mean or sum of the micro-batches' gradients."),
+    "not_finite": _option(_JOB, str, "refuse", "--not-finite", help="refuse or skip gradients with NaN or Inf."),
+    "shuffle": _option(_DATA, bool, True, "--shuffle/--no-shuffle", help="Shuffle records."),
+    "offload_above": _option(
+        _DATA,
+        int,
+        0,
         "--offload-embeddings-above",
         min=0,
         metavar="ELEMENTS",
-        rich_help_panel=_DATA,
         help="Move plain keras.layers.Embedding of more elements to the store; 0: none.",
     ),
-]
-RunDir = Annotated[Path, typer.Option("--run-dir", help="Home of run directories.", rich_help_panel=_PLACES)]
-CheckpointDir = Annotated[
-    Path | None,
-    typer.Option("--checkpoint-dir", help="Checkpoints [default: in the run directory].", rich_help_panel=_PLACES),
-]
-CheckpointEvery = Annotated[
-    int,
-    typer.Option(
+    "run_dir": _option(_PLACES, Path, Path("runs"), "--run-dir", help="Home of run directories."),
+    "checkpoint_dir": _option(
+        _PLACES, Path | None, None, "--checkpoint-dir", help="Checkpoints \\[default: in the run directory]."
+    ),
+    "checkpoint_every": _option(
+        _PLACES,
+        int,
+        0,
         "--checkpoint-every",
         min=0,
         metavar="VERSIONS",
-        rich_help_panel=_PLACES,
         help="Versions between checkpoints; 0: at the end only.",
     ),
-]
-Keep = Annotated[int, typer.Option("--keep", min=0, help="Checkpoints that stay; 0: all.", rich_help_panel=_PLACES)]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.", rich_help_panel=_PLACES)]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Drop tables of an earlier job from the store.", rich_help_panel=_PLACES)
-]
-Export = Annotated[
-    bool, typer.Option("--export/--no-export", help="Write the trained model as plain .keras.", rich_help_panel=_PLACES)
-]
-Listen = Annotated[
-    str, typer.Option("--listen", metavar="HOST:PORT", help="Where the master listens; port 0: a free one.")
-]
-Deadline = Annotated[
-    float, typer.Option("--deadline", metavar="SECONDS", help="How long a worker or the store may stay away.")
-]
+    "keep": _option(_PLACES, int, 3, "--keep", min=0, help="Checkpoints that stay; 0: all."),
+    "resume": _option(_PLACES, bool, False, "--resume", help="Go on from the newest checkpoint."),
+    "overwrite": _option(_PLACES, bool, False, "--overwrite", help="Drop tables of an earlier job from the store."),
+    "export": _option(_PLACES, bool, True, "--export/--no-export", help="Write the trained model as plain .keras."),
+    "deadline_s": _option(
+        _JOB, float, 60.0, "--deadline", metavar="SECONDS", help="How long a worker or the store may stay away."
+    ),
+}
 
 
+def _with_job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command that takes `**options` the options of a job, for typer to see."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[:-1]
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in _OPTIONS.items()
+    ]
+    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *shared)}
+    return command
+
+
+@_with_job_options
 def train(
-    model_file: ModelPath,
+    model_file: Annotated[Path, typer.Argument(metavar="MODEL.py", help="Defines model() and data(split).")],
     workers: Annotated[int, typer.Option("--workers", min=1, help="Worker processes here.")] = 2,
-    store: Store = "memory",
-    mode: Mode = "sync",
-    epochs: Epochs = 1,
-    micro_batch_size: MicroBatch = 256,
-    grads_to_wait: GradsToWait = None,
-    seed: Seed = 0,
-    intra_op_threads: Threads = 1,
-    average: Average = "mean",
-    not_finite: NotFinite = "refuse",
-    shuffle: Shuffle = True,
-    offload_above: Offload = 0,
-    run_dir: RunDir = Path("runs"),
-    checkpoint_dir: CheckpointDir = None,
-    checkpoint_every: CheckpointEvery = 0,
-    keep: Keep = 3,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    export: Export = True,
-    listen: Listen = "127.0.0.1:0",
-    deadline: Deadline = 60.0,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where the master listens; port 0: a free one.")
+    ] = "127.0.0.1:0",
+    **options: Any,
 ) -> None:
     """Train a model with a master and worker processes on this machine."""
-    options = JobOptions(
-        model_file=model_file, store=store, mode=mode, epochs=epochs, micro_batch_size=micro_batch_size,
-        grads_to_wait=grads_to_wait or (workers if mode == "sync" else 1), seed=seed,
-        intra_op_threads=intra_op_threads, average=average, not_finite=not_finite, shuffle=shuffle,
-        offload_above=offload_above, run_dir=run_dir, checkpoint_dir=checkpoint_dir,
-        checkpoint_every=checkpoint_every, keep=keep, resume=resume, overwrite=overwrite,
-        export=export, listen=listen,
-        deadline_s=deadline,
-    )  # fmt: skip
+    default = workers if options["mode"] == "sync" else 1
+    options["grads_to_wait"] = options["grads_to_wait"] or default
+    job = JobOptions(model_file=model_file, listen=listen, **options)
     from elastable.master_process import run_job
 
-    raise typer.Exit(run_job(options, local_workers=workers, console=Console()))
+    raise typer.Exit(run_job(job, local_workers=workers, console=Console()))
 
 
+@_with_job_options
 def master(
     model_file: Annotated[
         Path | None,
         typer.Argument(metavar="[MODEL.py]", help="Model file; without one: a bare parameter server for any client."),
     ] = None,
-    store: Store = "memory",
-    mode: Mode = "sync",
-    epochs: Epochs = 1,
-    micro_batch_size: MicroBatch = 256,
-    grads_to_wait: GradsToWait = None,
-    seed: Seed = 0,
-    intra_op_threads: Threads = 1,
-    average: Average = "mean",
-    not_finite: NotFinite = "refuse",
-    shuffle: Shuffle = True,
-    offload_above: Offload = 0,
-    run_dir: RunDir = Path("runs"),
-    checkpoint_dir: CheckpointDir = None,
-    checkpoint_every: CheckpointEvery = 0,
-    keep: Keep = 3,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    export: Export = True,
-    listen: Listen = "127.0.0.1:50051",
-    deadline: Deadline = 60.0,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where the master listens; port 0: a free one.")
+    ] = "127.0.0.1:50051",
+    **options: Any,
 ) -> None:
     """Run a job's master and wait for workers, wherever they are."""
     from elastable.master_process import run_bare_server, run_job
 
-    console = Console()
     if model_file is None:
-        raise typer.Exit(run_bare_server(store, listen, console))
-    options = JobOptions(
-        model_file=model_file, store=store, mode=mode, epochs=epochs, micro_batch_size=micro_batch_size,
-        grads_to_wait=grads_to_wait or 1, seed=seed, intra_op_threads=intra_op_threads, average=average,
-        not_finite=not_finite, shuffle=shuffle, offload_above=offload_above, run_dir=run_dir,
-        checkpoint_dir=checkpoint_dir, checkpoint_every=checkpoint_every, keep=keep, resume=resume, overwrite=overwrite,
-        export=export,
-        listen=listen, deadline_s=deadline,
-    )  # fmt: skip
-    raise typer.Exit(run_job(options, local_workers=0, console=console))
+        raise typer.Exit(run_bare_server(options["store"], listen, Console()))
+    options["grads_to_wait"] = options["grads_to_wait"] or 1
+    job = JobOptions(model_file=model_file, listen=listen, **options)
+    raise typer.Exit(run_job(job, local_workers=0, console=Console()))
