@@ -46,6 +46,7 @@ clean_up() {
   rm -rf "$work"
 }
 trap clean_up EXIT
+trap 'say "FAILED at line $LINENO: $BASH_COMMAND" >&2' ERR
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -131,7 +132,7 @@ timeout "$UP_SECONDS" "${COMPOSE[@]}" --project-name "$PROJECT" up --exit-code-f
   > "$work/up.log" 2>&1 &
 up=$!
 wait_for_middle
-victim=$(container worker | head -n 1)
+victim=$(container worker | sed -n 1p)
 docker exec "$victim" sh -c 'kill -KILL "$(cat /tmp/worker.pid)"'
 say "killed the process of worker ${victim:0:12}"
 wait "$up" || { code=$?; tail -n 60 "$work/up.log" >&2; fail "up --exit-code-from master ended with exit code $code"; }

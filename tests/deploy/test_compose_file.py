@@ -58,7 +58,7 @@ def test_rows_and_runs_lie_on_named_volumes(compose: dict[str, Any]) -> None:
 
 
 def test_redis_writes_an_append_only_file_to_its_volume(compose: dict[str, Any]) -> None:
-    command = " ".join(compose["services"]["redis"]["command"])
+    command = compose["services"]["redis"]["command"]
     assert "--appendonly yes" in command
     assert "--dir /data" in command
 
