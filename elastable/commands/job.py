@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from elastable.options import JobOptions
+from elastable.quiet import import_tensorflow
 
 __all__ = ["master", "train"]
 
@@ -108,6 +109,7 @@ def train(
     default = workers if options["mode"] == "sync" else 1
     options["grads_to_wait"] = options["grads_to_wait"] or default
     job = JobOptions(model_file=model_file, listen=listen, **options)
+    import_tensorflow()
     from elastable.master_process import run_job
 
     raise typer.Exit(run_job(job, local_workers=workers, console=Console()))
@@ -125,6 +127,7 @@ def master(
     **options: Any,
 ) -> None:
     """Run a job's master and wait for workers, wherever they are."""
+    import_tensorflow()
     from elastable.master_process import run_bare_server, run_job
 
     if model_file is None:

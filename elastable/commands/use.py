@@ -10,6 +10,7 @@ import numpy as np
 import typer
 
 from elastable.commands.arguments import CheckpointPath, ModelPath, Split
+from elastable.quiet import import_tensorflow
 from embedding_store.errors import BadInput
 
 __all__ = ["evaluate", "export", "predict"]
@@ -21,6 +22,7 @@ def evaluate(
     model_file: ModelPath, checkpoint: CheckpointPath, split: Split = "validation", batch_size: BatchSize = 4096
 ) -> None:
     """Print the loss and metrics of a checkpoint on a split, as JSON."""
+    import_tensorflow()
     from elastable.trained import batches, open_trained
 
     trained = open_trained(model_file, checkpoint)
@@ -41,6 +43,7 @@ def predict(
     batch_size: BatchSize = 4096,
 ) -> None:
     """Write the predictions of a checkpoint for a split as a .npy array."""
+    import_tensorflow()
     from elastable.trained import batches, open_trained
 
     if output.suffix != ".npy":
@@ -60,6 +63,7 @@ def export(
     output: Annotated[Path, typer.Option("--output", metavar="FILE.keras", help="Where the model goes.")],
 ) -> None:
     """Write a checkpoint as a plain .keras model that needs no Elastable."""
+    import_tensorflow()
     from elastable.trained import open_trained
     from worker.export import export_keras
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from elastable.commands.arguments import Deadline, MasterAddress
+from elastable.quiet import import_tensorflow
 
 __all__ = ["worker"]
 
@@ -23,6 +24,7 @@ def worker(
 ) -> None:
     """Join a job and compute micro-batches until it ends."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    import_tensorflow()
     from elastable.worker_process import run_worker
 
     counted = run_worker(master, model, deadline)
