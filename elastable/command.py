@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from elastable.commands.job import master, train
 from elastable.commands.look import lookup, status
 from elastable.commands.use import evaluate, export, predict
 from elastable.commands.work import worker
 from elastable.exit_codes import ExitCode, exit_code_of, exit_code_table
+from elastable.heap import keep_freed_memory
 from embedding_store.errors import ElastableError
 
 __all__ = ["app", "main"]
@@ -30,19 +31,13 @@ for command in (train, master, worker, evaluate, predict, export, status, lookup
     app.command()(command)
 
 
-def quiet_tensorflow() -> None:
-    """Keeps TensorFlow's start-up chatter away, unless a person has asked for it."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-
 def main() -> None:
     """Runs the command; an `ElastableError` becomes one line and an exit code."""
-    quiet_tensorflow()
     try:
         app()
     except ElastableError as error:
         Console(stderr=True).print(
-            f"[bold red]{type(error).__name__}[/bold red]: {error}", highlight=False, soft_wrap=True
+            f"[bold red]{type(error).__name__}[/bold red]: {escape(str(error))}", highlight=False, soft_wrap=True
         )
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:

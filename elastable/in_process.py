@@ -17,10 +17,10 @@ from elastable.callbacks import JobCallbacks
 from elastable.job_hooks import JobHooks
 from elastable.progress import JobProgress
 from embedding_store.errors import ElastableError
+from embedding_store.fresh_rows import fresh_rows
 from embedding_store.memory import MemoryStore
-from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore, Float32, RowBlock
+from embedding_store.store import EmbeddingStore, Float32
 from master.api import JobSpec, TaskKind, WorkerIdentity
 from master.core import Master
 from master.dense import DenseState
@@ -33,7 +33,7 @@ from worker.compute import MicroBatchComputer
 from worker.loop import Worker
 from worker.offload import offload_built
 from worker.readers import Reader, as_reader
-from worker.train_step import store_layers
+from worker.train_step import pretrained_rows, store_layers
 
 __all__ = ["fit"]
 
@@ -111,12 +111,12 @@ def fit(
     progress = JobProgress(Console(quiet=not verbose), len(reader) * epochs)
     hooks = JobHooks(joined, schedule, master.stop, told=lambda epoch, logs: progress.epoch(epoch, epochs, logs))
     joined.begin()
-    with progress, _worker_beside(master, computer, held), _shown(master, progress):
-        master.run(hooks)
-    snapshot = master.pull_dense("", None, 0.0)
-    if snapshot is not None:
-        # A stop may find the worker within a micro-batch, which moves the states of the model that both share.
-        dense.hold(snapshot)
+    try:
+        with progress, _worker_beside(master, computer, held), _shown(master, progress):
+            master.run(hooks)
+    finally:
+        # The end may find the worker within a micro-batch, which moves the states of the model that both share.
+        dense.rewind()
     joined.end(hooks.logs)
     return joined.history
 
@@ -127,26 +127,22 @@ def _tables_in_store(
     """The store with the model's tables, holding the rows that its layers had before."""
     layers = store_layers(model)
     before = {layer.table_name: layer.source for layer in layers if isinstance(layer.source, EmbeddingStore)}
-    held = store or MemoryStore()
+    held = MemoryStore() if store is None else store
+    given = {**pretrained_rows(layers), **moved}
     # A job counts its versions from 0, also where the rows are older.
     create_tables(held, tables)
     for name, spec in tables.items():
         source = before.get(name)
         if source is not None and source is not held:
             same = source.specs()[name].optimizer == spec.optimizer
-            held.put(name, (block if same else _with_new_slots(spec, block) for block in source.scan(name)))
-        elif name in moved:
-            ids = np.arange(len(moved[name]), dtype=np.int64)
-            held.put(name, [_with_new_slots(spec, RowBlock(ids, moved[name], np.zeros((len(ids), 0), np.float32)))])
+            blocks = source.scan(name)
+            held.put(name, (block if same else fresh_rows(spec, block.ids, block.weights) for block in blocks))
+        elif name in given:
+            held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
     held.reset_version(0)
     for layer in layers:
         layer.attach(held, seed)
     return held
-
-
-def _with_new_slots(spec: TableSpec, block: RowBlock) -> RowBlock:
-    slots = row_optimizer(spec.optimizer).initial_slots(spec.dim)
-    return RowBlock(block.ids, block.weights, np.repeat(slots[np.newaxis], len(block.ids), axis=0))
 
 
 @contextmanager

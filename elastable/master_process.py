@@ -6,13 +6,14 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from elastable.callbacks import JobCallbacks
 from elastable.exit_codes import ExitCode
@@ -21,7 +22,7 @@ from elastable.local_workers import LocalWorkers
 from elastable.options import JobOptions
 from elastable.prepare import PreparedJob, prepare_job
 from elastable.progress import JobProgress, summary_table
-from elastable.run_directory import RunDirectory
+from elastable.run_directory import RunDirectory, require_writable
 from embedding_store.errors import ElastableError, Unsupported
 from embedding_store.grpc_server import GrpcServer
 from embedding_store.open_store import open_store
@@ -29,6 +30,7 @@ from embedding_store.service import store_service
 from master.api import MasterApi
 from master.checkpoint import write_checkpoint
 from master.core import Master
+from master.hooks import MasterOptions
 from master.schedule import Schedule
 from master.service import master_service
 from worker.export import export_keras
@@ -37,6 +39,7 @@ from worker.threads import set_intra_op_threads
 __all__ = ["run_bare_server", "run_job"]
 
 _LOOK_EVERY_S = 0.5
+_LEAVE_WAIT_S = 10.0
 
 
 def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
@@ -49,11 +52,23 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
     """
     set_intra_op_threads(options.intra_op_threads)
     began = time.monotonic()
+    for home in (options.run_dir, options.checkpoint_dir):
+        if home is not None:
+            # Now, and not when hours of training are to be saved.
+            require_writable(home)
     prepared = prepare_job(options)
     with ExitStack() as held:
         held.callback(prepared.store.close)
-        master = Master(prepared.job, prepared.store, prepared.dense, prepared.metrics, start=prepared.progress)
+        master = Master(
+            prepared.job,
+            prepared.store,
+            prepared.dense,
+            prepared.metrics,
+            start=prepared.progress,
+            options=MasterOptions(commit_deadline_s=options.deadline_s),
+        )
         run = RunDirectory.create(options.run_dir)
+        held.callback(run.close)
         server = held.enter_context(GrpcServer(options.listen, [store_service(prepared.store), master_service(master)]))
         _introduce(console, options, prepared, run, server.address)
         job = _Job(options, prepared, master, run, console)
@@ -62,7 +77,16 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
             workers = LocalWorkers(local_workers, server.address, run.path, options.deadline_s)
             held.enter_context(workers)
             job.workers = workers
-        return job.train(began)
+        code = job.train(began)
+        _let_workers_leave(master)
+        return code
+
+
+def _let_workers_leave(master: Master) -> None:
+    """Serves on for a while, until every worker has heard that the job is over."""
+    give_up = time.monotonic() + _LEAVE_WAIT_S
+    while master.status().workers and time.monotonic() < give_up:
+        time.sleep(0.05)
 
 
 class _Job:
@@ -100,7 +124,12 @@ class _Job:
         )
         with progress, self._watching(progress):
             callbacks.begin()
-            status = self._master.run(hooks)
+            try:
+                status = self._master.run(hooks)
+            except Exception as error:
+                if (blamed := self._prepared.file.blamed("a callback", error)) is not None:
+                    raise blamed from error
+                raise
             callbacks.end(hooks.logs)
         self._finish(hooks, status.version, status.records_trained, time.monotonic() - began)
         interrupted = self._master.stop_reason in _SIGNAL_REASONS
@@ -142,7 +171,10 @@ class _Job:
         if self.workers is None:
             return
         for line in self.workers.newly_dead():
-            self._console.print(f"[yellow]{line}[/yellow]", highlight=False)
+            self._console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False)
+        if self._master.stop_reason is not None:
+            # They leave as soon as they are told, while the last commit or a callback may still run.
+            return
         try:
             self.workers.require_some_alive()
         except ElastableError as error:
@@ -155,7 +187,7 @@ class _Job:
         trained = max(0, records - self._prepared.progress.records)
         seconds = hooks.stopwatch.seconds
         result: dict[str, Any] = {
-            "auc": hooks.logs.get("val_auc"),
+            "auc": _held_out_auc(hooks.logs),
             "examples": trained,
             "seconds": seconds,
             "examples_per_second": trained / seconds if seconds > 0 else 0.0,
@@ -183,8 +215,13 @@ class _Job:
         try:
             return str(export_keras(self._prepared.model, self._prepared.store, self._run.path / "model.keras"))
         except Unsupported as error:
-            self._console.print(f"[yellow]not exported: {error}[/yellow]", highlight=False)
+            self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
             return None
+
+
+def _held_out_auc(logs: Mapping[str, float]) -> float | None:
+    """The first AUC of the validation split, whatever its metric is called: "auc", "AUC", "auc_1"."""
+    return next((value for name, value in logs.items() if name.lower().startswith("val_auc")), None)
 
 
 _SIGNAL_REASONS = ("interrupted", "terminated")
@@ -217,7 +254,9 @@ def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run
         for spec in prepared.tables.values()
     )
     job = prepared.job
-    console.print(f"master at {address}, store {_redacted(options.store)}, run {run.path}", highlight=False)
+    console.print(
+        f"master at {address}, store {_redacted(options.store)}, run {run.path}", highlight=False, markup=False
+    )
     console.print(f"tables: {tables}", highlight=False, markup=False)
     console.print(
         f"{job.train_records:,} records x {job.epochs} epochs, {job.mode}, micro-batches of {job.micro_batch_size}, "

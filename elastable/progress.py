@@ -80,12 +80,13 @@ class JobProgress:
                 f"epoch {fields['epoch']}  version {fields['version']}  {rate:,.0f} examples/s  {metrics}  "
                 f"{fields['workers']} workers  {status.state}",
                 highlight=False,
+                soft_wrap=True,
             )
 
     def epoch(self, epoch: int, epochs: int, logs: Mapping[str, float]) -> None:
         """A lasting line for an epoch that is over."""
         told = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
-        self._console.print(f"epoch {epoch + 1}/{epochs}  {told}", highlight=False)
+        self._console.print(f"epoch {epoch + 1}/{epochs}  {told}", highlight=False, soft_wrap=True)
 
 
 def summary_table(result: Mapping[str, Any], metrics: Mapping[str, float], paths: Mapping[str, str]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,21 @@ import tensorflow as tf
 from elastable.learning_curve import draw_learning_curve
 from embedding_store.errors import BadInput
 
-__all__ = ["RunDirectory"]
+__all__ = ["RunDirectory", "require_writable"]
+
+
+def require_writable(home: Path) -> None:
+    """Makes a directory, and makes sure that files can be written there.
+
+    Raises:
+        BadInput: naming the directory and why not.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            return
+    except OSError as error:
+        raise BadInput(f"directory {home} cannot be written: {error}") from error
 
 
 class RunDirectory:
@@ -26,27 +41,37 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True)
             self._metrics = (path / "metrics.jsonl").open("a", buffering=1)
         except OSError as error:
             raise BadInput(f"run directory {path} cannot be written: {error}") from error
+        self._closed = False
         self._events = tf.summary.create_file_writer(str(path / "tensorboard"))
         self._lines: list[dict[str, Any]] = []
         self._started = time.time()
 
     @classmethod
     def create(cls, home: Path) -> RunDirectory:
-        """A new directory in `home`, named after the time."""
+        """A new directory in `home`, named after the time.
+
+        Raises:
+            BadInput: `home` cannot be written; names it and why.
+        """
         name = time.strftime("%Y%m%d-%H%M%S")
-        path = next(
-            candidate
-            for candidate in (home / (name if not again else f"{name}-{again}") for again in range(1000))
-            if not candidate.exists()
-        )
-        run = cls(path)
-        latest = home / "latest"
-        latest.unlink(missing_ok=True)
-        latest.symlink_to(path.name)
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            path = next(
+                candidate
+                for candidate in (home / (name if not again else f"{name}-{again}") for again in range(1000))
+                if not candidate.exists()
+            )
+            run = cls(path)
+            # Renamed into place: another run that starts now never finds it missing.
+            link = home / f".latest-{path.name}"
+            link.symlink_to(path.name)
+            link.replace(home / "latest")
+        except OSError as error:
+            raise BadInput(f"run directory in {home} cannot be made: {error}") from error
         return run
 
     def record(self, kind: str, version: int, epoch: int, values: Mapping[str, float]) -> None:
@@ -67,6 +92,8 @@ class RunDirectory:
         self.close()
 
     def close(self) -> None:
-        """Closes the files; what was recorded stays."""
-        self._metrics.close()
-        self._events.close()
+        """Closes the files; what was recorded stays. Closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._metrics.close()
+            self._events.close()

@@ -10,13 +10,13 @@ import uuid
 from pathlib import Path
 from types import FrameType
 
-from embedding_store.errors import ModelError, Unavailable
+from embedding_store.errors import ElastableError, ModelError, Unavailable
 from embedding_store.open_store import open_source
 from embedding_store.store import RowSource
 from master.api import JobSpec, TaskKind, WorkerIdentity
 from master.client import MasterClient
 from worker.build import make_model, sample_batch
-from worker.compute import MicroBatchComputer
+from worker.compute import MicroBatchComputer, require_same_records
 from worker.loop import Worker
 from worker.model_file import ModelFile, load_model_file
 from worker.readers import Reader
@@ -37,18 +37,29 @@ def run_worker(master_address: str, model: Path | None, deadline_s: float) -> in
 
     Returns:
         Micro-batches that counted.
+
+    Raises:
+        ElastableError: why it did not join, or left. A model file or data that
+            differ from the master's send away this worker alone; what fails in
+            the model itself would fail on every worker, and ends the job.
     """
     client = MasterClient(master_address, deadline_s=deadline_s)
     identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
     session = client.join(identity)
     job = session.job
+    everywhere = False
     try:
         set_intra_op_threads(job.intra_op_threads)
         source: RowSource = client.store() if job.store_url == "master" else open_source(job.store_url)
-        computer = _computer(job, _model_file(job, model), source)
+        file = _model_file(job, model)
+        readers = _readers(job, file)
+        everywhere = True
+        computer = _computer(job, file, readers, source)
         worker = Worker(client, computer, source, session, identity, deadline_s=deadline_s)
     except Exception as error:
-        client.report_failure(identity.incarnation, error, fatal=not isinstance(error, Unavailable | MemoryError))
+        fatal = everywhere and not isinstance(error, Unavailable | MemoryError)
+        if session.alive():
+            _tell(client, identity, error, fatal)
         session.close()
         raise
 
@@ -73,7 +84,7 @@ def _model_file(job: JobSpec, model: Path | None) -> ModelFile:
     return file
 
 
-def _computer(job: JobSpec, file: ModelFile, source: RowSource) -> MicroBatchComputer:
+def _readers(job: JobSpec, file: ModelFile) -> dict[TaskKind, Reader]:
     readers: dict[TaskKind, Reader] = {}
     for kind, split in ((TaskKind.TRAIN, "train"), (TaskKind.EVALUATE, "validation")):
         reader = file.reader(split) if kind is TaskKind.TRAIN or job.validation_records else None
@@ -81,6 +92,18 @@ def _computer(job: JobSpec, file: ModelFile, source: RowSource) -> MicroBatchCom
             readers[kind] = reader
     if TaskKind.TRAIN not in readers:
         raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
+    require_same_records(job, readers)
+    return readers
+
+
+def _computer(job: JobSpec, file: ModelFile, readers: dict[TaskKind, Reader], source: RowSource) -> MicroBatchComputer:
     sample = sample_batch(readers[TaskKind.TRAIN])
     model = make_model(file.model, sample, job.seed, job.offload_above)
     return MicroBatchComputer(model, job, readers, sample, source, source.specs())
+
+
+def _tell(client: MasterClient, identity: WorkerIdentity, error: Exception, fatal: bool) -> None:
+    try:
+        client.report_failure(identity.incarnation, error, fatal)
+    except ElastableError as silence:
+        _log.warning("the master could not be told of %s: %s", error, silence)

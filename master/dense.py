@@ -101,6 +101,8 @@ class DenseState:
         self.variables = _specs(self._trainable)
         self.states = _specs(self._states)
         self._traced_rate: Any = None
+        # States of the last snapshot; None: they have changed since.
+        self._standing: tuple[Tensor, ...] | None = None
         self._apply: Any = None
 
     @property
@@ -118,19 +120,18 @@ class DenseState:
 
     def snapshot(self, version: int) -> DenseSnapshot:
         """Read-only copies of all variables and states."""
+        self._standing = tuple(_copied(variable) for variable in self._states)
         return DenseSnapshot(
             version,
             tuple(_copied(variable) for variable in self._trainable),
-            tuple(_copied(variable) for variable in self._states),
+            self._standing,
             tuple(spec.name for spec in self.variables),
             tuple(spec.name for spec in self.states),
         )
 
-    def hold(self, snapshot: DenseSnapshot) -> None:
-        """Makes variables and states those of a snapshot: a worker that shares the model moves its states."""
-        for variable, value in zip(
-            (*self._trainable, *self._states), (*snapshot.variables, *snapshot.states), strict=True
-        ):
+    def rewind(self) -> None:
+        """Makes the states those of the version again: a worker that shares the model moves them as it computes."""
+        for variable, value in zip(self._states, self._standing or (), strict=False):
             variable.assign(value)
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor]) -> None:
@@ -145,9 +146,11 @@ class DenseState:
             # A schedule is part of the compiled function: one that a callback puts in place means another.
             self._apply, self._traced_rate = self._compiled(), rate
         self._apply(*(tf.constant(tensor) for tensor in (*gradients, *states)))
+        self._standing = None
 
     def skip(self) -> None:
         """Counts a step that changes nothing, so that schedules go by the version."""
+        self.rewind()
         self._optimizer.iterations.assign_add(1)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -174,6 +177,7 @@ class DenseState:
                 )
         for key, variable in targets.items():
             variable.assign(tensors[key])
+        self._standing = None
 
     def _by_key(self) -> dict[str, Any]:
         # By place: Keras counts names up with every model made in a process.
@@ -190,7 +194,7 @@ class DenseState:
             if count:
                 self._optimizer.apply(list(tensors[:count]), self._trainable)
             else:
-                self.skip()
+                self._optimizer.iterations.assign_add(1)
             for state, value in zip(self._states, tensors[count:], strict=True):
                 state.assign(value)
 

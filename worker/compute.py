@@ -19,7 +19,7 @@ from worker.readers import Reader
 from worker.tensor_specs import batch_spec
 from worker.train_step import EvaluateStep, StepResult, TrainStep
 
-__all__ = ["MicroBatchComputer", "Prepared"]
+__all__ = ["MicroBatchComputer", "Prepared", "require_same_records"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,24 @@ class Prepared:
     records: int
 
 
+def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> None:
+    """Refuses splits that are not as long as the master's.
+
+    Raises:
+        BadInput: naming the split and both lengths.
+    """
+    for kind, split, expected in (
+        (TaskKind.TRAIN, "train", job.train_records),
+        (TaskKind.EVALUATE, "validation", job.validation_records),
+    ):
+        found = len(readers[kind]) if kind in readers else 0
+        if found != expected:
+            raise BadInput(
+                f"data({split!r}) holds {found} records here and {expected} at the master; "
+                "every process must see the same data"
+            )
+
+
 class MicroBatchComputer:
     """Reads, plans and computes micro-batches of one job with one model.
 
@@ -54,13 +72,7 @@ class MicroBatchComputer:
         source: RowSource,
         specs: Mapping[str, TableSpec],
     ) -> None:
-        for kind, expected in ((TaskKind.TRAIN, job.train_records), (TaskKind.EVALUATE, job.validation_records)):
-            found = len(readers[kind]) if kind in readers else 0
-            if found != expected:
-                raise BadInput(
-                    f"data({'train' if kind is TaskKind.TRAIN else 'validation'!r}) holds {found} records here and "
-                    f"{expected} at the master; every process must see the same data"
-                )
+        require_same_records(job, readers)
         self._model = model
         self._job = job
         self._readers = readers

@@ -183,6 +183,9 @@ class Worker:
         self._session = self._master.join(self._identity)
 
     def _tell(self, error: Exception) -> None:
+        if isinstance(error, Unavailable) and not self._session.alive():
+            # It is the master that cannot be reached.
+            return
         # What fails here fails everywhere, but for a server out of reach and memory that is short here.
         fatal = not isinstance(error, Unavailable | VersionError | MemoryError)
         try:

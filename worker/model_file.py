@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from embedding_store.errors import ElastableError, ModelError
+from embedding_store.errors import BadInput, ElastableError, ModelError
 from worker.readers import Reader, as_reader
 
 __all__ = ["SPLITS", "ModelFile", "load_model_file"]
@@ -62,18 +62,36 @@ class ModelFile:
         if split not in SPLITS:
             raise ModelError(f"split {split!r}: known splits are {', '.join(SPLITS)}")
         records = self._call("data", split)
-        return None if records is None else as_reader(records)
+        try:
+            return None if records is None else as_reader(records)
+        except BadInput as error:
+            raise type(error)(f"{self.path}: data({split!r}): {error}") from error
 
     def callbacks(self) -> list[Any]:
-        """The Keras callbacks, if the file defines any."""
-        return list(self._call("callbacks")) if hasattr(self._module, "callbacks") else []
+        """The Keras callbacks, if the file defines any.
+
+        Raises:
+            ModelError: `callbacks()` raised, or returned something else.
+        """
+        if not hasattr(self._module, "callbacks"):
+            return []
+        callbacks = self._call("callbacks")
+        if not isinstance(callbacks, list | tuple):
+            raise ModelError(f"{self.path}: callbacks() returned a {type(callbacks).__name__}; return a list")
+        return list(callbacks)
+
+    def blamed(self, what: str, error: Exception) -> ModelError | None:
+        """The error with the line of the file that raised it; None where it does not come from the file."""
+        if isinstance(error, ElastableError) or not _own_frames(self.path, error):
+            return None
+        return _told(self.path, what, error)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         try:
             return getattr(self._module, name)(*arguments)
         except ElastableError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _told(self.path, f"{name}({', '.join(map(repr, arguments))})", error) from error
 
 
@@ -97,7 +115,7 @@ def load_model_file(path: str | Path) -> ModelFile:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _told(file, "loading it", error) from error
     for name in ("model", "data"):
         if not callable(getattr(module, name, None)):
@@ -105,8 +123,13 @@ def load_model_file(path: str | Path) -> ModelFile:
     return ModelFile(file, hashlib.sha256(file.read_bytes()).hexdigest(), module)
 
 
-def _told(file: Path, what: str, error: Exception) -> ModelError:
+def _own_frames(file: Path, error: BaseException) -> list[traceback.FrameSummary]:
+    """The lines of the file, and of its siblings, that led to the error."""
     inside = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.dirname(frame.filename)]
-    own = [frame for frame in inside if Path(frame.filename).parent == file.parent]
+    return [frame for frame in inside if Path(frame.filename).parent == file.parent]
+
+
+def _told(file: Path, what: str, error: BaseException) -> ModelError:
+    own = _own_frames(file, error)
     line = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
     return ModelError(f"{file}: {what} raised {type(error).__name__}{line}: {error}")

@@ -1,0 +1,37 @@
+"""How the heap of a process that trains gives memory back: seldom."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+__all__ = ["keep_freed_memory"]
+
+# <malloc.h> of glibc
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_SETTINGS = {
+    # Above it, tables and checkpoints: they are mapped for themselves and given back whole.
+    "MALLOC_MMAP_THRESHOLD_": (_M_MMAP_THRESHOLD, 32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": (_M_TRIM_THRESHOLD, 256 << 20),
+    "MALLOC_TOP_PAD_": (_M_TOP_PAD, 64 << 20),
+}
+
+
+def keep_freed_memory() -> None:
+    """Makes this process keep what it frees, up to 256 MiB, instead of giving it back to the system.
+
+    Every step needs the same few buffers of some MiB anew: BETs, gradients,
+    frames. glibc gives such buffers back when they are freed, so that each of
+    their pages faults again at the next step, which costs more than all the
+    copying that is done with them.
+
+    What the environment says (MALLOC_TRIM_THRESHOLD_, ...) stands. Where the C
+    library is another one, nothing happens.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return
+    for variable, (option, value) in _SETTINGS.items():
+        if variable not in os.environ:
+            mallopt(option, value)

@@ -1,0 +1,40 @@
+"""One trained job that the command's tests look at from all sides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.elastable.processes import CLICK_JOB, Finished, run_elastable
+
+#: The job of every test that compares with `trained`: 20 versions to an epoch.
+JOB = ("--epochs", "2", "--micro-batch-size", "32", "--grads-to-wait", "2", "--seed", "7")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished `elastable train` and what it left behind."""
+
+    ran: Finished
+    home: Path
+    run: Path
+    checkpoint: Path
+
+    @property
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run / "result.json").read_text())
+        return found
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """`click_job` trained with two workers, without any accident."""
+    home = tmp_path_factory.mktemp("trained")
+    ran = run_elastable("train", CLICK_JOB, "--workers", "2", *JOB, "--run-dir", home / "runs", "--deadline", "30")
+    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    run = (home / "runs" / "latest").resolve()
+    return Trained(ran, home, run, run / "checkpoints" / "ckpt-0000000040")

@@ -1,0 +1,199 @@
+"""Real `elastable` processes for tests: started, waited for with a limit, and always ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CLICK_JOB", "Finished", "Hold", "Running", "elastable", "run_elastable", "run_in_one_process", "wait_until"]
+
+LIMIT_S = 280.0  # TensorFlow takes seconds to load, and many times that on a busy machine
+CLICK_JOB = Path(__file__).with_name("click_job.py")
+_ROOT = Path(__file__).parents[2]
+
+_ONE_AFTER_ANOTHER = """
+import contextlib, io, json, sys
+from elastable.command import main
+
+for line in sys.stdin:
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    sys.argv = ["elastable", *json.loads(line)]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    print("\\x00" + json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command ended with; `out` and `err` with their line breaks as they were."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Running:
+    """One `elastable` process; its output goes to files."""
+
+    process: subprocess.Popen[bytes]
+    out_file: Path
+    err_file: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def out(self) -> str:
+        return self.out_file.read_text()
+
+    @property
+    def err(self) -> str:
+        return self.err_file.read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, limit_s: float = LIMIT_S) -> int:
+        """The exit code; fails with the process's output where it takes longer."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {limit_s} s:\n{self.out}\n{self.err}") from None
+
+    def children(self) -> list[int]:
+        """Process ids of the workers it started."""
+        return _children(self.pid)
+
+    def address(self) -> str:
+        """`host:port` that it says it listens on."""
+        wait_until(lambda: " at 127.0.0.1:" in self.out or self.process.poll() is not None, "an address", self)
+        assert " at " in self.out, self.err
+        return self.out.split(" at ", 1)[1].split(",", 1)[0]
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Holds a master in the middle of `click_job`; see there."""
+
+    home: Path
+    version: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        self.home.mkdir(parents=True, exist_ok=True)
+        return {"HOLD": str(self.home), "HOLD_AT": str(self.version)}
+
+    def wait(self, master: Running) -> None:
+        """Until the master is held."""
+        held = self.home / "held"
+        wait_until(lambda: held.exists() or master.process.poll() is not None, "the version to hold at", master)
+        assert held.exists(), f"{master.out}\n{master.err}"
+
+    def go(self) -> None:
+        """Lets the master go on."""
+        (self.home / "go").touch()
+
+
+@contextmanager
+def elastable(
+    home: Path, *arguments: str | Path, env: dict[str, str] | None = None, name: str = "process"
+) -> Iterator[Running]:
+    """Starts `elastable ARGUMENTS`; what of it runs at the end of the block is killed, workers included."""
+    home.mkdir(parents=True, exist_ok=True)
+    files = home / f"{name}.out", home / f"{name}.err"
+    with files[0].open("wb") as out, files[1].open("wb") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "elastable", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=_ROOT,
+            env=_environment(env),
+        )
+    running = Running(process, *files)
+    try:
+        yield running
+    finally:
+        for pid in [*running.children(), running.pid] if process.poll() is None else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def run_elastable(*arguments: str | Path, env: dict[str, str] | None = None) -> Finished:
+    """Runs `elastable ARGUMENTS` to its end."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "elastable", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        cwd=_ROOT,
+        env=_environment(env),
+    )
+    return Finished(ran.returncode, ran.stdout, ran.stderr)
+
+
+def run_in_one_process(commands: Sequence[Sequence[str | Path]]) -> list[Finished]:
+    """Runs commands one after another in one process, which loads TensorFlow once for all."""
+    lines = "".join(json.dumps([str(word) for word in command]) + "\n" for command in commands)
+    ran = subprocess.run(
+        [sys.executable, "-c", _ONE_AFTER_ANOTHER],
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        cwd=_ROOT,
+        env=_environment(None),
+    )
+    found = [Finished(*json.loads(line)) for line in ran.stdout.split("\x00")[1:]]
+    assert len(found) == len(commands), ran.stderr
+    return found
+
+
+def wait_until(condition: Callable[[], Any], what: str, process: Running, limit_s: float = LIMIT_S) -> None:
+    """Waits for a condition; fails with the output of `process` where it takes longer."""
+    give_up = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < give_up, f"no {what} after {limit_s} s:\n{process.out}\n{process.err}"
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there and has not ended (a zombie has)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def _children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [
+            int(child)
+            for task in Path(f"/proc/{pid}/task").iterdir()
+            for child in (task / "children").read_text().split()
+        ]
+    return []
+
+
+def _environment(extra: dict[str, str] | None) -> dict[str, str]:
+    # One width for every table, so that no word of it is broken.
+    return {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", **(extra or {})}

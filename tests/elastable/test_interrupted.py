@@ -1,0 +1,72 @@
+"""A job that is stopped and resumed ends with the numbers of one that ran through."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from master.checkpoint import find_checkpoint, open_checkpoint
+from tests.elastable.conftest import JOB, Trained
+from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running
+
+
+def assert_same_model(one: Path, other: Path) -> None:
+    """Every dense tensor, row and slot of two checkpoints is equal to the bit."""
+    ours, theirs = open_checkpoint(one), open_checkpoint(other)
+    assert ours.version == theirs.version
+    dense, expected = ours.dense(), theirs.dense()
+    assert set(dense) == set(expected)
+    for key, tensor in dense.items():
+        np.testing.assert_array_equal(tensor, expected[key], err_msg=key)
+    assert set(ours.manifest["tables"]) == set(theirs.manifest["tables"])
+    for table in ours.manifest["tables"]:
+        for field in ("ids", "weights", "slots"):
+            parts = [
+                np.concatenate([getattr(block, field) for block in checkpoint.rows(table)])
+                for checkpoint in (ours, theirs)
+            ]
+            order = [
+                np.argsort(np.concatenate([block.ids for block in checkpoint.rows(table)]))
+                for checkpoint in (ours, theirs)
+            ]
+            np.testing.assert_array_equal(parts[0][order[0]], parts[1][order[1]], err_msg=f"{table} {field}")
+
+
+def stopped_at(version: int, number: signal.Signals, home: Path, workers: int) -> None:
+    """Starts or resumes the job, and sends it a signal at a version."""
+    hold = Hold(home / f"hold-{version}", version)
+    arguments = ["train", CLICK_JOB, "--workers", workers, *JOB, "--deadline", "30", "--no-export"]
+    places = ["--run-dir", home / "runs", "--checkpoint-dir", home / "checkpoints", "--resume"]
+    with elastable(home, *map(str, [*arguments, *places]), env=hold.environment, name=f"to-{version}") as train:
+        hold.wait(train)
+        children = train.children()
+        assert len(children) == workers
+        train.signal(number)
+        hold.go()
+        assert train.wait() == 130, train.err
+        assert "stopping after this version" in train.out
+    assert not any(is_running(pid) for pid in children)
+    result = json.loads((home / "runs" / "latest" / "result.json").read_text())
+    assert result["stopped"] in ("interrupted", "terminated")
+    saved = find_checkpoint(home / "checkpoints")
+    assert saved.name == f"ckpt-{result['version']:010d}"
+    assert version <= result["version"] < 40
+
+
+@pytest.mark.timeout(900)
+def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tmp_path: Path) -> None:
+    # In the middle of the first epoch, and of the second; with other numbers of workers than the whole run.
+    stopped_at(7, signal.SIGINT, tmp_path, workers=2)
+    stopped_at(27, signal.SIGTERM, tmp_path, workers=1)
+    arguments = ["train", CLICK_JOB, "--workers", "1", *JOB, "--deadline", "30"]
+    places = ["--run-dir", tmp_path / "runs", "--checkpoint-dir", tmp_path / "checkpoints", "--resume"]
+    with elastable(tmp_path, *arguments, *places, name="to-the-end") as train:
+        assert train.wait() == 0, train.err
+        assert "resuming at version" in train.out
+    assert_same_model(find_checkpoint(tmp_path / "checkpoints"), trained.checkpoint)
+    result = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
+    assert result["metrics"] == trained.result["metrics"]

@@ -1,0 +1,120 @@
+"""`elastable train` on two workers: what a run leaves behind, and what the other commands make of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from typer.testing import CliRunner
+
+from elastable.command import app
+from tests.elastable.click_job import HELD_OUT, RECORDS, data
+from tests.elastable.conftest import Trained
+from tests.elastable.processes import CLICK_JOB
+
+
+def told(*arguments: str | Path) -> list[dict[str, object]]:
+    """Runs a command in this process; the JSON lines that it printed."""
+    ran = CliRunner().invoke(app, [str(word) for word in arguments], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+class TestRunDirectory:
+    def test_result(self, trained: Trained) -> None:
+        result = trained.result
+        assert result["examples"] == 2 * RECORDS
+        assert result["version"] == 40
+        assert result["workers"] == 2
+        assert result["store"] == "memory"
+        assert result["seconds"] > 0
+        assert result["examples_per_second"] == pytest.approx(result["examples"] / result["seconds"])
+        assert result["auc"] == result["metrics"]["val_auc"] > 0.8
+        assert result["stopped"] is None
+        assert Path(result["checkpoint"]) == trained.checkpoint
+
+    def test_what_a_person_sees(self, trained: Trained) -> None:
+        assert "users [50 x 8], words [any id x 8]" in trained.ran.out
+        assert "epoch 2/2" in trained.ran.out
+        for word in ("val_auc", "examples/s", "checkpoint", "model.keras"):
+            assert word in trained.ran.out
+
+    def test_metrics(self, trained: Trained) -> None:
+        lines = [json.loads(line) for line in (trained.run / "metrics.jsonl").read_text().splitlines()]
+        assert {line["kind"] for line in lines} == {"train", "epoch"}
+        epochs = [line for line in lines if line["kind"] == "epoch"]
+        assert [(line["epoch"], line["version"]) for line in epochs] == [(0, 20), (1, 40)]
+        for line in epochs:
+            assert {"loss", "auc", "val_loss", "val_auc", "seconds"} <= set(line)
+        assert epochs[-1]["val_auc"] == trained.result["auc"]
+
+    def test_learning_curve(self, trained: Trained) -> None:
+        with Image.open(trained.run / "learning_curve.png") as picture:
+            assert picture.format == "PNG"
+            assert len(set(picture.convert("L").tobytes())) > 2
+
+    def test_tensorboard(self, trained: Trained) -> None:
+        events = EventAccumulator(str(trained.run / "tensorboard"), size_guidance={"tensors": 0})
+        events.Reload()
+        assert {"train/loss", "epoch/loss", "epoch/val_auc"} <= set(events.Tags()["tensors"])
+        assert [event.step for event in events.Tensors("epoch/val_auc")] == [20, 40]
+        last = tf.make_ndarray(events.Tensors("epoch/val_auc")[-1].tensor_proto)
+        assert float(last) == pytest.approx(trained.result["auc"], rel=1e-6)
+
+    def test_the_exported_model_needs_no_elastable(self, trained: Trained, tmp_path: Path) -> None:
+        x, y = data("validation")
+        np.savez(tmp_path / "x.npz", **x)
+        program = f"""
+import sys, keras, numpy as np
+model = keras.saving.load_model({str(trained.run / "model.keras")!r})
+with np.load({str(tmp_path / "x.npz")!r}) as x:
+    predicted = model.predict(dict(x), verbose=0)
+np.save({str(tmp_path / "predicted.npy")!r}, predicted)
+ours = {{"elastable", "worker", "master", "embedding_store"}} & set(sys.modules)
+assert not ours, ours
+"""
+        # Away from the repository, where none of our packages would be found by accident.
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=250, cwd=tmp_path)
+        predicted = np.load(tmp_path / "predicted.npy")
+        written = told("predict", CLICK_JOB, "--checkpoint", trained.checkpoint, "--output", tmp_path / "ours.npy")
+        assert written == [{"output": str(tmp_path / "ours.npy"), "shape": [HELD_OUT, 1]}]
+        np.testing.assert_allclose(predicted, np.load(tmp_path / "ours.npy"), rtol=1e-5, atol=1e-6)
+        assert np.mean((predicted[:, 0] > 0.5) == y) > 0.8
+
+
+class TestCheckpoint:
+    def test_evaluate_says_what_the_job_said(self, trained: Trained) -> None:
+        for place in (trained.checkpoint, trained.run):
+            (line,) = told("evaluate", CLICK_JOB, "--checkpoint", place)
+            assert (line["version"], line["split"]) == (40, "validation")
+            assert line["loss"] == pytest.approx(trained.result["metrics"]["val_loss"], rel=1e-5)
+            assert line["auc"] == pytest.approx(trained.result["auc"], abs=1e-4)
+
+    def test_evaluate_on_the_training_split(self, trained: Trained) -> None:
+        (line,) = told("evaluate", CLICK_JOB, "--checkpoint", trained.checkpoint, "--split", "train")
+        assert line["split"] == "train"
+        assert float(str(line["auc"])) > 0.8
+
+    def test_export_writes_what_the_job_wrote(self, trained: Trained, tmp_path: Path) -> None:
+        import keras
+
+        file = tmp_path / "again.keras"
+        (line,) = told("export", CLICK_JOB, "--checkpoint", trained.checkpoint, "--output", file)
+        assert line == {"output": str(file), "version": 40}
+        ours, theirs = (keras.saving.load_model(path) for path in (file, trained.run / "model.keras"))
+        for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+    def test_lookup(self, trained: Trained) -> None:
+        lines = told("lookup", "users", "3", "49", "--checkpoint", trained.checkpoint)
+        assert [(line["table"], line["id"]) for line in lines] == [("users", 3), ("users", 49)]
+        assert all(len(line["row"]) == 8 for line in lines)  # type: ignore[arg-type]
+        (unseen,) = told("lookup", "words", "--checkpoint", trained.checkpoint, "--", "-123456789")
+        assert np.ptp(np.array(unseen["row"])) > 0
