@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -19,15 +17,14 @@ from elastable.callbacks import JobCallbacks
 from elastable.exit_codes import ExitCode
 from elastable.job_hooks import JobHooks
 from elastable.local_workers import LocalWorkers
-from elastable.options import JobOptions
+from elastable.options import JobOptions, redacted
 from elastable.prepare import PreparedJob, prepare_job
 from elastable.progress import JobProgress, summary_table
 from elastable.run_directory import RunDirectory, require_writable
+from elastable.stopping import SIGNAL_REASONS, stopping_on_signals
 from embedding_store.errors import ElastableError, Unsupported
 from embedding_store.grpc_server import GrpcServer
-from embedding_store.open_store import open_store
 from embedding_store.service import store_service
-from master.api import MasterApi
 from master.checkpoint import write_checkpoint
 from master.core import Master
 from master.hooks import MasterOptions
@@ -36,7 +33,7 @@ from master.service import master_service
 from worker.export import export_keras
 from worker.threads import set_intra_op_threads
 
-__all__ = ["run_bare_server", "run_job"]
+__all__ = ["run_job"]
 
 _LOOK_EVERY_S = 0.5
 _LEAVE_WAIT_S = 10.0
@@ -72,7 +69,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
         server = held.enter_context(GrpcServer(options.listen, [store_service(prepared.store), master_service(master)]))
         _introduce(console, options, prepared, run, server.address)
         job = _Job(options, prepared, master, run, console)
-        held.enter_context(_stopping_on_signals(master, console))
+        held.enter_context(stopping_on_signals(master.stop, console))
         if local_workers:
             workers = LocalWorkers(local_workers, server.address, run.path, options.deadline_s)
             held.enter_context(workers)
@@ -132,7 +129,7 @@ class _Job:
                 raise
             callbacks.end(hooks.logs)
         self._finish(hooks, status.version, status.records_trained, time.monotonic() - began)
-        interrupted = self._master.stop_reason in _SIGNAL_REASONS
+        interrupted = self._master.stop_reason in SIGNAL_REASONS.values()
         return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
 
     def _save(self) -> Path:
@@ -194,7 +191,7 @@ class _Job:
             "total_seconds": total_seconds,
             "version": version,
             "workers": len(self._seen),
-            "store": self._options.store if self._options.store == "memory" else _redacted(self._options.store),
+            "store": redacted(self._options.store),
             "mode": job.mode,
             "epochs": job.epochs,
             "seed": job.seed,
@@ -224,30 +221,6 @@ def _held_out_auc(logs: Mapping[str, float]) -> float | None:
     return next((value for name, value in logs.items() if name.lower().startswith("val_auc")), None)
 
 
-_SIGNAL_REASONS = ("interrupted", "terminated")
-
-
-@contextmanager
-def _stopping_on_signals(master: MasterApi, console: Console) -> Iterator[None]:
-    """The first Ctrl-C ends the job at a version boundary; the second one at once."""
-    before: dict[int, Any] = {}
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, before[number])
-        console.print("stopping after this version; once more to stop at once")
-        # In a thread: the handler may have interrupted whoever holds the master's lock.
-        reason = _SIGNAL_REASONS[number == signal.SIGTERM]
-        threading.Thread(target=master.stop, args=(reason,), daemon=True).start()
-
-    for number in (int(signal.SIGINT), int(signal.SIGTERM)):
-        before[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run: RunDirectory, address: str) -> None:
     tables = ", ".join(
         f"{spec.name} [{'any id' if spec.vocabulary_size is None else f'{spec.vocabulary_size:,}'} x {spec.dim}]"
@@ -255,7 +228,7 @@ def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run
     )
     job = prepared.job
     console.print(
-        f"master at {address}, store {_redacted(options.store)}, run {run.path}", highlight=False, markup=False
+        f"master at {address}, store {redacted(options.store)}, run {run.path}", highlight=False, markup=False
     )
     console.print(f"tables: {tables}", highlight=False, markup=False)
     console.print(
@@ -266,27 +239,3 @@ def _introduce(console: Console, options: JobOptions, prepared: PreparedJob, run
     if prepared.progress.version:
         console.print(f"resuming at version {prepared.progress.version}", highlight=False)
     (run.path / "job.json").write_text(json.dumps({"address": address, "job": job.job}) + "\n")
-
-
-def _redacted(store: str) -> str:
-    head, at, tail = store.rpartition("@")
-    return f"{head.split('://')[0]}://***@{tail}" if at else store
-
-
-def run_bare_server(store_url: str, listen: str, console: Console) -> int:
-    """Serves tables to any client until it is stopped; the exit code."""
-    store = open_store(store_url)
-    master = Master.bare(store)
-    stopped = threading.Event()
-
-    class _Stop:
-        def stop(self, reason: str) -> None:
-            master.stop(reason)
-            stopped.set()
-
-    with store, GrpcServer(listen, [store_service(store), master_service(master)]) as server:
-        console.print(f"parameter server at {server.address}, store {_redacted(store_url)}", highlight=False)
-        with _stopping_on_signals(_Stop(), console):  # type: ignore[arg-type]
-            while not stopped.wait(1.0) and not master.lease_tasks("", 0, 0.0).finished:
-                pass
-    return ExitCode.DONE

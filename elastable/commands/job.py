@@ -128,10 +128,12 @@ def master(
 ) -> None:
     """Run a job's master and wait for workers, wherever they are."""
     import_tensorflow()
-    from elastable.master_process import run_bare_server, run_job
-
     if model_file is None:
+        from elastable.bare_server import run_bare_server
+
         raise typer.Exit(run_bare_server(options["store"], listen, Console()))
     options["grads_to_wait"] = options["grads_to_wait"] or 1
     job = JobOptions(model_file=model_file, listen=listen, **options)
+    from elastable.master_process import run_job
+
     raise typer.Exit(run_job(job, local_workers=0, console=Console()))

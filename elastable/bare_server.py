@@ -1,0 +1,36 @@
+"""A parameter server without a model, for any gRPC client."""
+
+from __future__ import annotations
+
+import threading
+
+from rich.console import Console
+
+from elastable.exit_codes import ExitCode
+from elastable.options import redacted
+from elastable.stopping import stopping_on_signals
+from embedding_store.grpc_server import GrpcServer
+from embedding_store.open_store import open_store
+from embedding_store.service import store_service
+from master.core import Master
+from master.service import master_service
+
+__all__ = ["run_bare_server"]
+
+
+def run_bare_server(store_url: str, listen: str, console: Console) -> int:
+    """Serves tables to any client until a signal, or a client's `StopJob`, ends it; the exit code."""
+    with open_store(store_url) as store:
+        master = Master.bare(store)
+        stopped = threading.Event()
+
+        def stop(reason: str) -> None:
+            master.stop(reason)
+            stopped.set()
+
+        with GrpcServer(listen, [store_service(store), master_service(master)]) as server:
+            console.print(f"parameter server at {server.address}, store {redacted(store_url)}", highlight=False)
+            with stopping_on_signals(stop, console):
+                while not stopped.wait(1.0) and not master.lease_tasks("", 0, 0.0).finished:
+                    pass
+    return ExitCode.DONE

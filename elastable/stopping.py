@@ -1,0 +1,39 @@
+"""Ctrl-C and SIGTERM: a clean end first, an end at once when asked again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+__all__ = ["SIGNAL_REASONS", "stopping_on_signals"]
+
+SIGNAL_REASONS = {int(signal.SIGINT): "interrupted", int(signal.SIGTERM): "terminated"}
+
+
+@contextmanager
+def stopping_on_signals(stop: Callable[[str], None], console: Console) -> Iterator[None]:
+    """Calls `stop` with a reason at the first signal; the second one ends the process as usual.
+
+    `stop` is called in a thread of its own: the signal may have interrupted
+    whoever holds the lock that it needs.
+    """
+    before: dict[int, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, before[number])
+        console.print("stopping after this version; once more to stop at once")
+        threading.Thread(target=stop, args=(SIGNAL_REASONS[number],), daemon=True).start()
+
+    for number in SIGNAL_REASONS:
+        before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
