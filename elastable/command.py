@@ -33,6 +33,7 @@ for command in (train, master, worker, evaluate, predict, export, status, lookup
 
 def main() -> None:
     """Runs the command; an `ElastableError` becomes one line and an exit code."""
+    keep_freed_memory()
     try:
         app()
     except ElastableError as error:

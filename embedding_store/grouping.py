@@ -18,7 +18,16 @@ from embedding_store.kernel import kernel
 from embedding_store.range_pool import SERIAL, RangePool
 from embedding_store.store import Float32, Int64, TableUpdate
 
-__all__ = ["GradientPart", "Grouping", "Int32", "coalesce", "coalesce_many", "group_ids", "unique_ids"]
+__all__ = [
+    "GradientPart",
+    "Grouping",
+    "Int32",
+    "coalesce",
+    "coalesce_many",
+    "group_ids",
+    "sum_by_position",
+    "unique_ids",
+]
 
 Int32 = npt.NDArray[np.int32]
 
@@ -110,12 +119,18 @@ def coalesce_many(parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> Ta
             scale); the same dim in all.
         pool: Threads to sum with.
 
+    Returns:
+        The sums; where there is nothing to sum, the gradients handed in.
+
     Raises:
         BadGradient: no parts, not one gradient row for each id, or pushes of
             different dims.
     """
     dim = _common_dim(parts)
     unique, inverse = unique_ids(np.concatenate([ids for ids, _, _ in parts]) if len(parts) > 1 else parts[0][0])
+    if len(parts) == 1 and len(unique) == len(inverse) and parts[0][2] == 1.0:
+        # Every id once, as workers send them: there is nothing to sum.
+        return TableUpdate(unique, np.ascontiguousarray(parts[0][1]))
     ends = np.cumsum([len(ids) for ids, _, _ in parts])
     total = np.empty((len(unique), dim), np.float32)
     pieces = [
@@ -130,6 +145,37 @@ def coalesce_many(parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> Ta
 
     pool.run(add, len(unique), max(1, _VALUES_A_THREAD // dim))
     return TableUpdate(unique, total)
+
+
+def sum_by_position(positions: Int32, gradients: Float32, rows: int) -> tuple[Int64, Float32]:
+    """Sums gradients whose grouping is known: `coalesce` without a search.
+
+    Args:
+        positions: int32 `[n]`, 0 <= position < rows: the group of each gradient.
+        gradients: float32 `[n, dim]`, C-contiguous.
+        rows: Groups that there are.
+
+    Returns:
+        present: int64 `[u]`, the groups that occur, ascending.
+        sums: float32 `[u, dim]`, the left fold over each group's occurrences.
+
+    Raises:
+        BadGradient: not one gradient row for each position, or a position out of range.
+    """
+    if gradients.ndim != 2 or gradients.dtype != np.float32 or len(gradients) != len(positions):
+        raise BadGradient(
+            f"gradients: want float32 [{len(positions)}, dim], one row for each position, "
+            f"got {gradients.dtype} {list(gradients.shape)}"
+        )
+    total = np.empty((rows, gradients.shape[1]), np.float32)
+    seen = np.zeros(rows, np.bool_)
+    present = _add_at(total, seen, positions, np.ascontiguousarray(gradients))
+    if present < 0:
+        raise BadGradient(f"positions of gradients must lie in 0 <= position < {rows}")
+    if present == rows:
+        return np.arange(rows), total
+    groups = np.flatnonzero(seen)
+    return groups, total[groups]
 
 
 def _common_dim(parts: Sequence[GradientPart]) -> int:
@@ -171,6 +217,28 @@ def _unique(ids: Int64, cells: Int32, unique: Int64, inverse: Int32) -> int:
             count += 1
         inverse[i] = found
     return count
+
+
+@kernel
+def _add_at(total: Float32, seen: npt.NDArray[np.bool_], positions: Int32, gradients: Float32) -> int:
+    """Sums into the rows of `total` that occur; returns how many do, or -1 for a position outside."""
+    dim = gradients.shape[1]
+    present = 0
+    for i in range(len(positions)):
+        group = np.int64(positions[i])
+        if group < 0 or group >= len(total):
+            return -1
+        row = total[group]
+        gradient = gradients[i]
+        if seen[group]:
+            for j in range(dim):
+                row[j] += gradient[j]
+        else:
+            for j in range(dim):
+                row[j] = gradient[j]
+            seen[group] = True
+            present += 1
+    return present
 
 
 @kernel

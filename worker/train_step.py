@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from embedding_store.errors import ModelError, Unsupported
-from embedding_store.grouping import coalesce
+from embedding_store.grouping import sum_by_position
 from embedding_store.store import Float32, Int64
 from master.api import Slices, Tensor
 from worker.id_plan import IdPlan
@@ -67,16 +67,19 @@ class _Step:
             *(tf.TensorSpec([None], tf.int32) for _ in plan.tables),
             tf.TensorSpec([], tf.int64),
         ]
-        eager = bool(getattr(model, "run_eagerly", False))
-        self._function = self._body if eager else tf.function(self._body, input_signature=inputs)
+        self._inputs = inputs
+        self._function: Any = self._body if getattr(model, "run_eagerly", False) else None
 
     def _body(self, *flat: Any) -> Any:
         raise ModelError("a step without a body")
 
     def _call(self, batch: Any, bets: Mapping[str, Any], ids: IdSets, micro_batch: int) -> Any:
+        if self._function is None:
+            # Concrete: nothing is traced anew, so nothing has to be looked up for every call.
+            self._function = tf.function(self._body, input_signature=self._inputs).get_concrete_function()
         flat = tf.nest.flatten(batch, expand_composites=True)
-        rows = [bets[table] for table in self._tables]
-        return self._function(*flat, *rows, *ids.inverses, np.int64(micro_batch))
+        arrays = [*(bets[table] for table in self._tables), *ids.inverses, np.int64(micro_batch)]
+        return self._function(*flat, *map(tf.convert_to_tensor, arrays))
 
     def _unpack(self, flat: Sequence[Any]) -> tuple[Any, dict[str, Any], list[Any], Any]:
         """(batch, BETs by table, an inverse or None for every call, micro-batch)."""
@@ -140,8 +143,10 @@ class TrainStep(_Step):
         loss, dense, planned, unplanned, states, metrics = self._call(batch, bets, ids, micro_batch)
         gathered: dict[str, list[Slices]] = {}
         for table, (values, positions) in zip(self._tables, planned, strict=True):
-            summed = coalesce(positions.numpy().astype(np.int64), values.numpy())
-            gathered.setdefault(table, []).append(Slices(ids.unique[table][summed.ids], summed.gradients))
+            unique = ids.unique[table]
+            present, sums = sum_by_position(np.asarray(positions), np.asarray(values), len(unique))
+            indices = unique if len(present) == len(unique) else unique[present]
+            gathered.setdefault(table, []).append(Slices(indices, sums))
         for table, (values, unique) in zip(self._unplanned, unplanned, strict=True):
             gathered.setdefault(table, []).append(Slices(unique.numpy(), values.numpy()))
         return StepResult(
