@@ -60,7 +60,7 @@ class Worker:
         session: Session,
         identity: WorkerIdentity,
         deadline_s: float = 30.0,
-        ahead: int = 3,
+        ahead: int = 4,
     ) -> None:
         self._master = master
         self._computer = computer

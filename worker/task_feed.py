@@ -11,6 +11,9 @@ from worker.compute import Prepared
 
 __all__ = ["TaskFeed"]
 
+_LOOK_EVERY_S = 0.25
+_LEASE_WAIT_S = 1.0
+
 
 class TaskFeed:
     """Keeps a few prepared tasks ready, the earliest first.
@@ -83,12 +86,14 @@ class TaskFeed:
 
     def _lease_more(self) -> bool:
         with self._changed:
+            # Several at a time: a call for every task would cost the master more than its answer is worth.
+            self._changed.wait_for(lambda: self._stopping or 2 * len(self._ready) <= self._ahead, timeout=_LOOK_EVERY_S)
             if self._stopping:
                 return False
             want = max(0, self._ahead - len(self._ready))
-        # With nothing wanted the call still waits: a task of the version in
-        # work may be handed on from a worker that died.
-        lease = self._master.lease_tasks(self._incarnation, want, wait_s=0.25 if want == 0 else 1.0)
+        # With nothing wanted the call is made now and then all the same: a task
+        # of the version in work may be handed on from a worker that died.
+        lease = self._master.lease_tasks(self._incarnation, want, wait_s=_LEASE_WAIT_S if want else 0.0)
         for task in lease.tasks:
             prepared = self._prepare(task)
             with self._changed:
