@@ -221,6 +221,9 @@ def _specs(variables: Sequence[Any]) -> tuple[TensorSpec, ...]:
 
 
 def _copied(variable: keras.Variable) -> Tensor:
-    copy: Tensor = np.array(variable.value.numpy())
+    # Raw, as every version is read while workers wait. Nothing is copied yet: TensorFlow copies a
+    # variable's buffer when it is changed while anybody holds it.
+    value = variable.value
+    copy: Tensor = np.asarray(tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype))
     copy.setflags(write=False)
     return copy

@@ -16,18 +16,10 @@ class DenseMirror:
     """Writes snapshots into a model's variables and states, in model order."""
 
     def __init__(self, model: Any) -> None:
-        self._variables = [variable.value for variable in model.trainable_weights]
-        self._states = [variable.value for variable in model.non_trainable_weights]
-        targets = [*self._variables, *self._states]
-        self._paths = [v.path for v in (*model.trainable_weights, *model.non_trainable_weights)]
-
-        def assign(*values: Any) -> None:
-            for target, value in zip(targets, values, strict=True):
-                target.assign(value)
-
-        signature = [tf.TensorSpec(target.shape, target.dtype) for target in targets]
-        self._assign = tf.function(assign, input_signature=signature) if targets else None
-        self._shapes = [tuple(target.shape) for target in targets]
+        variables = [*model.trainable_weights, *model.non_trainable_weights]
+        self._targets = [variable.value for variable in variables]
+        self._paths = [variable.path for variable in variables]
+        self._shapes = [tuple(target.shape) for target in self._targets]
 
     def assign(self, snapshot: DenseSnapshot) -> None:
         """Makes the model's dense part that of the snapshot.
@@ -42,5 +34,6 @@ class DenseMirror:
                 f"the master's model differs from this worker's: its dense variables have shapes {theirs}, "
                 f"here {dict(zip(self._paths, self._shapes, strict=True))}; run the same model file everywhere"
             )
-        if self._assign is not None:
-            self._assign(*values)
+        for target, value in zip(self._targets, values, strict=True):
+            # Raw, as a version's workers all wait for this; shapes are known to fit.
+            tf.raw_ops.AssignVariableOp(resource=target.handle, value=tf.convert_to_tensor(value, target.dtype))
