@@ -15,7 +15,7 @@ from embedding_store.errors import (
     VersionError,
 )
 
-__all__ = ["ExitCode", "exit_code_of", "exit_code_table"]
+__all__ = ["ExitCode", "error_of", "exit_code_of", "exit_code_table"]
 
 
 class ExitCode(IntEnum):
@@ -65,6 +65,11 @@ _CODES: tuple[tuple[type[ElastableError], ExitCode], ...] = (
 def exit_code_of(error: ElastableError) -> ExitCode:
     """The exit code that tells of this error."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.UNEXPECTED)
+
+
+def error_of(code: int) -> type[ElastableError]:
+    """The kind of error that a process's exit code tells of; `JobFailed` for codes that are not ours."""
+    return next((kind for kind, known in _CODES if known == code), JobFailed)
 
 
 def exit_code_table() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from elastable.exit_codes import error_of
 from embedding_store.errors import JobFailed
 
 __all__ = ["LocalWorkers"]
@@ -66,11 +67,19 @@ class LocalWorkers:
         return lines
 
     def require_some_alive(self) -> None:
-        """Raises `JobFailed`, with the end of a log, when every worker is gone."""
-        if self._processes and all(process.poll() is not None for process in self._processes):
-            number = next((n for n, process in enumerate(self._processes) if process.poll()), 0)
+        """Refuses to go on when every worker is gone.
+
+        Raises:
+            ElastableError: with the end of a log; of the kind that all workers
+                failed with, or `JobFailed` where they differ or were killed.
+        """
+        codes = [process.poll() for process in self._processes]
+        if codes and None not in codes:
+            number = next((n for n, code in enumerate(codes) if code), 0)
+            failed = {code for code in codes if code}
+            kind = error_of(failed.pop()) if len(failed) == 1 else JobFailed
             tail = "\n".join(self._logs[number].read_text(errors="replace").splitlines()[-8:])
-            raise JobFailed(f"every worker has ended before the job; the last lines of {self._logs[number]}:\n{tail}")
+            raise kind(f"every worker has ended before the job; the last lines of {self._logs[number]}:\n{tail}")
 
     def stop(self, wait_s: float) -> None:
         """Lets the workers end by themselves for `wait_s` seconds, then ends them."""

@@ -17,13 +17,14 @@ from elastable.callbacks import JobCallbacks
 from elastable.exit_codes import ExitCode
 from elastable.job_hooks import JobHooks
 from elastable.local_workers import LocalWorkers
-from elastable.options import JobOptions, redacted
+from elastable.options import JobOptions
 from elastable.prepare import PreparedJob, prepare_job
 from elastable.progress import JobProgress, summary_table
 from elastable.run_directory import RunDirectory, require_writable
 from elastable.stopping import SIGNAL_REASONS, stopping_on_signals
 from embedding_store.errors import ElastableError, Unsupported
 from embedding_store.grpc_server import GrpcServer
+from embedding_store.redis_url import redacted
 from embedding_store.service import store_service
 from master.checkpoint import write_checkpoint
 from master.core import Master

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from embedding_store.errors import BadInput
 
-__all__ = ["JobOptions", "redacted"]
+__all__ = ["JobOptions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,3 @@ class JobOptions:
             raise BadInput("--resume needs --checkpoint-dir: the place to resume from")
         if self.deadline_s <= 0:
             raise BadInput(f"deadline must be above 0 seconds, got {self.deadline_s}")
-
-
-def redacted(store: str) -> str:
-    """A store's URL as it may be shown: without the credentials in it."""
-    head, at, tail = store.rpartition("@")
-    return f"{head.split('://')[0]}://***@{tail}" if at else store

@@ -11,7 +11,7 @@ from embedding_store.errors import BadInput
 from embedding_store.redis_schema import DEFAULT_NAMESPACE, DEFAULT_PARTITIONS, check_namespace, check_partitions
 from embedding_store.rpc_address import Address
 
-__all__ = ["DEFAULT_DEADLINE_S", "DEFAULT_PORT", "SCHEMES", "RedisUrl"]
+__all__ = ["DEFAULT_DEADLINE_S", "DEFAULT_PORT", "SCHEMES", "RedisUrl", "redacted"]
 
 SCHEMES = ("redis", "rediss")
 DEFAULT_PORT = 6379
@@ -85,6 +85,12 @@ class RedisUrl:
         """The URL without its login and options: fit for messages."""
         database = f"/{self.db}" if self.db else ""
         return f"{'rediss' if self.tls else 'redis'}://{','.join(str(seed) for seed in self.seeds)}{database}"
+
+
+def redacted(url: str) -> str:
+    """A store's URL, whatever its scheme, with `***` in the place of a login."""
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://***@{tail}" if at else url
 
 
 def _options(query: str) -> dict[str, str]:

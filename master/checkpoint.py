@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from embedding_store.errors import CheckpointError
+from embedding_store.redis_url import redacted
 from embedding_store.spec_json import spec_from_json, spec_to_json
 from embedding_store.store import EmbeddingStore, RowBlock
 from master.api import JobSpec, Tensor
@@ -132,7 +133,7 @@ def _write_files(
         "format": _FORMAT,
         "version": progress.version,
         "progress": json.loads(progress.to_json()),
-        "job": dataclasses.asdict(job),
+        "job": {**dataclasses.asdict(job), "store_url": redacted(job.store_url)},
         "tables": tables,
         "sha256": checksums,
     }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, JobFailed, NotFinite
+from embedding_store.redis_url import redacted
 from embedding_store.store import EmbeddingStore
 from master.api import (
     DenseSnapshot,
@@ -268,7 +269,7 @@ class Master:
         with self._changed:
             fields = self._state.status_fields()
             sums, ended = self._state.epoch_metrics, dict(self._driver.last_logs)
-        return JobStatus(metrics={**ended, **self._running(sums)}, store=self.job.store_url, **fields)
+        return JobStatus(metrics={**ended, **self._running(sums)}, store=redacted(self.job.store_url), **fields)
 
     def _running(self, sums: tuple[Tensor, ...]) -> dict[str, float]:
         """Results of the running epoch; every worker's session asks for them, so they may be a little old."""

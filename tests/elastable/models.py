@@ -1,0 +1,63 @@
+"""Small Keras models and records that several tests train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+import elastable as et
+
+__all__ = ["USERS", "WORDS", "clicks", "plain_model", "store_model", "tables_and_weights"]
+
+USERS, WORDS, DIM = 30, 40, 4
+
+
+def clicks(records: int = 96, seed: int = 0) -> tuple[dict[str, np.ndarray[Any, Any]], np.ndarray[Any, Any]]:
+    """Ids of users `[n]` and words `[n, 3]`, and whether they click, which one can learn."""
+    random = np.random.default_rng(seed)
+    users = random.integers(0, USERS, records)
+    words = random.integers(0, WORDS, (records, 3))
+    return {"user": users, "word": words}, (users % 2 == 0).astype(np.float32)
+
+
+def _model(user: Any, word: Any) -> Any:
+    users = keras.Input((), dtype="int64", name="user")
+    words = keras.Input((3,), dtype="int64", name="word")
+    said = keras.ops.mean(word(words), axis=1)
+    hidden = keras.layers.Dense(8, activation="relu", kernel_initializer=keras.initializers.GlorotUniform(seed=3))(
+        keras.layers.Concatenate()([user(users), said])
+    )
+    out = keras.layers.Dense(1, activation="sigmoid", kernel_initializer=keras.initializers.GlorotUniform(seed=4))
+    return keras.Model([users, words], out(hidden))
+
+
+def store_model() -> Any:
+    """Two tables in a store and two dense layers; not compiled."""
+    return _model(
+        et.Embedding(DIM, input_dim=USERS, name="users", embeddings_initializer="ones"),
+        et.Embedding(DIM, input_dim=WORDS, name="words", embeddings_initializer="ones"),
+    )
+
+
+def plain_model() -> Any:
+    """The same with `keras.layers.Embedding`, and equal initial values."""
+    return _model(
+        keras.layers.Embedding(USERS, DIM, name="users", embeddings_initializer="ones"),
+        keras.layers.Embedding(WORDS, DIM, name="words", embeddings_initializer="ones"),
+    )
+
+
+def tables_and_weights(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Both tables, wherever they are, and all dense weights of one of the models above."""
+    found = {}
+    for name, size in (("users", USERS), ("words", WORDS)):
+        layer = model.get_layer(name)
+        in_store = isinstance(layer, et.Embedding)
+        found[name] = layer.read_rows(np.arange(size)) if in_store else np.asarray(layer.embeddings)
+    dense = [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)]
+    for number, layer in enumerate(dense):
+        for part, value in enumerate(layer.get_weights()):
+            found[f"dense {number} {part}"] = value
+    return found
