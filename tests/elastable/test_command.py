@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from elastable.command import app
-from elastable.exit_codes import ExitCode, exit_code_of
+from elastable.exit_codes import ExitCode, error_of, exit_code_of
 from embedding_store import errors
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Int64
@@ -87,6 +87,13 @@ class TestHelp:
 )
 def test_every_error_has_an_exit_code(error: type[errors.ElastableError], code: ExitCode) -> None:
     assert exit_code_of(error("x")) is code
+
+
+def test_an_exit_code_tells_of_the_kind_of_error() -> None:
+    assert error_of(ExitCode.UNAVAILABLE) is errors.Unavailable
+    assert error_of(ExitCode.BAD_MODEL) is errors.ModelError
+    assert error_of(-9) is errors.JobFailed
+    assert error_of(ExitCode.UNEXPECTED) is errors.JobFailed
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,92 @@
+"""The house of docs/architecture.md, held: imports run downwards, modules are small and say what they hold."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import elastable
+
+ROOT = Path(__file__).parents[1]
+OURS = ("embedding_store", "master", "worker", "elastable", "benchmarks", "examples", "tests")
+
+#: What the modules of a package may import of ours; a name allows what is in it.
+ALLOWED = {
+    "embedding_store": ("embedding_store",),
+    "master": ("embedding_store", "master"),
+    # Of the master a worker knows what both say to each other, and the order of records; never its state.
+    "worker": ("embedding_store", "master.api", "master.client", "master.record_order", "master.v1", "worker"),
+    "elastable": ("embedding_store", "master", "worker", "elastable"),
+}
+NEVER_IN_THE_STORE = ("tensorflow", "keras", "tf_keras", "torch", "jax")
+LONGEST_MODULE = 400
+
+
+def modules(package: str) -> list[Path]:
+    """Hand-written modules of a package."""
+    return sorted(path for path in (ROOT / package).rglob("*.py") if "v1" not in path.parent.parts)
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Dotted names that a module imports, wherever in it; `from a import b` gives a.b."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import hides where it goes"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, allowed: tuple[str, ...]) -> bool:
+    return any(name == place or name.startswith(f"{place}.") for place in allowed)
+
+
+EVERY_MODULE = [path for package in ALLOWED for path in modules(package)]
+named = pytest.mark.parametrize("path", EVERY_MODULE, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+@named
+def test_imports_run_downwards(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    for name in imported(path):
+        if name.partition(".")[0] in OURS:
+            assert within(name, ALLOWED[package]), f"{package} must not import {name}"
+
+
+@named
+def test_modules_say_what_they_hold(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "no docstring"
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    if any(not name.startswith("_") for name in defined):
+        assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+        assert "__all__" in [target.id for target in assigned if isinstance(target, ast.Name)], "no __all__"
+
+
+@named
+def test_modules_are_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST_MODULE
+
+
+@pytest.mark.parametrize("path", modules("embedding_store"), ids=lambda path: path.name)
+def test_the_store_never_loads_a_training_framework(path: Path) -> None:
+    assert not [name for name in imported(path) if name.partition(".")[0] in NEVER_IN_THE_STORE]
+
+
+def test_the_lazily_named_modules_are_downwards_too() -> None:
+    assert all(within(home, ALLOWED["elastable"]) for home in elastable._HOMES.values())
+
+
+def test_proto_is_no_package() -> None:
+    # `import proto` belongs to proto-plus.
+    assert not list((ROOT / "proto").rglob("*.py"))
+
+
+def test_no_pickle_and_no_bare_except() -> None:
+    for path in EVERY_MODULE:
+        assert not [name for name in imported(path) if name.partition(".")[0] in ("pickle", "dill", "cloudpickle")]
+        handlers = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ExceptHandler)]
+        assert all(handler.type is not None for handler in handlers), path

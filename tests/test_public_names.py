@@ -1,0 +1,95 @@
+"""Exported names are a promise: this list changes together with the changelog."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import elastable
+import embedding_store
+
+ELASTABLE = [
+    "CsvReader",
+    "EdlEmbedding",
+    "ElastableError",
+    "Embedding",
+    "InitializerSpec",
+    "MemoryStore",
+    "NumpyReader",
+    "OptimizerSpec",
+    "ParquetReader",
+    "RedisStore",
+    "TableSpec",
+    "export_keras",
+    "fit",
+    "open_store",
+]
+EMBEDDING_STORE = [
+    "BadGradient",
+    "BadIds",
+    "BadInput",
+    "BadSpec",
+    "CheckpointError",
+    "Commit",
+    "DeadlineExceeded",
+    "ElastableError",
+    "EmbeddingStore",
+    "FutureVersion",
+    "Grouping",
+    "INITIALIZER_KINDS",
+    "IdOutOfRange",
+    "InitializerSpec",
+    "JobFailed",
+    "MemoryStore",
+    "ModelError",
+    "NotFinite",
+    "NotJoined",
+    "OptimizerSpec",
+    "RowBlock",
+    "RowOptimizer",
+    "RowSource",
+    "SlotSpec",
+    "SpecConflict",
+    "StaleVersion",
+    "StoreFailed",
+    "TableNotFound",
+    "TableSpec",
+    "TableUpdate",
+    "Unavailable",
+    "Unsupported",
+    "VersionError",
+    "as_ids",
+    "coalesce",
+    "coalesce_many",
+    "group_ids",
+    "initial_rows",
+    "register_row_optimizer",
+    "require_finite",
+    "require_gradients",
+    "require_ids",
+    "unique_ids",
+]
+
+
+def test_elastable() -> None:
+    assert sorted(elastable.__all__) == ELASTABLE
+    for name in ELASTABLE:
+        assert getattr(elastable, name) is not None
+        assert name in dir(elastable)
+
+
+def test_embedding_store() -> None:
+    assert sorted(embedding_store.__all__) == EMBEDDING_STORE
+
+
+def test_an_unknown_name_is_told_with_the_known_ones() -> None:
+    with pytest.raises(AttributeError, match=r"'elastable' has no attribute 'Embeding'; it has .*Embedding"):
+        _ = elastable.Embeding
+
+
+def test_importing_elastable_does_not_load_tensorflow() -> None:
+    program = "import sys, elastable; print({'tensorflow', 'keras', 'numba', 'grpc'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.stdout == "set()\n", ran.stderr
