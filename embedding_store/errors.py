@@ -19,6 +19,7 @@ __all__ = [
     "JobFailed",
     "ModelError",
     "NotFinite",
+    "NotJoined",
     "SpecConflict",
     "StaleVersion",
     "StoreFailed",
@@ -87,6 +88,10 @@ class DeadlineExceeded(Unavailable):
 
 class StoreFailed(ElastableError):
     """The store answered with a failure; no value was substituted for it."""
+
+
+class NotJoined(ElastableError):
+    """A worker without a session asked for work; it has to join (again)."""
 
 
 class ModelError(ElastableError):

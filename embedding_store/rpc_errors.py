@@ -32,6 +32,7 @@ _CODES: dict[type[ElastableError], grpc.StatusCode] = {
     errors.TableNotFound: grpc.StatusCode.NOT_FOUND,
     errors.SpecConflict: grpc.StatusCode.ALREADY_EXISTS,
     errors.VersionError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotJoined: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.StoreFailed: grpc.StatusCode.INTERNAL,

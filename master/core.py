@@ -154,7 +154,7 @@ class Master:
         """Up to `want` tasks, waiting up to `wait_s` seconds for the first; see `TaskBoard.lease`.
 
         Raises:
-            BadInput: the worker has not joined.
+            NotJoined: the worker has no session.
             JobFailed: the job has failed.
         """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from embedding_store.errors import BadInput
+from embedding_store.errors import NotJoined
 from master.api import Task, TaskKind
 from master.leases import LeaseBook
 from master.schedule import Schedule
@@ -159,10 +159,10 @@ class TaskBoard:
             version: The current version.
 
         Raises:
-            BadInput: the worker has not joined.
+            NotJoined: the worker has no session.
         """
         if worker not in self._leases.workers:
-            raise BadInput(f"worker {worker!r} has not joined the job: open a session first")
+            raise NotJoined(f"worker {worker!r} has not joined the job: open a session first")
         granted: list[Task] = []
         if self._evaluation is not None:
             numbers = self._grant(self._evaluation, worker, max(want, 1))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from embedding_store.errors import (
     ElastableError,
+    JobFailed,
     StaleVersion,
     Unavailable,
     VersionError,
@@ -177,10 +178,14 @@ class Worker:
 
     def _rejoin(self) -> None:
         _log.warning("the session with the master ended; joining again")
+        # What is prepared stays: a push names what it computed, so it counts once
+        # whether the lease is still this worker's or not.
         self._session.close()
-        self._feed.forget()
         self._snapshot = None
+        before = self._session.job.job
         self._session = self._master.join(self._identity)
+        if self._session.job.job != before:
+            raise JobFailed(f"the master runs another job now ({self._session.job.job}); this worker was in {before}")
 
     def _tell(self, error: Exception) -> None:
         if isinstance(error, Unavailable) and not self._session.alive():

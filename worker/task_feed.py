@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from embedding_store.errors import ElastableError
+from embedding_store.errors import ElastableError, NotJoined
 from master.api import MasterApi, Task
 from worker.compute import Prepared
 
@@ -61,12 +61,6 @@ class TaskFeed:
             self._ready.pop(prepared.task, None)
             self._changed.notify_all()
 
-    def forget(self) -> None:
-        """Drops everything that is waiting (the leases are lost)."""
-        with self._changed:
-            self._ready.clear()
-            self._changed.notify_all()
-
     def stop(self) -> None:
         """Ends the thread; waits for it a few seconds."""
         with self._changed:
@@ -93,7 +87,13 @@ class TaskFeed:
             want = max(0, self._ahead - len(self._ready))
         # With nothing wanted the call is made now and then all the same: a task
         # of the version in work may be handed on from a worker that died.
-        lease = self._master.lease_tasks(self._incarnation, want, wait_s=_LEASE_WAIT_S if want else 0.0)
+        try:
+            lease = self._master.lease_tasks(self._incarnation, want, wait_s=_LEASE_WAIT_S if want else 0.0)
+        except NotJoined:
+            # The session broke, or the master is another process now: the loop joins again.
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping, timeout=_LOOK_EVERY_S)
+            return True
         for task in lease.tasks:
             prepared = self._prepare(task)
             with self._changed:

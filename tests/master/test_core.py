@@ -18,6 +18,7 @@ from embedding_store.errors import (
     FutureVersion,
     JobFailed,
     NotFinite,
+    NotJoined,
     StaleVersion,
     StoreFailed,
 )
@@ -485,7 +486,7 @@ def test_a_worker_is_there_until_its_last_session_ends() -> None:
         assert second.alive()
         assert job.tasks(1)
         second.close()
-        with pytest.raises(BadInput, match="has not joined"):
+        with pytest.raises(NotJoined, match="has not joined"):
             job.tasks(1)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
+from embedding_store.errors import NotJoined
 from master.api import JobSpec, Task, TaskKind
 from master.schedule import Schedule
 from master.task_board import TaskBoard
@@ -124,7 +124,7 @@ def test_a_worker_that_never_got_the_answer_is_served_again() -> None:
 
 
 def test_a_worker_must_join() -> None:
-    with pytest.raises(BadInput, match="'a' has not joined"):
+    with pytest.raises(NotJoined, match="'a' has not joined"):
         board_of().lease("a", 1, 0)
 
 
