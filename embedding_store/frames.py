@@ -1,4 +1,4 @@
-"""Bulk messages as frames of about 1 MiB: encoded with one copy, decoded into place.
+"""Bulk messages as one frame, or as frames of about 1 MiB: encoded with one copy, decoded into place.
 
 A bulk message of the protos is `{ Header header = 1; bytes body = 2; }` on a
 stream. The header stands in the first frame only; the bodies of all frames,
@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 Header = TypeVar("Header", bound=Message)
 
 FRAME_BYTES = 1 << 20
-"""Body bytes in a frame that we send; loopback gRPC is fastest about there."""
+"""Body bytes in a frame of a message that takes several; loopback gRPC is fastest about there."""
 
 MAX_FRAME_BYTES = 4 << 20
 """The longest frame that is sent or taken."""
@@ -45,10 +45,11 @@ MAX_HEADER_BYTES = MAX_FRAME_BYTES - FRAME_BYTES - 64
 MAX_BODY_BYTES = 4 << 30
 """The longest body that a header may declare; split larger calls."""
 
-ONE_FRAME_BYTES = 512 << 10
-"""A body that one call of one frame each way may carry."""
+ONE_FRAME_BYTES = 3584 << 10
+"""A body up to this travels in one frame: a call of one frame each way costs half of a stream's threads."""
 
 _HEADER_TAG = 0x0A  # field 1, length-delimited
+_FIELD_BYTES = 8  # the tag and the length of a body
 _MAX_RANK = 32
 _SMALL_BYTES = 4 << 10  # below this a second copy costs less than a view
 _BODY_TAG = 0x12  # field 2, length-delimited
@@ -77,7 +78,7 @@ def encode(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes]:
     buffers = [_raw(array) for array in arrays if array.size]
     size = sum(map(len, buffers))
     room = max(FRAME_BYTES - len(prefix), 0)
-    if size <= room:
+    if size <= room or (size <= ONE_FRAME_BYTES and len(prefix) + size <= MAX_FRAME_BYTES - _FIELD_BYTES):
         yield _frame(prefix, buffers, size)
         return
     for pieces, held in _pieces(buffers, room):

@@ -3,8 +3,8 @@
 isort:skip_file
 The embedding store on the wire: tables, and lookups of rows.
 
-Bulk messages (LookupRequest, LookupReply) travel on streams of frames of
-about 1 MiB, 4 MiB at most.  The header stands in the first frame only; the
+Bulk messages (LookupRequest, LookupReply) travel on streams of frames, of
+4 MiB at most.  The header stands in the first frame only; the
 bodies of all frames, joined, are raw little-endian buffers in the order of
 the header's entries.  See docs/wire.md.
 """

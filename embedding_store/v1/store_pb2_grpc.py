@@ -79,7 +79,7 @@ class EmbeddingStoreServicer:
 
     def LookupSmall(self, request, context):
         """The same in one frame each way, at about half the latency: for replies of
-        at most 512 KiB of rows.
+        at most 3.5 MiB of rows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

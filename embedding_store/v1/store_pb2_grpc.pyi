@@ -3,8 +3,8 @@
 isort:skip_file
 The embedding store on the wire: tables, and lookups of rows.
 
-Bulk messages (LookupRequest, LookupReply) travel on streams of frames of
-about 1 MiB, 4 MiB at most.  The header stands in the first frame only; the
+Bulk messages (LookupRequest, LookupReply) travel on streams of frames, of
+4 MiB at most.  The header stands in the first frame only; the
 bodies of all frames, joined, are raw little-endian buffers in the order of
 the header's entries.  See docs/wire.md.
 """
@@ -42,7 +42,7 @@ class EmbeddingStoreStub:
     Lookup: _grpc.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
     LookupSmall: _grpc.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
     """The same in one frame each way, at about half the latency: for replies of
-    at most 512 KiB of rows.
+    at most 3.5 MiB of rows.
     """
 
 @_typing.type_check_only
@@ -53,7 +53,7 @@ class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
     Lookup: _aio.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
     LookupSmall: _aio.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
     """The same in one frame each way, at about half the latency: for replies of
-    at most 512 KiB of rows.
+    at most 3.5 MiB of rows.
     """
 
 class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
@@ -85,7 +85,7 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.LookupReply, _abc.Awaitable[_store_pb2.LookupReply]]:
         """The same in one frame each way, at about half the latency: for replies of
-        at most 512 KiB of rows.
+        at most 3.5 MiB of rows.
         """
 
 def add_EmbeddingStoreServicer_to_server(servicer: EmbeddingStoreServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

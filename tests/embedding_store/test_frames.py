@@ -13,7 +13,16 @@ from hypothesis.extra import numpy as npst
 
 from embedding_store import frames
 from embedding_store.errors import BadInput
-from embedding_store.frames import FRAME_BYTES, MAX_BODY_BYTES, MAX_HEADER_BYTES, BodyPlan, FrameReader, encode
+from embedding_store.frames import (
+    FRAME_BYTES,
+    MAX_BODY_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_HEADER_BYTES,
+    ONE_FRAME_BYTES,
+    BodyPlan,
+    FrameReader,
+    encode,
+)
 from embedding_store.v1 import store_pb2
 
 INT64 = np.dtype(np.int64)
@@ -42,6 +51,7 @@ plain_arrays = npst.arrays(
 def test_what_is_encoded_is_decoded(header: bytes, arrays: list[np.ndarray[Any, Any]], frame_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frames, "FRAME_BYTES", frame_bytes)
+        patch.setattr(frames, "ONE_FRAME_BYTES", frame_bytes)
         message = list(encode(header, arrays))
     reader = FrameReader(message, "Test")
     assert reader._header == header
@@ -58,6 +68,7 @@ def test_the_generated_message_reads_our_frames_and_writes_what_we_read(ids: lis
     array = np.array(ids, np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frames, "FRAME_BYTES", frame_bytes)
+        patch.setattr(frames, "ONE_FRAME_BYTES", frame_bytes)
         message = list(encode(HEADER.SerializeToString(), [array]))
     parsed = [store_pb2.LookupRequest.FromString(frame) for frame in message]
     assert parsed[0].header == HEADER
@@ -73,26 +84,37 @@ def test_big_endian_and_strided_arrays_travel_as_little_endian_rows() -> None:
     np.testing.assert_array_equal(back, rows)
 
 
-def test_frames_are_about_a_mebibyte_and_one_is_enough_for_an_empty_body() -> None:
-    body = np.zeros(3 * FRAME_BYTES + 5, np.uint8)
+def test_a_long_message_has_frames_of_about_a_mebibyte_and_one_is_enough_for_a_short_one() -> None:
+    body = np.zeros(5 * FRAME_BYTES + 5, np.uint8)
     sizes = [len(frame) for frame in encode(b"head", [body])]
-    assert len(sizes) == 4
+    assert len(sizes) == 6
     assert max(sizes) <= FRAME_BYTES + 16
+    assert len(list(encode(b"head", [body[:ONE_FRAME_BYTES]]))) == 1
+    assert len(list(encode(b"head", [body[: ONE_FRAME_BYTES + 1]]))) > 1
     assert list(encode(b"", [])) == [b"\x0a\x00"]
     assert len(list(encode(b"h", [np.empty((0, 7), np.float32)]))) == 1
 
 
+def test_no_frame_is_longer_than_may_be_sent_whatever_its_header() -> None:
+    for header in (0, 100, 510 << 10, 512 << 10, 600 << 10, MAX_HEADER_BYTES):
+        for body in (ONE_FRAME_BYTES - 1, ONE_FRAME_BYTES, ONE_FRAME_BYTES + 1):
+            message = list(encode(bytes(header), [np.zeros(body, np.uint8)]))
+            assert max(map(len, message)) <= MAX_FRAME_BYTES
+            assert len(read(message, [np.zeros(body, np.uint8)])[0]) == body
+
+
 def test_a_body_that_fills_its_frames_exactly_has_no_empty_frame_behind_it() -> None:
     room = FRAME_BYTES - len(b"\x0a\x00")
-    assert len(list(encode(b"", [np.zeros(room + FRAME_BYTES, np.uint8)]))) == 2
+    assert len(list(encode(b"", [np.zeros(room + 4 * FRAME_BYTES, np.uint8)]))) == 5
 
 
 def test_a_header_longer_than_a_frame_is_refused_and_a_long_one_travels_alone() -> None:
     with pytest.raises(BadInput, match="does not fit into a frame"):
         next(encode(bytes(MAX_HEADER_BYTES + 1), []))
-    message = list(encode(bytes(MAX_HEADER_BYTES), [np.arange(3)]))
-    assert [len(frame) > MAX_HEADER_BYTES for frame in message] == [True, False]
-    np.testing.assert_array_equal(read(message, [np.arange(3)])[0], np.arange(3))
+    body = np.arange(1 << 18)
+    message = list(encode(bytes(MAX_HEADER_BYTES), [body]))
+    assert [len(frame) > MAX_HEADER_BYTES for frame in message] == [True, False, False]
+    np.testing.assert_array_equal(read(message, [body])[0], body)
 
 
 def split(*bodies: bytes) -> Iterator[bytes]:

@@ -26,7 +26,7 @@ from embedding_store.errors import (
     TableNotFound,
     Unavailable,
 )
-from embedding_store.frames import FRAME_BYTES, MAX_BODY_BYTES, encode
+from embedding_store.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, encode
 from embedding_store.grpc_server import GrpcServer, Service
 from embedding_store.memory import MemoryStore
 from embedding_store.remote import RemoteSource
@@ -106,11 +106,11 @@ def test_many_tables_take_one_call_and_keep_their_order(remote: RemoteSource, st
 def test_thousands_of_tables_take_one_call() -> None:
     ids = {f"{number:0200d}": np.arange(1) for number in range(6_000)}
     tables = [store_pb2.TableIds(table=name, count=1) for name in ids]
-    # Names of 200 letters make headers of more than 1 MiB, so the rows need a frame of their own.
+    # Names of 200 letters make headers of more than 1 MiB, so the rows do not fit beside them.
     request = store_pb2.LookupRequest(header=store_pb2.LookupHeader(tables=tables), body=bytes(8 * len(ids)))
     with MemoryStore() as many, GrpcServer("127.0.0.1:0", [store_service(many)]) as server:
         for name in ids:
-            many.create_table(TableSpec(name, 1))
+            many.create_table(TableSpec(name, 128))
         with RemoteSource(server.address, 60) as remote:
             for _ in range(2):  # the second time their dims are known
                 assert_same_rows(remote, many, ids)
@@ -174,7 +174,7 @@ def test_eight_threads_share_one_source(remote: RemoteSource, store: MemoryStore
 def test_a_client_of_the_generated_stubs_is_answered(
     stub: store_pb2_grpc.EmbeddingStoreStub, store: MemoryStore
 ) -> None:
-    ids = np.arange(10_000)
+    ids = np.arange(20_000)
     header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="wide", count=len(ids))])
     asked = [
         store_pb2.LookupRequest(header=header, body=ids[:10].tobytes()[:-3]),
@@ -182,9 +182,9 @@ def test_a_client_of_the_generated_stubs_is_answered(
     ]
     replies = list(stub.Lookup(iter(asked), timeout=60))
     assert len(replies) > 1
-    assert replies[0].header.tables[0] == store_pb2.TableRows(table="wide", count=10_000, dim=64, dtype="float32")
+    assert replies[0].header.tables[0] == store_pb2.TableRows(table="wide", count=20_000, dim=64, dtype="float32")
     assert replies[0].header.version == 1
-    rows = np.frombuffer(b"".join(reply.body for reply in replies), "<f4").reshape(10_000, 64)
+    rows = np.frombuffer(b"".join(reply.body for reply in replies), "<f4").reshape(20_000, 64)
     np.testing.assert_array_equal(rows, store.lookup({"wide": ids})["wide"])
     small = store_pb2.LookupRequest(
         header=store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="narrow", count=2)]), body=ids[:2].tobytes()
@@ -227,7 +227,7 @@ def test_a_server_of_the_generated_stubs_is_understood() -> None:
     with RemoteSource(f"127.0.0.1:{port}", deadline_s=60) as remote:
         assert remote.version() == 4
         assert remote.specs() == {"narrow": NARROW}
-        for count in (5_000, 300_000):
+        for count in (5_000, 700_000):
             rows = remote.lookup({"narrow": np.arange(count)})["narrow"]
             np.testing.assert_array_equal(rows, np.repeat(np.arange(count, dtype=np.float32), 3).reshape(-1, 3))
     server.stop(None)
@@ -263,7 +263,7 @@ def test_malformed_requests_of_a_raw_client_are_refused(server: GrpcServer, case
 
 
 def test_a_small_lookup_of_many_rows_is_sent_to_the_stream(stub: store_pb2_grpc.EmbeddingStoreStub) -> None:
-    ids = np.arange(FRAME_BYTES // 256 + 1)
+    ids = np.arange(ONE_FRAME_BYTES // 256 + 1)
     request = store_pb2.LookupRequest.FromString(next(encode(header_of(len(ids)), [ids])))
     with pytest.raises(grpc.RpcError, match="call Lookup") as caught:
         stub.LookupSmall(request, timeout=60)
