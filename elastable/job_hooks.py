@@ -23,6 +23,10 @@ class Stopwatch:
         self.seconds = 0.0
         self._since: float | None = None
 
+    def start(self) -> None:
+        """What comes now is training."""
+        self._since = time.monotonic()
+
     def version(self) -> None:
         """A version has been committed."""
         now = time.monotonic()
@@ -73,6 +77,9 @@ class JobHooks(Hooks):
     def on_epoch_begin(self, epoch: int) -> None:
         """Tells the callbacks."""
         self._callbacks.begin_epoch(epoch)
+        if self._version:
+            # Not in the first one: the workers are still on their way.
+            self.stopwatch.start()
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         """Tells the callbacks, notes metrics now and then, saves when it is time."""

@@ -11,14 +11,20 @@ import numpy as np
 from embedding_store.errors import BadInput
 from embedding_store.memory import MemoryStore
 from embedding_store.store import EmbeddingStore
+from master.accumulate import add_metrics
+from master.api import Tensor
 from master.checkpoint import Checkpoint, open_checkpoint, restore_tables
 from master.dense import DenseState
+from master.metrics import MetricBook
 from worker.build import as_tensors, make_model, sample_batch
+from worker.id_plan import plan_ids
+from worker.id_set import make_id_sets
 from worker.model_file import ModelFile, load_model_file
 from worker.readers import Reader
-from worker.train_step import store_layers
+from worker.tensor_specs import batch_spec
+from worker.train_step import EvaluateStep, store_layers
 
-__all__ = ["TrainedModel", "batches", "open_trained"]
+__all__ = ["TrainedModel", "batches", "evaluated", "open_trained"]
 
 
 class TrainedModel:
@@ -61,6 +67,29 @@ def open_trained(model_file: Path, checkpoint: Path) -> TrainedModel:
     for layer in store_layers(model):
         layer.attach(store, int(job["seed"]))
     return TrainedModel(file, saved, model, store)
+
+
+def evaluated(trained: TrainedModel, split: str, batch_size: int | None = None) -> dict[str, float]:
+    """Loss and metrics on a split, by the very steps and sums of the job's own evaluation.
+
+    Args:
+        trained: From `open_trained`.
+        split: "train" or "validation".
+        batch_size: Records at a time; None: the job's micro-batches, for the job's numbers.
+
+    Raises:
+        BadInput: the model file has no such split.
+    """
+    reader = trained.reader(split)
+    model, store, spec = trained.model, trained.store, batch_spec(sample_batch(reader))
+    plan = plan_ids(model, spec[0], training=False)
+    step = EvaluateStep(model, spec, plan, lambda table, ids: store.lookup({table: ids})[table])
+    book = MetricBook(model)
+    total: tuple[Tensor, ...] = ()
+    for batch in batches(reader, batch_size or int(trained.checkpoint.job["micro_batch_size"])):
+        ids = make_id_sets(plan.tables, plan.ids(batch[0]), store.specs())
+        total = add_metrics(total, [step(batch, store.lookup(ids.unique), ids)])
+    return book.results(total)
 
 
 def batches(reader: Reader, size: int) -> Iterator[Any]:

@@ -19,19 +19,19 @@ BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Records at 
 
 
 def evaluate(
-    model_file: ModelPath, checkpoint: CheckpointPath, split: Split = "validation", batch_size: BatchSize = 4096
+    model_file: ModelPath,
+    checkpoint: CheckpointPath,
+    split: Split = "validation",
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Records at a time [default: the job's micro-batches].")
+    ] = None,
 ) -> None:
     """Print the loss and metrics of a checkpoint on a split, as JSON."""
     import_tensorflow()
-    from elastable.trained import batches, open_trained
+    from elastable.trained import evaluated, open_trained
 
     trained = open_trained(model_file, checkpoint)
-    trained.model.reset_metrics()
-    logs: dict[str, float] = {}
-    for x, *rest in batches(trained.reader(split), batch_size):
-        y, weight = (*rest, None, None)[:2]
-        logs = trained.model.test_on_batch(x, y, sample_weight=weight, return_dict=True)
-    told = {name: float(value) for name, value in logs.items()}
+    told = evaluated(trained, split, batch_size)
     typer.echo(json.dumps({"version": trained.checkpoint.version, "split": split, **told}))
 
 
