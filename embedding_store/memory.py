@@ -73,6 +73,10 @@ class MemoryStore(EmbeddingStore):
         """As in `RowSource.version`."""
         return self._version
 
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        """As in `RowSource.wait_for_version`."""
+        return self._lock.wait_until(lambda: self._version >= version, timeout_s)
+
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """As in `RowSource.lookup`."""
         with self._lock.reading():

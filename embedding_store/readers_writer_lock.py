@@ -67,6 +67,11 @@ class ReadersWriterLock:
                 self._writing = False
                 self._changed.notify_all()
 
+    def wait_until(self, true: Callable[[], bool], timeout_s: float) -> bool:
+        """Whether `true()` comes true within `timeout_s` seconds; it is asked whenever a holder is done."""
+        with self._changed:
+            return self._changed.wait_for(true, timeout_s)
+
     def _wait(self, ready: Callable[[], bool], wish: str) -> None:
         started = time.monotonic()
         if not self._changed.wait_for(ready, self._timeout_s):

@@ -79,9 +79,16 @@ class RemoteSource(RowSource):
         Raises:
             Unavailable, DeadlineExceeded: naming address and deadline.
         """
+        return self._look_up(ids, version, 0.0)
+
+    def lookup_when(self, ids: Mapping[str, Int64], version: int, wait_s: float) -> dict[str, Float32]:
+        """As `lookup`, in one call that waits at the server; see `RowSource.lookup_when`."""
+        return self._look_up(ids, version, wait_s)
+
+    def _look_up(self, ids: Mapping[str, Int64], version: int | None, wait_s: float) -> dict[str, Float32]:
         for table, wanted in ids.items():
             _refuse_bad_ids(table, wanted)
-        request = store_pb2.LookupHeader(version=version)
+        request = store_pb2.LookupHeader(version=version, wait_ms=round(wait_s * 1000))
         for table, wanted in ids.items():
             request.tables.add(table=table, count=len(wanted))
         header = request.SerializeToString()
@@ -89,7 +96,7 @@ class RemoteSource(RowSource):
         def attempt(timeout: float) -> dict[str, Float32]:
             return self._read(self._send(header, ids, timeout), ids)
 
-        return self._connection.call(attempt)
+        return self._connection.call(attempt, wait_s)
 
     def close(self) -> None:
         """Closes the connection, where it is this source's own. Closing twice is harmless."""

@@ -19,6 +19,7 @@ from embedding_store.v1 import store_pb2
 __all__ = ["store_service"]
 
 _INT64 = np.dtype(np.int64)
+_LONGEST_WAIT_S = 60.0
 
 
 def store_service(store: EmbeddingStore) -> Service:
@@ -79,9 +80,11 @@ class _StoreServicer:
             return reply
 
     def _reply(self, frames: Iterable[bytes], limit: int) -> Iterator[bytes]:
-        ids, version = _read_request(frames)
+        ids, version, wait_s = _read_request(frames)
         specs = self._specs_of(ids)
         _refuse_long_reply(sum(len(wanted) * specs[table].dim * 4 for table, wanted in ids.items()), limit)
+        if version is not None and wait_s:
+            self._store.wait_for_version(version, wait_s)
         header = store_pb2.LookupReplyHeader(version=self._store.version() if version is None else version)
         rows = self._store.lookup(ids, version)
         for table in ids:
@@ -108,8 +111,8 @@ def _refuse_long_reply(size: int, limit: int) -> None:
         raise BadInput(f"LookupRequest: it asks for {size} bytes of rows, above the limit of {limit}; {instead}")
 
 
-def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None]:
-    """Ids by table, and the version wanted."""
+def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None, float]:
+    """Ids by table, the version wanted, and the seconds to wait for it."""
     reader = FrameReader(frames, "LookupRequest")
     header = reader.header(store_pb2.LookupHeader)
     plan = BodyPlan("LookupRequest")
@@ -119,4 +122,6 @@ def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None
     if len(set(tables)) < len(tables):
         raise BadInput("LookupRequest: a table stands in it twice; join its ids")
     ids = dict(zip(tables, reader.read(plan), strict=True))
-    return ids, header.version if header.HasField("version") else None
+    if not 0 <= header.wait_ms <= _LONGEST_WAIT_S * 1000:
+        raise BadInput(f"LookupRequest: wait_ms {header.wait_ms}: wait from 0 to {_LONGEST_WAIT_S * 1000:.0f}")
+    return ids, header.version if header.HasField("version") else None, header.wait_ms / 1000

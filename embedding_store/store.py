@@ -99,6 +99,23 @@ class RowSource(ABC):
     def version(self) -> int:
         """The current version; 0 for a store that was never committed to."""
 
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        """Whether `version` is current or past, once it is or after `timeout_s` seconds.
+
+        A source that is not told of commits does not wait: it looks once.
+        """
+        return self.version() >= version
+
+    def lookup_when(self, ids: Mapping[str, Int64], version: int, wait_s: float) -> dict[str, Float32]:
+        """As `lookup`, after waiting up to `wait_s` seconds for the version to be committed.
+
+        Raises:
+            FutureVersion: also when it was not committed in time.
+        """
+        if not self.wait_for_version(version, wait_s):
+            raise FutureVersion(f"version {version} was not committed within {wait_s:g} s")
+        return self.lookup(ids, version)
+
     @abstractmethod
     def close(self) -> None:
         """Frees connections and memory. Closing twice is harmless."""

@@ -29,6 +29,7 @@ from master.api import (
     WorkerIdentity,
 )
 from worker.compute import MicroBatchComputer, Prepared
+from worker.rows_ahead import RowsAhead
 from worker.task_feed import TaskFeed
 
 __all__ = ["Worker"]
@@ -74,6 +75,7 @@ class Worker:
         self._sequence = 0
         self._stopped = False
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
+        self._rows_ahead = RowsAhead(source, deadline_s)
 
     def run(self) -> int:
         """Works until the job ends; the number of micro-batches that counted.
@@ -83,6 +85,7 @@ class Worker:
         """
         counted = 0
         self._feed.start()
+        self._rows_ahead.start()
         try:
             while not self._feed.finished() and not self._stopped:
                 prepared = self._feed.head(wait_s=0.5)
@@ -95,6 +98,7 @@ class Worker:
             raise
         finally:
             self._feed.stop()
+            self._rows_ahead.close()
             self._session.close()
         return counted
 
@@ -129,7 +133,9 @@ class Worker:
         return True
 
     def _train(self, prepared: Prepared) -> int:
-        result = self._computer.train(prepared, self._look_up(prepared))
+        rows = self._look_up(prepared)
+        self._look_ahead(prepared)
+        result = self._computer.train(prepared, rows)
         push = Push(
             id=self._push_id(prepared.task),
             records=prepared.records,
@@ -139,6 +145,7 @@ class Worker:
             metrics=result.metrics,
         )
         reply = self._master.report_gradient(push)
+        self._look_ahead(prepared)  # again, where the next one was not prepared yet
         if reply.outcome is not PushOutcome.ACCEPTED:
             _log.info("micro-batch %d %s: %s", prepared.task.micro_batch, reply.outcome, reply.reason)
         return int(reply.outcome is PushOutcome.ACCEPTED)
@@ -160,8 +167,16 @@ class Worker:
         asked = prepared.ids.unique
         if not asked:
             return {}
+        rows = self._rows_ahead.take(prepared)
+        if rows is not None:
+            return rows
         version = prepared.task.version if self._sync else None
         return self._patiently(lambda: self._source.lookup(asked, version))
+
+    def _look_ahead(self, prepared: Prepared) -> None:
+        """Begins to look up the micro-batch behind this one. Async mode wants rows as late as can be."""
+        if self._sync:
+            self._rows_ahead.begin(self._feed.following(prepared))
 
     def _patiently(self, call: Callable[[], dict[str, Float32]]) -> dict[str, Float32]:
         """Repeats a call that finds its server away, up to the deadline."""
@@ -182,6 +197,7 @@ class Worker:
         # whether the lease is still this worker's or not.
         self._session.close()
         self._snapshot = None
+        self._rows_ahead.forget()
         before = self._session.job.job
         self._session = self._master.join(self._identity)
         if self._session.job.job != before:

@@ -50,6 +50,12 @@ class TaskFeed:
                 raise self._failure
             return self._ready[min(self._ready)] if self._ready else None
 
+    def following(self, prepared: Prepared) -> Prepared | None:
+        """The earliest prepared task behind `prepared`, if there is one already."""
+        with self._changed:
+            behind = [task for task in self._ready if task > prepared.task]
+            return self._ready[min(behind)] if behind else None
+
     def finished(self) -> bool:
         """Whether no task is left and none will come."""
         with self._changed:
