@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 import grpc
 
 from embedding_store.errors import BadInput, StoreFailed
+from embedding_store.frames import MAX_FRAME_BYTES
 from embedding_store.remote import RemoteSource
 from embedding_store.rpc_connection import Connection
 from master.api import (
@@ -39,6 +40,8 @@ __all__ = ["MasterClient"]
 
 Reply = TypeVar("Reply")
 
+_HEADER_GROWTH_BYTES = 64
+
 
 class MasterClient(MasterApi):
     """What a worker asks of a master, over one connection. Safe to use from many threads.
@@ -60,10 +63,13 @@ class MasterClient(MasterApi):
         self._connection = Connection(address, deadline_s)
         channel = self._connection.channel
         self._stub = master_pb2_grpc.MasterStub(channel)
-        # Bulk frames pass as bytes. A push of one frame goes as a unary call, which
-        # is the same on the wire: gRPC starts a thread for each call that sends a stream.
+        # Bulk frames pass as bytes. One frame goes as a unary call, which is the same on
+        # the wire: gRPC starts a thread for each call that sends a stream, and has
+        # another one hear out a stream that comes.
         service = f"/{MASTER_SERVICE}"
-        self._pull = channel.unary_stream(f"{service}/PullDense", master_pb2.PullDenseRequest.SerializeToString, None)
+        pull = (f"{service}/PullDense", master_pb2.PullDenseRequest.SerializeToString, None)
+        self._pull, self._pull_one = channel.unary_stream(*pull), channel.unary_unary(*pull)
+        self._dense_is_small = False
         self._push = _Upload(channel, f"{service}/ReportGradient", master_pb2.ReportGradientReply.FromString)
         self._report = _Upload(channel, f"{service}/ReportEvaluation", master_pb2.ReportEvaluationReply.FromString)
         self._store = RemoteSource(self._connection)
@@ -96,11 +102,20 @@ class MasterClient(MasterApi):
         request = master_pb2.PullDenseRequest(incarnation=incarnation, version=version, wait_ms=_wait_ms(wait_s))
 
         def attempt(timeout: float) -> DenseSnapshot | None:
-            frames = self._pull(request, timeout=timeout)
+            frames = (
+                [self._pull_one(request, timeout=timeout)]
+                if self._dense_is_small
+                else self._pull(request, timeout=timeout)
+            )
+            sizes: list[int] = []
             try:
-                return dense_from_frames(frames)
+                snapshot = dense_from_frames(_measured(frames, sizes))
             except BadInput as error:
                 raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
+            if snapshot is not None:
+                # A job's dense part keeps its size; only its header grows with the version.
+                self._dense_is_small = len(sizes) == 1 and sizes[0] <= MAX_FRAME_BYTES - _HEADER_GROWTH_BYTES
+            return snapshot
 
         return self._connection.call(attempt, wait_s)
 
@@ -164,6 +179,13 @@ class _Upload(Generic[Reply]):
         else:
             reply = self._many(chain((first, second), frames), timeout=timeout)
         return reply
+
+
+def _measured(frames: Iterable[bytes], sizes: list[int]) -> Iterator[bytes]:
+    """The frames, as their sizes are noted."""
+    for frame in frames:
+        sizes.append(len(frame))
+        yield frame
 
 
 def _wait_ms(wait_s: float) -> int:

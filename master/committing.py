@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 from embedding_store.errors import ElastableError, StoreFailed, Unavailable
 from embedding_store.store import Commit, EmbeddingStore
@@ -12,6 +14,7 @@ from master.accumulate import Accumulated, accumulate
 from master.api import Push
 from master.clipping import clip
 from master.dense import DensePart
+from master.keras_optimizer import Clipping
 
 __all__ = ["Committer", "commit_rows"]
 
@@ -19,6 +22,15 @@ _log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a step needs of the optimizer; see `DensePart`."""
+
+    number: int | None
+    rate: float | None
+    clipping: Clipping
 
 
 class Committer:
@@ -36,6 +48,14 @@ class Committer:
         self._dense = dense
         self._average = average
         self._deadline_s = deadline_s
+        self._foreseen: _Step | None = None
+
+    def foresee(self) -> None:
+        """Asks the optimizer for the next step's numbers now, while workers compute.
+
+        Nothing may change them before the next `commit`.
+        """
+        self._foreseen = _Step(self._dense.step(), self._dense.learning_rate(), self._dense.clipping)
 
     def commit(self, version: int, pushes: Sequence[Push]) -> Accumulated:
         """The step from `version - 1` to `version`; returns what it was made of.
@@ -51,10 +71,12 @@ class Committer:
         Raises:
             StoreFailed, Unavailable: the store failed until the deadline.
         """
-        gradient = clip(accumulate(pushes, self._average), self._dense.clipping)
-        step, rate = self._dense.step(), self._dense.learning_rate()
-        rates = {} if rate is None else dict.fromkeys(gradient.updates, rate)
-        commit = Commit(version, gradient.updates, version - 1 if step is None else step, rates)
+        if self._foreseen is None:
+            self.foresee()
+        step, self._foreseen = cast(_Step, self._foreseen), None
+        gradient = clip(accumulate(pushes, self._average), step.clipping)
+        rates = {} if step.rate is None else dict.fromkeys(gradient.updates, step.rate)
+        commit = Commit(version, gradient.updates, version - 1 if step.number is None else step.number, rates)
         commit_rows(self._store, commit, self._deadline_s)
         if pushes:
             self._dense.apply(gradient.dense, gradient.states)

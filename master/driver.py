@@ -138,6 +138,8 @@ class Driver:
         with self._changed:
             self._state.board.open()
             self._changed.notify_all()
+        # No hook is called, and so no learning rate assigned, before the next commit.
+        self._committer.foresee()
 
     def _publish(self) -> None:
         """Shows the version that stands to workers."""
