@@ -1,0 +1,30 @@
+"""Runs every benchmark, or those named: `python -m benchmarks [store] [wire] [redis_rows] [click]`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+__all__ = ["main"]
+
+_BENCHES = ("store", "wire", "redis_rows", "click")
+
+
+def main(names: list[str]) -> int:
+    """The number of benchmarks that failed; each runs in a process of its own."""
+    unknown = [name for name in names if name not in _BENCHES]
+    if unknown:
+        print(f"no benchmark {', '.join(unknown)}; there are {', '.join(_BENCHES)}", file=sys.stderr)
+        return 2
+    failed = 0
+    for name in names or _BENCHES:
+        began = time.monotonic()
+        code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode
+        failed += code != 0
+        print(f"{name}: {time.monotonic() - began:.0f} s{'' if code == 0 else f', failed with exit code {code}'}\n")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

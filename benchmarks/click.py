@@ -1,0 +1,75 @@
+"""Examples/s of a click model from end to end, against plain Keras.
+
+26 categorical features share one table of N rows of 16 values, ids are
+uniform, an MLP follows, a batch has 2,048 examples. Elastable is one master
+process with the memory store and one worker process; plain Keras is
+`keras.layers.Embedding` and `model.fit` in one process.
+
+    python -m benchmarks.click [ROWS ...]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from benchmarks.click_job.contenders import Contender, Elastable, PlainKeras
+from benchmarks.click_job.model import OPTIMIZERS
+from benchmarks.harness import Rounds, Row, compare, interleaved, publish
+
+__all__ = ["main"]
+
+_TABLES = (100_000, 1_000_000, 5_000_000)
+_FLOORS = {(100_000, "SGD"): 0.5, (5_000_000, "Adam"): 3.0}
+_INDEPENDENT = 0.8  # of the largest table's examples/s against the smallest's
+_ROUNDS = 5
+_SECONDS = 2.0  # of one turn
+
+_KERAS, _OURS, _OURS_ALONE = "Keras", "2 threads", "1 thread"
+
+
+def main(tables: tuple[int, ...] = _TABLES) -> None:
+    """Measures, prints and writes `results/click.json`."""
+    figures = {(rows, optimizer): _measure(rows, optimizer) for optimizer in OPTIMIZERS for rows in tables}
+    lines = []
+    for (rows, optimizer), rounds in figures.items():
+        name = f"click, {optimizer}, {rows:,} rows"
+        floor = _FLOORS.get((rows, optimizer))
+        lines.append(compare(f"{name}, against Keras", "examples/s", rounds[_OURS], rounds[_KERAS], floor))
+        lines.append(compare(f"{name}, 1 thread in the worker", "examples/s", rounds[_OURS_ALONE], rounds[_KERAS]))
+    lines += [_independence(figures, optimizer, tables) for optimizer in OPTIMIZERS if len(tables) > 1]
+    publish("click", "Click model: one worker and a master, against plain Keras in one process", lines)
+
+
+def _measure(rows: int, optimizer: str) -> Rounds:
+    """Examples/s of everyone in every round."""
+    with ExitStack() as held:
+        home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="click-")))
+        contenders: dict[str, Contender] = {
+            _KERAS: PlainKeras(rows, optimizer, home),
+            _OURS: Elastable(rows, optimizer, 2, home),
+            _OURS_ALONE: Elastable(rows, optimizer, 1, home),
+        }
+        for contender in contenders.values():
+            held.enter_context(contender)
+        for contender in contenders.values():
+            contender.start()
+            contender.warm_up()
+        turns = {name: partial(contender.examples_per_second, _SECONDS) for name, contender in contenders.items()}
+        rounds = interleaved(turns, _ROUNDS)
+    shown = ", ".join(f"{name} {' '.join(f'{figure:,.0f}' for figure in of)}" for name, of in rounds.items())
+    print(f"{optimizer}, {rows:,} rows: {shown}", flush=True)
+    return rounds
+
+
+def _independence(figures: dict[tuple[int, str], Rounds], optimizer: str, tables: tuple[int, ...]) -> Row:
+    small, large = (figures[rows, optimizer][_OURS] for rows in (min(tables), max(tables)))
+    name = f"click, {optimizer}, {max(tables):,} rows against {min(tables):,}"
+    return compare(name, "examples/s", large, small, _INDEPENDENT)
+
+
+if __name__ == "__main__":
+    main(tuple(map(int, sys.argv[1:])) or _TABLES)

@@ -1,0 +1,1 @@
+"""The job of `benchmarks/click.py`, and those who do it."""

@@ -1,0 +1,45 @@
+"""The click model in plain Keras, in a process of its own: reads step counts, answers with seconds.
+
+CLICK_ROWS=100000 CLICK_OPTIMIZER=SGD python -m benchmarks.click_job.plain_keras
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from benchmarks.click_job.model import DIM, batches, click_model
+
+__all__ = ["main"]
+
+
+class _EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
+    """Times an epoch without what `fit` does before and after it."""
+
+    seconds = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._began = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seconds = time.perf_counter() - self._began
+
+
+def main() -> None:
+    """For every line with a number of steps on stdin, trains that many and prints the seconds they took."""
+    rows = int(os.environ["CLICK_ROWS"])
+    model = click_model(keras.layers.Embedding(rows, DIM, name="features"), os.environ["CLICK_OPTIMIZER"])
+    stream = tf.data.Dataset.from_tensor_slices(batches(rows)).repeat().prefetch(tf.data.AUTOTUNE)
+    clock = _EpochClock()
+    for line in sys.stdin:
+        model.fit(stream, steps_per_epoch=int(line), epochs=1, verbose=0, callbacks=[clock])
+        print(clock.seconds, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""How a figure is taken, kept and shown.
+
+A figure is the median of several rounds; in every round each contender has its
+turn, so that whatever else the machine does meets all of them alike. A row
+joins one figure to its reference, measured in the same rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["Rounds", "Row", "compare", "interleaved", "machine", "publish", "rate"]
+
+RESULTS = Path(__file__).parent / "results"
+
+Rounds = Mapping[str, Sequence[float]]
+"""Contender -> its figure in every round, in the same order of rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table, one entry of a result file.
+
+    Attributes:
+        name: What was measured.
+        value: The median.
+        unit: Of value and reference; more is better, but for "us".
+        reference: What it stands beside, in the same unit.
+        ratio: value / reference, from the same rounds; of times reference /
+            value, so that more is better.
+        floor: What the ratio must reach; None: it is shown and no more.
+    """
+
+    name: str
+    value: float
+    unit: str
+    reference: float
+    ratio: float
+    floor: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the floor is reached."""
+        if self.floor is None:
+            return ""
+        return "ok" if self.ratio >= self.floor else "below"
+
+
+def interleaved(contenders: Mapping[str, Callable[[], float]], rounds: int) -> Rounds:
+    """The figures of every contender, each called once a round, in turns that begin with another one each time."""
+    names = list(contenders)
+    figures: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            figures[name].append(contenders[name]())
+    return figures
+
+
+def compare(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float], floor: float | None = None) -> Row:
+    """Medians, and the median of the rounds' ratios.
+
+    Args:
+        name: What was measured.
+        unit: Of both.
+        ours: Our figure in every round.
+        theirs: The reference's, in the same rounds.
+        floor: What the ratio must reach.
+    """
+    pairs = zip(ours, theirs, strict=True)
+    ratios = [other / own if unit == "us" else own / other for own, other in pairs]
+    return Row(name, statistics.median(ours), unit, statistics.median(theirs), statistics.median(ratios), floor)
+
+
+def rate(work: Callable[[], object], amount: float, at_least_s: float = 0.2) -> Callable[[], float]:
+    """A contender that repeats `work` for a while and gives `amount` a second, of its median run."""
+
+    def measure() -> float:
+        seconds: list[float] = []
+        end = time.perf_counter() + at_least_s
+        while time.perf_counter() < end or len(seconds) < 3:
+            began = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - began)
+        return amount / statistics.median(seconds)
+
+    return measure
+
+
+def machine() -> str:
+    """The machine and the versions behind the figures, in one line."""
+    packages = ("tensorflow", "keras", "numpy", "numba", "grpcio", "redis")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return ", ".join(
+        [
+            f"{cores} cores {_processor()}",
+            f"{platform.system()} {platform.release().split('-')[0]}",
+            f"Python {platform.python_version()}",
+            *(f"{package} {version(package)}" for package in packages),
+        ]
+    )
+
+
+def publish(bench: str, title: str, rows: Sequence[Row]) -> None:
+    """Writes `results/<bench>.json`, a list of rows, and prints them as a table."""
+    RESULTS.mkdir(exist_ok=True)
+    text = json.dumps([asdict(row) for row in rows], indent=1)
+    (RESULTS / f"{bench}.json").write_text(text + "\n")
+    table = Table(title=title, caption=f"{date.today()}, {machine()}", title_justify="left", caption_justify="left")
+    table.add_column("measured")
+    for column in ("value", "unit", "reference", "ratio", "floor", ""):
+        table.add_column(column, justify="left" if column == "unit" else "right")
+    for row in rows:
+        floor = "" if row.floor is None else f"{row.floor:g}"
+        value, reference = f"{row.value:,.{_decimals(row.value)}f}", f"{row.reference:,.{_decimals(row.reference)}f}"
+        style = {"ok": "green", "below": "red"}.get(row.verdict)
+        table.add_row(row.name, value, row.unit, reference, f"{row.ratio:.2f}", floor, row.verdict, style=style)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _decimals(figure: float) -> int:
+    return 0 if figure >= 1000 else 1 if figure >= 10 else 2
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.exists():
+        return platform.machine()
+    found = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+    return found[0].partition(":")[2].strip() if found else platform.machine()

@@ -1,0 +1,107 @@
+"""Lookups over gRPC, against what gRPC itself does with as many bytes.
+
+The store and the raw calls are served by one process, and asked by another.
+
+    python -m benchmarks.wire
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import cycle
+
+import grpc
+import numpy as np
+
+from benchmarks.harness import Row, compare, interleaved, publish, rate
+from elastable.heap import keep_freed_memory
+from embedding_store.frames import FRAME_BYTES
+from embedding_store.grpc_server import GrpcServer, Service
+from embedding_store.memory import MemoryStore
+from embedding_store.remote import RemoteSource
+from embedding_store.rpc_connection import channel
+from embedding_store.service import store_service
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.store import RowBlock
+
+__all__ = ["main"]
+
+_ROWS, _DIM, _BATCH = 1_000_000, 64, 65_536
+_FRAMES = _BATCH * _DIM * 4 // FRAME_BYTES
+_ROUNDS = 9
+_RAW = "benchmarks.Raw"
+_SERVES_S = 600.0
+
+
+def main() -> None:
+    """Measures, prints and writes `results/wire.json`."""
+    with _serving() as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().decode().strip()
+        try:
+            with RemoteSource(address) as source, channel(address) as raw:
+                rows = [_bulk(source, raw), _one_row(source, raw)]
+        finally:
+            server.kill()
+    publish("wire", "Lookups over gRPC on loopback, against gRPC itself", rows)
+
+
+def _bulk(source: RemoteSource, raw: grpc.Channel) -> Row:
+    random = np.random.default_rng(2026)
+    batches = cycle([random.integers(0, _ROWS, _BATCH) for _ in range(8)])
+    stream = raw.unary_stream(f"/{_RAW}/Stream", None, None)
+
+    def read() -> None:
+        assert sum(len(frame) for frame in stream(b"", timeout=60.0)) == _BATCH * _DIM * 4
+
+    megabytes = _BATCH * _DIM * 4 / 1e6
+    ours = rate(lambda: source.lookup({"t": next(batches)}), megabytes)
+    rounds = interleaved({"ours": ours, "theirs": rate(read, megabytes)}, _ROUNDS)
+    name = f"lookup of {_BATCH:,} rows x {_DIM}, against a raw byte stream"
+    return compare(name, "MB/s", rounds["ours"], rounds["theirs"])
+
+
+def _one_row(source: RemoteSource, raw: grpc.Channel) -> Row:
+    empty = raw.unary_unary(f"/{_RAW}/Empty", None, None)
+    one = np.arange(1)
+    source.lookup({"t": one})  # its size is known from now on
+    ours = rate(lambda: source.lookup({"t": one}), 1e-6)
+    theirs = rate(lambda: empty(b"", timeout=60.0), 1e-6)
+    rounds = interleaved({"ours": ours, "theirs": theirs}, _ROUNDS)
+    times = {name: [1 / figure for figure in figures] for name, figures in rounds.items()}
+    return compare("lookup of 1 row, round trip, against an empty call", "us", times["ours"], times["theirs"])
+
+
+def _serving() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "benchmarks.wire", "--serve"], stdout=subprocess.PIPE)
+
+
+def _serve() -> None:
+    """Serves a table whose rows are all there, and raw calls, until it is killed."""
+    frame = bytes(FRAME_BYTES)
+
+    def stream(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        return (frame for _ in range(_FRAMES))
+
+    raw = Service(
+        _RAW,
+        {
+            "Stream": grpc.unary_stream_rpc_method_handler(stream),
+            "Empty": grpc.unary_unary_rpc_method_handler(lambda request, context: b""),
+        },
+    )
+    with MemoryStore() as store:
+        store.create_table(TableSpec("t", _DIM, _ROWS, optimizer=OptimizerSpec.of("sgd", learning_rate=0.01)))
+        rows = np.ones((_ROWS, _DIM), np.float32)
+        store.put("t", [RowBlock(np.arange(_ROWS), rows, np.empty((_ROWS, 0), np.float32))])
+        with GrpcServer("127.0.0.1:0", [store_service(store), raw]) as server:
+            print(server.address, flush=True)
+            time.sleep(_SERVES_S)
+
+
+if __name__ == "__main__":
+    keep_freed_memory()  # as every process of the `elastable` command does
+    _serve() if "--serve" in sys.argv else main()
