@@ -72,6 +72,8 @@ class JobHooks(Hooks):
         self._recorded = 0.0
         self._version = 0
         self.stopwatch = Stopwatch()
+        self.untimed_records = 0
+        """Records of the version that started the watch: its seconds were the workers' way here."""
         self.logs: Mapping[str, float] = {}
 
     def on_epoch_begin(self, epoch: int) -> None:
@@ -83,6 +85,9 @@ class JobHooks(Hooks):
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         """Tells the callbacks, notes metrics now and then, saves when it is time."""
+        if not self._version:
+            before = self._schedule.records_before
+            self.untimed_records = before(version) - before(version - 1)
         self._version = version
         self.stopwatch.version()
         self._callbacks.version((version - 1) % max(1, self._schedule.versions_per_epoch), logs)

@@ -188,7 +188,7 @@ class _Job:
             "auc": _held_out_auc(hooks.logs),
             "examples": trained,
             "seconds": seconds,
-            "examples_per_second": trained / seconds if seconds > 0 else 0.0,
+            "examples_per_second": max(0, trained - hooks.untimed_records) / seconds if seconds > 0 else 0.0,
             "total_seconds": total_seconds,
             "version": version,
             "workers": len(self._seen),
