@@ -1,1 +1,1 @@
-"""."""
+"""One authoritative model version: discovery, tasks, accumulation, commit, checkpoint."""

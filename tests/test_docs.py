@@ -1,0 +1,54 @@
+"""The pages say what is there: modules, links, and Python that compiles."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*.md")])
+PACKAGES = ("embedding_store", "master", "worker", "elastable")
+
+
+def _modules() -> set[str]:
+    """Every hand-written module, as package/path.py."""
+    return {
+        str(file.relative_to(ROOT))
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        if "/v1/" not in str(file)
+    }
+
+
+def test_every_module_has_its_line_in_the_architecture_and_every_line_its_module() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text().split("## All modules")[1]
+    named = set()
+    for section in page.split("\n### ")[1:]:
+        package = section.split()[0]
+        named |= {f"{package}/{module}" for module in re.findall(r"^\| `([\w/]+\.py)` \|", section, re.MULTILINE)}
+    packages = {f"{package}/__init__.py" for package in PACKAGES}
+    assert named - packages == _modules() - packages
+
+
+def test_names_of_the_architecture_exist() -> None:
+    """`package.module.Name` in a page is a module that has such a name."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for dotted in re.findall(rf"`((?:{'|'.join(PACKAGES)})\.[\w.]+)`", page):
+        parts = dotted.split(".")
+        lengths = [n for n in range(len(parts), 1, -1) if (ROOT / Path(*parts[:n])).with_suffix(".py").is_file()]
+        assert lengths, f"{dotted}: no such module"
+        source = (ROOT / Path(*parts[: lengths[0]])).with_suffix(".py").read_text()
+        for name in parts[lengths[0] :]:
+            assert re.search(rf"^\s*(?:class|def) {name}\b", source, re.MULTILINE), f"{dotted}: {name} is not there"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_python_of_a_page(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+    for snippet in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        compile(snippet, str(page), "exec")
