@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
-from embedding_store.errors import ElastableError
+from embedding_store.errors import FutureVersion, Unavailable
 from embedding_store.store import Float32, RowSource
 from worker.compute import Prepared
 
@@ -54,14 +54,18 @@ class RowsAhead:
         self._waiting.put((following, self._rows))
 
     def take(self, prepared: Prepared) -> Rows | None:
-        """The rows of a micro-batch whose version is committed; None: they are yet to be looked up."""
+        """The rows of a micro-batch whose version is committed; None: they are yet to be looked up.
+
+        Raises:
+            ElastableError: what the lookup failed with.
+        """
         if prepared is not self._asked:
             return None
         self._asked = None
         try:
             return self._rows.result(timeout=self._deadline_s + _WAIT_S)
-        except (ElastableError, TimeoutError):
-            return None  # looked up anew it succeeds, or fails where the loop deals with it
+        except (FutureVersion, Unavailable, TimeoutError):
+            return None  # now that the version is there, or with more patience, it may succeed
 
     def forget(self) -> None:
         """What is looked up is of another master's store, perhaps: it is not used."""

@@ -123,6 +123,17 @@ class CommitContract:
             store.commit(Commit(3, {"cities": update(int64(1), 4)}, 1, {}))
         assert (rows_by_id(store, "cities"), store.version()) == (before, 1)
 
+    def test_a_lookup_of_a_version_to_come(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        ids = {"cities": int64(1, 2)}
+        with pytest.raises(FutureVersion, match="version 1"):
+            store.lookup_when(ids, 1, 0.01)
+        commit(store, {"cities": update(int64(1), 4)})
+        np.testing.assert_array_equal(store.lookup_when(ids, 1, 10.0)["cities"], store.lookup(ids)["cities"])
+        commit(store, {"cities": update(int64(1), 4)})
+        with pytest.raises(StaleVersion, match="version 1 is past"):
+            store.lookup_when(ids, 1, 10.0)
+
     def test_reset_version(self, store: EmbeddingStore) -> None:
         store.create_table(fixed())
         store.reset_version(41)

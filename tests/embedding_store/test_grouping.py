@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedding_store.errors import BadGradient
-from embedding_store.grouping import coalesce, coalesce_many, group_ids, unique_ids
+from embedding_store.grouping import coalesce, coalesce_many, group_ids, sum_by_position, unique_ids
 from embedding_store.range_pool import RangePool
 
 ids_lists = st.lists(st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1, 2**32])), max_size=60)
@@ -109,3 +109,35 @@ def test_pushes_of_different_dims() -> None:
         coalesce_many([(ids, np.ones((1, 2), np.float32), 1.0), (ids, np.ones((1, 3), np.float32), 1.0)])
     with pytest.raises(BadGradient, match="at least one part"):
         coalesce_many([])
+
+
+@given(st.lists(st.integers(0, 12), max_size=60), st.integers(1, 5))
+def test_sums_by_position_are_those_of_coalesce(values: list[int], dim: int) -> None:
+    positions = np.array(values, np.int32)
+    gradients = np.random.default_rng(len(values)).normal(size=(len(values), dim)).astype(np.float32)
+    present, sums = sum_by_position(positions, gradients, 13)
+    expected = coalesce(positions.astype(np.int64), gradients)
+    order = np.argsort(expected.ids)
+    np.testing.assert_array_equal(present, expected.ids[order])
+    np.testing.assert_array_equal(sums, expected.gradients[order])
+
+
+@pytest.mark.parametrize("position", [-1, 3, 2**31 - 1])
+def test_a_position_outside_is_refused(position: int) -> None:
+    with pytest.raises(BadGradient, match="0 <= position < 3"):
+        sum_by_position(np.array([0, position], np.int32), np.ones((2, 2), np.float32), 3)
+
+
+@pytest.mark.parametrize("gradients", [np.ones((1, 2), np.float32), np.ones((2, 2)), np.ones(2, np.float32)])
+def test_gradients_that_do_not_fit_their_positions_are_refused(gradients: np.ndarray) -> None:
+    with pytest.raises(BadGradient, match=r"float32 \[2, dim\]"):
+        sum_by_position(np.zeros(2, np.int32), gradients, 3)
+
+
+def test_ids_that_stand_once_keep_their_gradients_to_the_bit() -> None:
+    ids, gradients = np.array([7, -3, 5]), np.array([[-0.0, 1.5], [2.5, np.inf], [3.5, 1e-45]], np.float32)
+    update = coalesce(ids, gradients)
+    assert update.ids.tolist() == [7, -3, 5]
+    assert update.gradients.tobytes() == gradients.tobytes()
+    strided = np.repeat(gradients, 2, axis=0)[::2]
+    assert coalesce(ids, strided).gradients.flags.c_contiguous

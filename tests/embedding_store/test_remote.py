@@ -133,6 +133,26 @@ def test_a_pinned_version_must_be_current(remote: RemoteSource) -> None:
         remote.lookup(ids, version=9)
 
 
+def test_a_lookup_waits_at_the_server_for_its_version() -> None:
+    ids = {"t": np.arange(3)}
+    with MemoryStore() as waiting, GrpcServer("127.0.0.1:0", [store_service(waiting)]) as own:
+        waiting.create_table(TableSpec("t", 2, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0)))
+        with RemoteSource(own.address, 60) as source, ThreadPoolExecutor(1) as pool:
+            with pytest.raises(FutureVersion, match="version 1 is not committed"):
+                source.lookup_when(ids, 1, 0.01)
+            asked = pool.submit(source.lookup_when, ids, 1, 30.0)
+            waiting.commit(Commit(1, {"t": TableUpdate(np.arange(3), np.ones((3, 2), np.float32))}, 0, {}))
+            np.testing.assert_array_equal(asked.result(timeout=60)["t"], waiting.lookup(ids)["t"])
+
+
+@pytest.mark.parametrize("wait_ms", [-1, 60_001])
+def test_a_wait_that_is_too_long_is_refused(stub: store_pb2_grpc.EmbeddingStoreStub, wait_ms: int) -> None:
+    request = store_pb2.LookupRequest(header=store_pb2.LookupHeader(version=1, wait_ms=wait_ms))
+    with pytest.raises(grpc.RpcError, match="wait from 0 to 60000") as caught:
+        stub.LookupSmall(request, timeout=60)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("count", [1, 100_000])
 def test_the_stores_errors_arrive_with_class_and_message(remote: RemoteSource, store: MemoryStore, count: int) -> None:
     for ids in ({"narrow": np.full(count, 1_000)}, {"narrow": np.full(count, -1)}):

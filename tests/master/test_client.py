@@ -58,6 +58,7 @@ class Scripted:
     def __init__(self) -> None:
         self.asked: list[tuple[object, ...]] = []
         self.error: ElastableError | None = None
+        self.snapshot = SNAPSHOT
         self.state = "training"
         self.open: dict[str, int] = {}
         self.changed = threading.Condition()
@@ -83,7 +84,7 @@ class Scripted:
 
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         self._note("pull", incarnation, version, wait_s)
-        return SNAPSHOT if version in (None, 3) else None
+        return self.snapshot if version in (None, 3) else None
 
     def report_gradient(self, push: Push) -> PushReply:
         self._note("push", push)
@@ -161,7 +162,17 @@ def test_every_call_is_handed_on_and_its_answer_back(client: MasterClient, scrip
     ]
 
 
-@pytest.mark.parametrize("rows", [1, 40_000])
+@pytest.mark.parametrize("rows", [1, 100_000, 500_000])
+def test_a_dense_part_of_any_size_arrives_again_and_again(client: MasterClient, scripted: Scripted, rows: int) -> None:
+    scripted.snapshot = DenseSnapshot(3, (np.arange(2 * rows, dtype=np.float32).reshape(rows, 2),), (), ("kernel",), ())
+    for version, found in ((3, True), (4, False), (3, True), (4, False), (3, True)):
+        snapshot = client.pull_dense("w", version, 0.0)
+        assert (snapshot is not None) is found
+        if snapshot is not None:
+            np.testing.assert_array_equal(snapshot.variables[0], scripted.snapshot.variables[0])
+
+
+@pytest.mark.parametrize("rows", [1, 40_000, 80_000])
 def test_a_push_arrives_whole(client: MasterClient, scripted: Scripted, rows: int) -> None:
     values = np.random.default_rng(rows).normal(size=(rows, 16)).astype(np.float32)
     sent = Push(AsyncPushId("w", 2, 5), 9, (values[0],), {"t": Slices(np.arange(rows), values)}, (values[:1],), ())

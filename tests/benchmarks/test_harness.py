@@ -1,0 +1,50 @@
+"""Figures are medians of interleaved rounds, and are written as they are shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import harness
+from benchmarks.harness import Row, compare, interleaved, publish, rate
+
+
+def test_everyone_has_one_turn_a_round_and_begins_in_turn() -> None:
+    order: list[str] = []
+
+    def contender(name: str) -> float:
+        order.append(name)
+        return float(len(order))
+
+    rounds = interleaved({name: (lambda name=name: contender(name)) for name in "abc"}, 3)
+    assert "".join(order) == "abcbcacab"
+    assert rounds == {"a": [1.0, 6.0, 8.0], "b": [2.0, 4.0, 9.0], "c": [3.0, 5.0, 7.0]}
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
+    row = compare("x", "rows/s", [10.0, 30.0, 20.0], [10.0, 10.0, 40.0], floor=1.0)
+    assert row == Row("x", 20.0, "rows/s", 10.0, 1.0, 1.0)
+    assert row.verdict == "ok"
+
+
+def test_of_times_less_is_better() -> None:
+    row = compare("x", "us", [20.0], [10.0], floor=0.8)
+    assert (row.ratio, row.verdict) == (0.5, "below")
+
+
+def test_a_rate_counts_what_was_done() -> None:
+    assert rate(lambda: None, 1.0, at_least_s=0.0)() > 0
+
+
+def test_rows_are_written_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: object) -> None:
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
+    publish("x", "Title", [Row("a", 2.0, "rows/s", 1.0, 2.0, None), Row("b", 0.5, "rows/s", 1.0, 0.5, 0.8)])
+    assert json.loads((tmp_path / "x.json").read_text()) == [
+        {"name": "a", "value": 2.0, "unit": "rows/s", "reference": 1.0, "ratio": 2.0, "floor": None},
+        {"name": "b", "value": 0.5, "unit": "rows/s", "reference": 1.0, "ratio": 0.5, "floor": 0.8},
+    ]
+    shown = capsys.readouterr().out  # type: ignore[attr-defined]
+    assert "below" in shown
+    assert "cores" in shown

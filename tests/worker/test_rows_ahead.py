@@ -1,0 +1,104 @@
+"""Rows looked up ahead are those of their version, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import IdOutOfRange, Unavailable
+from embedding_store.memory import MemoryStore
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.store import Commit, Float32, Int64, TableUpdate
+from master.api import Task, TaskKind
+from worker.compute import Prepared
+from worker.id_set import IdSets
+from worker.rows_ahead import RowsAhead
+
+IDS = np.arange(4)
+SPEC = TableSpec("t", 2, 10, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
+
+
+def prepared(version: int, ids: Int64 = IDS) -> Prepared:
+    task = Task(version, TaskKind.TRAIN, version, 0, 0, 4)
+    return Prepared(task, (), IdSets({"t": ids} if len(ids) else {}, []), 4)
+
+
+def commit(store: MemoryStore, version: int) -> Float32:
+    """One commit; the rows as they stand then."""
+    store.commit(Commit(version, {"t": TableUpdate(IDS, np.ones((4, 2), np.float32))}, version - 1, {}))
+    return store.lookup({"t": IDS})["t"]
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    with MemoryStore(threads=1) as store:
+        store.create_table(SPEC)
+        yield store
+
+
+@pytest.fixture
+def ahead(store: MemoryStore) -> Iterator[RowsAhead]:
+    ahead = RowsAhead(store, deadline_s=30.0)
+    ahead.start()
+    yield ahead
+    ahead.close()
+
+
+def test_a_lookup_waits_for_its_version(store: MemoryStore, ahead: RowsAhead) -> None:
+    following = prepared(1)
+    ahead.begin(following)
+    rows = commit(store, 1)
+    found = ahead.take(following)
+    assert found is not None
+    np.testing.assert_array_equal(found["t"], rows)
+
+
+def test_a_version_that_stays_away_is_left_to_the_worker(ahead: RowsAhead) -> None:
+    following = prepared(1)
+    ahead.begin(following)
+    assert ahead.take(following) is None
+
+
+def test_nothing_is_given_that_was_not_asked_for(store: MemoryStore, ahead: RowsAhead) -> None:
+    assert ahead.take(prepared(0)) is None
+    following = prepared(0)
+    ahead.begin(following)
+    ahead.forget()
+    assert ahead.take(following) is None
+    ahead.begin(None)
+    empty = prepared(0, IDS[:0])
+    ahead.begin(empty)
+    assert ahead.take(empty) is None
+
+
+def test_what_is_wrong_with_the_ids_is_told(ahead: RowsAhead) -> None:
+    following = prepared(0, np.array([10]))
+    ahead.begin(following)
+    with pytest.raises(IdOutOfRange, match="id 10"):
+        ahead.take(following)
+
+
+class _Away(MemoryStore):
+    def lookup_when(self, ids: object, version: int, wait_s: float) -> dict[str, Float32]:
+        raise Unavailable("away")
+
+
+def test_a_source_that_is_away_is_left_to_the_workers_patience() -> None:
+    with _Away() as store:
+        ahead = RowsAhead(store, deadline_s=30.0)
+        ahead.start()
+        following = prepared(0)
+        ahead.begin(following)
+        assert ahead.take(following) is None
+        ahead.close()
+
+
+def test_one_lookup_is_under_way_at_a_time(store: MemoryStore, ahead: RowsAhead) -> None:
+    first, second = prepared(1), prepared(0)
+    ahead.begin(first)
+    ahead.begin(second)  # the first one waits for its version: this one is not begun
+    assert ahead.take(second) is None
+    commit(store, 1)
+    assert ahead.take(first) is not None
