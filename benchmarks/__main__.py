@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -17,10 +18,11 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no benchmark {', '.join(unknown)}; there are {', '.join(_BENCHES)}", file=sys.stderr)
         return 2
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     failed = 0
     for name in names or _BENCHES:
         began = time.monotonic()
-        code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=False).returncode
+        code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], env=quiet, check=False).returncode
         failed += code != 0
         print(f"{name}: {time.monotonic() - began:.0f} s{'' if code == 0 else f', failed with exit code {code}'}\n")
     return failed

@@ -26,7 +26,7 @@ _TABLES = (100_000, 1_000_000, 5_000_000)
 _FLOORS = {(100_000, "SGD"): 0.5, (5_000_000, "Adam"): 3.0}
 _INDEPENDENT = 0.8  # of the largest table's examples/s against the smallest's
 _ROUNDS = 5
-_SECONDS = 2.0  # of one turn
+_SECONDS = 1.5  # of one turn
 
 _KERAS, _OURS, _OURS_ALONE = "Keras", "2 threads", "1 thread"
 
@@ -57,6 +57,7 @@ def _measure(rows: int, optimizer: str) -> Rounds:
             held.enter_context(contender)
         for contender in contenders.values():
             contender.start()
+        for contender in contenders.values():
             contender.warm_up()
         turns = {name: partial(contender.examples_per_second, _SECONDS) for name, contender in contenders.items()}
         rounds = interleaved(turns, _ROUNDS)
