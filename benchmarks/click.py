@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.click_job.contenders import Contender, Elastable, PlainKeras
-from benchmarks.click_job.model import OPTIMIZERS
+from benchmarks.click_job.sizes import OPTIMIZERS
 from benchmarks.harness import Rounds, Row, compare, interleaved, publish
 
 __all__ = ["main"]

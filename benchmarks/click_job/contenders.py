@@ -18,12 +18,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Self
 
-from benchmarks.click_job.model import BATCH
+from benchmarks.click_job.sizes import BATCH
 from embedding_store.errors import Unavailable
 from master.client import MasterClient
 
 __all__ = ["Contender", "Elastable", "PlainKeras"]
 
+_ROOT = Path(__file__).parents[2]
 _START_S = 240.0
 _WARM_STEPS = 80  # every batch that was drawn has been seen, so rows are not first touches
 _SETTLE_S = 0.3  # caches that others have filled meanwhile
@@ -167,7 +168,9 @@ def _launch(
     pipe: int | None = subprocess.PIPE if pipes else subprocess.DEVNULL
     with log.open("wb") as errors:
         output: int | IO[bytes] | None = subprocess.PIPE if pipes else errors
-        return subprocess.Popen([sys.executable, *arguments], env=environment, stdin=pipe, stdout=output, stderr=errors)
+        return subprocess.Popen(
+            [sys.executable, *arguments], cwd=_ROOT, env=environment, stdin=pipe, stdout=output, stderr=errors
+        )
 
 
 def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:

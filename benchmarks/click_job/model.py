@@ -1,6 +1,6 @@
 """The click model of `benchmarks/click.py`, for plain Keras and for Elastable alike.
 
-A model file: `elastable master benchmarks/click_job/model.py` trains it, too. The
+A model file: `python -m elastable master benchmarks/click_job/model.py` trains it, too. The
 environment says how large the table is (CLICK_ROWS) and which optimizer trains
 it (CLICK_OPTIMIZER), as the master and its worker must agree on both.
 """
@@ -16,22 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 import elastable as et
+from benchmarks.click_job.sizes import BATCH, DIM, FEATURES
 from worker.readers import Batch, Reader
 
-__all__ = ["BATCH", "FEATURES", "OPTIMIZERS", "batches", "click_model", "data", "model"]
+__all__ = ["batches", "click_model", "data", "model"]
 
-FEATURES = 26
-DIM = 16
-BATCH = 2_048
 _HIDDEN = (256, 128)
 _POOL = 64  # different batches, drawn beforehand; they are used in turn
 _ENDLESS = 1_000_000  # batches in an epoch: more than a benchmark sees
-
-OPTIMIZERS: dict[str, type[Any]] = {
-    "SGD": keras.optimizers.SGD,
-    "Adagrad": keras.optimizers.Adagrad,
-    "Adam": keras.optimizers.Adam,
-}
 
 
 def click_model(embedding: Any, optimizer: str) -> keras.Model:
@@ -39,14 +31,14 @@ def click_model(embedding: Any, optimizer: str) -> keras.Model:
 
     Args:
         embedding: The layer; `[BATCH, FEATURES]` ids to `[BATCH, FEATURES, DIM]`.
-        optimizer: A name in `OPTIMIZERS`.
+        optimizer: Its class among `keras.optimizers`.
     """
     ids = keras.Input((FEATURES,), name="ids", dtype="int64")
     hidden = keras.layers.Flatten()(embedding(ids))
     for width in _HIDDEN:
         hidden = keras.layers.Dense(width, activation="relu")(hidden)
     clicks = keras.Model(ids, keras.layers.Dense(1)(hidden), name="clicks")
-    clicks.compile(OPTIMIZERS[optimizer](0.01), keras.losses.BinaryCrossentropy(from_logits=True))
+    clicks.compile(getattr(keras.optimizers, optimizer)(0.01), keras.losses.BinaryCrossentropy(from_logits=True))
     return clicks
 
 

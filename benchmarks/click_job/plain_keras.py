@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from benchmarks.click_job.model import DIM, batches, click_model
+from benchmarks.click_job.model import batches, click_model
+from benchmarks.click_job.sizes import DIM
 
 __all__ = ["main"]
 

@@ -1,0 +1,10 @@
+"""The numbers of the click model, apart from it, as they are needed where no TensorFlow is."""
+
+from __future__ import annotations
+
+__all__ = ["BATCH", "DIM", "FEATURES", "OPTIMIZERS"]
+
+FEATURES = 26
+DIM = 16
+BATCH = 2_048
+OPTIMIZERS = ("SGD", "Adagrad", "Adam")
