@@ -10,6 +10,7 @@ process with the memory store and one worker process; plain Keras is
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -33,6 +34,8 @@ _KERAS, _OURS, _OURS_ALONE = "Keras", "2 threads", "1 thread"
 
 def main(tables: tuple[int, ...] = _TABLES) -> None:
     """Measures, prints and writes `results/click.json`."""
+    # Ended from outside, too: contenders without a turn are stopped, and would stay so for ever.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     figures = {(rows, optimizer): _measure(rows, optimizer) for optimizer in OPTIMIZERS for rows in tables}
     lines = []
     for (rows, optimizer), rounds in figures.items():
