@@ -45,7 +45,7 @@ def test_a_password_never_shows() -> None:
         ("redis://me:secret@h:1?deadline=soon", "deadline.*'soon'"),
         ("redis://me:secret@h:1?namespace=a:b", "namespace"),
         ("redis://me:secret@h:1?retries=4", "'retries'.*namespace, partitions"),
-        ("redis://me:secret@[::1:1", "Redis URL"),
+        ("redis://me:secret@[::1:1", "address"),
     ],
 )
 def test_what_is_refused(url: str, told: str) -> None:
