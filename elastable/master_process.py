@@ -183,12 +183,14 @@ class _Job:
         checkpoint = self._save()
         exported = self._export()
         trained = max(0, records - self._prepared.progress.records)
+        timed = max(0, trained - hooks.untimed_records)
         seconds = hooks.stopwatch.seconds
         result: dict[str, Any] = {
             "auc": _held_out_auc(hooks.logs),
             "examples": trained,
             "seconds": seconds,
-            "examples_per_second": max(0, trained - hooks.untimed_records) / seconds if seconds > 0 else 0.0,
+            "timed_examples": timed,
+            "examples_per_second": timed / seconds if seconds > 0 else 0.0,
             "total_seconds": total_seconds,
             "version": version,
             "workers": len(self._seen),
