@@ -30,7 +30,15 @@ from embedding_store.errors import (
     Unsupported,
     VersionError,
 )
-from embedding_store.spec import INITIALIZER_KINDS, InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.spec import (
+    INITIALIZER_KINDS,
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    ShardOrigin,
+    TableSpec,
+)
 from embedding_store.store import Commit, EmbeddingStore, RowBlock, RowSource, TableUpdate
 
 if TYPE_CHECKING:
@@ -43,8 +51,11 @@ if TYPE_CHECKING:
 __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     # What a table is.
     "INITIALIZER_KINDS",
+    "AdmissionSpec",
+    "EvictionSpec",
     "InitializerSpec",
     "OptimizerSpec",
+    "ShardOrigin",
     "TableSpec",
     # What a store does.
     "Commit",

@@ -6,7 +6,7 @@ import numpy as np
 
 from embedding_store.kernel import kernel, prefetch
 from embedding_store.row_directory import RowDirectory
-from embedding_store.slab import Slab
+from embedding_store.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.store import Int64
 
 __all__ = ["IdIndex"]
@@ -27,7 +27,8 @@ class IdIndex(RowDirectory):
     _ids: Slab
     """The id at each position."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_slab: SlabMaker = anonymous_slab) -> None:
+        self._new_slab = new_slab
         self.clear()
 
     @property
@@ -44,7 +45,7 @@ class IdIndex(RowDirectory):
         needed = self.count + more
         if needed <= self.capacity:
             return
-        cells = Slab(1 << (2 * needed - 1).bit_length(), 2, np.int64)
+        cells = self._new_slab("cells", 1 << (2 * needed - 1).bit_length(), 2, np.int64)
         self._ids.grow(len(cells.array) // 2)
         _insert(cells.array, self._ids.array[: self.count, 0])
         self._cells = cells
@@ -64,8 +65,8 @@ class IdIndex(RowDirectory):
     def clear(self) -> None:
         """As in `RowDirectory.clear`; the memory is given back."""
         self.count = 0
-        self._cells = Slab(_FIRST_CELLS, 2, np.int64)
-        self._ids = Slab(_FIRST_CELLS // 2, 1, np.int64)
+        self._cells = self._new_slab("cells", _FIRST_CELLS, 2, np.int64)
+        self._ids = self._new_slab("ids", _FIRST_CELLS // 2, 1, np.int64)
 
 
 @kernel

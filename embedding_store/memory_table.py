@@ -8,17 +8,16 @@ import numpy as np
 
 from embedding_store.id_index import IdIndex
 from embedding_store.initial_values import write_initial_rows
-from embedding_store.kernel import kernel, prefetch
 from embedding_store.range_pool import RangePool
 from embedding_store.row_directory import DirectRows, RowDirectory
 from embedding_store.row_optimizer import row_optimizer
-from embedding_store.slab import Slab
+from embedding_store.row_values import Float32Rows, RowValues
+from embedding_store.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64, RowBlock, TableUpdate
 
 __all__ = ["MemoryTable", "StagedUpdate"]
 
-_AHEAD = 16
 _FRESH_A_THREAD = 1 << 12
 
 
@@ -46,9 +45,10 @@ class MemoryTable:
     that they would be strewn over.
     """
 
-    def __init__(self, spec: TableSpec, direct_bytes: int) -> None:
+    def __init__(self, spec: TableSpec, direct_bytes: int, new_slab: SlabMaker = anonymous_slab) -> None:
         """Raises `BadSpec` for an optimizer that is not known here."""
         self.spec = spec
+        self._new_slab = new_slab
         self.optimizer = row_optimizer(spec.optimizer)
         self.slot_width = self.optimizer.slot_width(spec.dim)
         self._initial_slots = self.optimizer.initial_slots(spec.dim)
@@ -67,7 +67,7 @@ class MemoryTable:
         positions = np.empty(len(ids), np.int64)
         missing = self._directory.find(ids, positions)
         if missing < len(ids):
-            _gather(self._weights.array, positions, out)
+            self._weights.read(positions, out)
         if missing:
             unseen = np.flatnonzero(positions < 0)
             write_initial_rows(self.spec, ids[unseen], unseen, out)
@@ -96,18 +96,19 @@ class MemoryTable:
 
             def initialise(start: int, stop: int) -> None:
                 rows = fresh_rows[start:stop]
-                write_initial_rows(self.spec, fresh_ids[start:stop], rows, self._weights.array)
+                self._weights.initialise(fresh_ids[start:stop], rows)
                 self._slots.array[rows] = self._initial_slots
 
             pool.run(initialise, len(fresh), _FRESH_A_THREAD)
 
     def apply(self, staged: StagedUpdate, start: int, stop: int, step: int, learning_rate: float) -> None:
         """Updates the claimed rows `start..stop` of the update; ranges may run on different threads."""
-        positions, weights, slots = staged.positions[start:stop], self._weights.array, self._slots.array
+        positions, slots = staged.positions[start:stop], self._slots.array
         if staged.block is None:
-            self.optimizer.apply(weights, slots, positions, staged.update.gradients[start:stop], step, learning_rate)
+            ids, gradients = staged.update.ids[start:stop], staged.update.gradients[start:stop]
+            self._weights.update(self.optimizer, slots, ids, positions, gradients, step, learning_rate)
         else:
-            weights[positions] = staged.block.weights[start:stop]
+            self._weights.write(positions, staged.block.weights[start:stop])
             slots[positions] = staged.block.slots[start:stop]
 
     def put(self, block: RowBlock) -> None:
@@ -115,22 +116,25 @@ class MemoryTable:
         self._reserve(len(block.ids))
         positions = np.empty(len(block.ids), np.int64)
         self._directory.claim(block.ids, positions)
-        self._weights.array[positions] = block.weights
+        self._weights.write(positions, block.weights)
         self._slots.array[positions] = block.slots
 
     def scan(self, cursor: int, limit: int) -> tuple[RowBlock, int]:
         """The next block of rows from `cursor` (first 0), and the next cursor; an empty block ends it."""
         ids, positions, cursor = self._directory.scan(cursor, limit)
-        return RowBlock(ids, self._weights.array[positions], self._slots.array[positions]), cursor
+        weights = np.empty((len(ids), self.spec.dim), np.float32)
+        self._weights.read(positions, weights)
+        return RowBlock(ids, weights, self._slots.array[positions]), cursor
 
     def clear(self) -> None:
         """Forgets every row and gives the memory back."""
         self._directory, self._weights, self._slots = self._empty()
 
-    def _empty(self) -> tuple[RowDirectory, Slab, Slab]:
-        directory = IdIndex() if self._direct is None else DirectRows(self._direct)
+    def _empty(self) -> tuple[RowDirectory, RowValues, Slab]:
+        new_slab = self._new_slab
+        directory = IdIndex(new_slab) if self._direct is None else DirectRows(self._direct, new_slab)
         rows = directory.capacity
-        return directory, Slab(rows, self.spec.dim), Slab(rows, self.slot_width)
+        return directory, Float32Rows(self.spec, rows, new_slab), new_slab("slots", rows, self.slot_width)
 
     def _reserve(self, more: int) -> None:
         self._directory.reserve(more)
@@ -147,17 +151,3 @@ class MemoryTable:
         live = positions >= 0
         slots[live] = self._slots.array[positions[live]]
         return RowBlock(ids, weights, slots)
-
-
-@kernel
-def _gather(rows: Float32, positions: Int64, out: Float32) -> None:
-    """out[i] = rows[positions[i]], rows at negative positions left alone."""
-    count, dim = out.shape
-    for i in range(count):
-        # A position of -1 asks for an address before the slab: harmless, and no branch.
-        prefetch(rows, positions[min(i + _AHEAD, count - 1)])
-        p = positions[i]
-        if p >= 0:
-            # Not through views of the rows: under a condition they cost ten times the copy.
-            for j in range(dim):
-                out[i, j] = rows[p, j]

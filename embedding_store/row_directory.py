@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedding_store.kernel import kernel
-from embedding_store.slab import Slab
+from embedding_store.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.store import Int64
 
 __all__ = ["DirectRows", "RowDirectory"]
@@ -66,10 +66,11 @@ class RowDirectory(ABC):
 class DirectRows(RowDirectory):
     """A fixed table's rows at `position = id`, with one bit an id for whether it has one."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, new_slab: SlabMaker = anonymous_slab) -> None:
         self.count = 0
         self._size = size
-        self._live = Slab(-(-size // 64), 1, np.uint64)
+        self._new_slab = new_slab
+        self._live = self._bits()
 
     @property
     def capacity(self) -> int:
@@ -98,8 +99,11 @@ class DirectRows(RowDirectory):
 
     def clear(self) -> None:
         """As in `RowDirectory.clear`."""
-        self._live = Slab(-(-self._size // 64), 1, np.uint64)
+        self._live = self._bits()
         self.count = 0
+
+    def _bits(self) -> Slab:
+        return self._new_slab("live", -(-self._size // 64), 1, np.uint64)
 
 
 _Words = npt.NDArray[np.uint64]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import mmap
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Slab"]
+__all__ = ["Slab", "SlabMaker", "anonymous_slab"]
 
 _NO_RESERVE = 0x4000  # MAP_NORESERVE on Linux, which Python 3.11 does not name
 _HUGE_PAGE = 2 << 20
@@ -73,6 +73,19 @@ class Slab:
 
     def _bytes(self, rows: int) -> int:
         return max(mmap.PAGESIZE, rows * self._columns * self._dtype.itemsize)
+
+
+class SlabMaker(Protocol):
+    """Where a table's slabs come from: anonymous memory, a file, memory that processes share."""
+
+    def __call__(self, part: str, rows: int, columns: int, dtype: npt.DTypeLike = np.float32, /) -> Slab:
+        """A zeroed slab for one part of a table: "weights", "slots", "cells", "ids", "live"."""
+        ...
+
+
+def anonymous_slab(part: str, rows: int, columns: int, dtype: npt.DTypeLike = np.float32, /) -> Slab:
+    """Memory of this process alone, whatever the part."""
+    return Slab(rows, columns, dtype)
 
 
 def _anonymous(size: int) -> mmap.mmap:

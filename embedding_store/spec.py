@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from embedding_store.errors import BadSpec
 
-__all__ = ["INITIALIZER_KINDS", "InitializerSpec", "OptimizerSpec", "TableSpec"]
+__all__ = [
+    "INITIALIZER_KINDS",
+    "AdmissionSpec",
+    "EvictionSpec",
+    "InitializerSpec",
+    "OptimizerSpec",
+    "ShardOrigin",
+    "TableSpec",
+]
 
 INITIALIZER_KINDS = ("zeros", "ones", "constant", "uniform", "normal", "truncated_normal")
 
@@ -69,6 +77,83 @@ class OptimizerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AdmissionSpec:
+    """When an id of a dynamic table gets a row of its own.
+
+    An id is sighted once by each commit that has a gradient for it. Sightings
+    are counted in a sketch of fixed size, so an id may be admitted a little
+    early where others fell on its counters, never late. Until then its
+    gradients are dropped, and it reads its initial value.
+
+    Attributes:
+        sightings: Which sighting admits it; 1 admits at once.
+        counters: Counters of the sketch, rounded up to a power of two; one
+            byte each, so at most 255 sightings can be asked for.
+    """
+
+    sightings: int
+    counters: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.sightings <= 255:
+            raise BadSpec(f"admission: sightings must lie from 1 to 255, got {self.sightings}")
+        if not 16 <= self.counters <= 1 << 34:
+            raise BadSpec(f"admission: counters must lie from 16 to 2**34, got {self.counters}")
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionSpec:
+    """Which rows of a dynamic table are given up, and when.
+
+    Looked at at the end of every commit whose version is a multiple of
+    `every`. A row is touched by a commit that has a gradient for it. An
+    evicted row loses weights and slots, and reads its initial value.
+
+    Attributes:
+        max_age: Rows not touched for more than so many versions go; None: none go for age.
+        min_frequency: Rows touched less often than this since they were last
+            looked at go; None: none go for frequency.
+        max_rows: At most so many rows stay, those touched last (of equal
+            ones those with the smaller id); None: no budget.
+        every: Versions from one look to the next.
+    """
+
+    max_age: int | None = None
+    min_frequency: int | None = None
+    max_rows: int | None = None
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.max_age is None and self.min_frequency is None and self.max_rows is None:
+            raise BadSpec("eviction: give max_age, min_frequency or max_rows")
+        for name in ("max_age", "min_frequency", "max_rows", "every"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value < 2**31:
+                raise BadSpec(f"eviction: {name} must lie from 1 to 2**31 - 1, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOrigin:
+    """Where a shard's ids and columns lie in the whole table, whose initial values it shares.
+
+    Attributes:
+        id_stride: The shard's id i is id `i * id_stride + id_offset` of the table.
+        id_offset: See there.
+        first_column: The shard's column c is column `first_column + c` of the table.
+    """
+
+    id_stride: int = 1
+    id_offset: int = 0
+    first_column: int = 0
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.id_stride < 2**31 and 0 <= self.id_offset < self.id_stride and self.first_column >= 0):
+            raise BadSpec(
+                f"shard origin: need id_stride >= 1, 0 <= id_offset < id_stride and first_column >= 0, got {self}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class TableSpec:
     """A table: its name, shape, initial values and optimizer.
 
@@ -80,6 +165,9 @@ class TableSpec:
         initializer: Distribution of the rows that were never updated.
         seed: Of the initial values.
         optimizer: How gradients become rows.
+        admission: When ids get rows; None: at their first gradient. Dynamic tables only.
+        eviction: Which rows are given up; None: none. Dynamic tables only.
+        origin: Where this table lies in a larger one of the same name and seed.
     """
 
     name: str
@@ -89,6 +177,9 @@ class TableSpec:
     initializer: InitializerSpec = field(default_factory=lambda: InitializerSpec("uniform", -0.05, 0.05))
     seed: int = 0
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    admission: AdmissionSpec | None = None
+    eviction: EvictionSpec | None = None
+    origin: ShardOrigin = ShardOrigin()
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 200 or not all(c.isalnum() or c in "._-/" for c in self.name):
@@ -102,9 +193,14 @@ class TableSpec:
             raise BadSpec(f"table {self.name!r}: dtype {self.dtype!r}; known dtypes are {', '.join(_WEIGHT_DTYPES)}")
         if not -(2**63) <= self.seed <= _INT64_MAX:
             raise BadSpec(f"table {self.name!r}: seed {self.seed} does not fit in int64")
+        if size is not None and (self.admission is not None or self.eviction is not None):
+            raise BadSpec(
+                f"table {self.name!r}: admission and eviction are for dynamic tables (vocabulary_size=None); "
+                f"its vocabulary_size is {size}"
+            )
 
     def differences(self, other: TableSpec) -> Mapping[str, tuple[object, object]]:
         """The fields in which two specs differ: name -> (ours, theirs)."""
-        names = ("name", "dim", "vocabulary_size", "dtype", "initializer", "seed", "optimizer")
+        names = [part.name for part in fields(self)]
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -7,14 +7,24 @@ from dataclasses import asdict
 from typing import Any
 
 from embedding_store.errors import BadSpec
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
 
 __all__ = ["spec_from_json", "spec_to_json"]
 
+_PLAIN = TableSpec("plain", 1)
+_PARTS = {"admission": AdmissionSpec, "eviction": EvictionSpec, "origin": ShardOrigin}
+
 
 def spec_to_json(spec: TableSpec) -> str:
-    """The spec as one JSON object; equal specs give equal text."""
-    return json.dumps(asdict(spec), sort_keys=True)
+    """The spec as one JSON object; equal specs give equal text.
+
+    What a table does not have (admission, eviction, an origin) is left out.
+    """
+    fields = asdict(spec)
+    for name in ("admission", "eviction", "origin"):
+        if getattr(spec, name) == getattr(_PLAIN, name):
+            del fields[name]
+    return json.dumps(fields, sort_keys=True)
 
 
 def spec_from_json(text: str | bytes) -> TableSpec:
@@ -32,6 +42,7 @@ def spec_from_json(text: str | bytes) -> TableSpec:
                 **fields,
                 "initializer": InitializerSpec(**fields["initializer"]),
                 "optimizer": OptimizerSpec(optimizer["name"], pairs, optimizer["keras_config"]),
+                **{name: kind(**fields[name]) for name, kind in _PARTS.items() if name in fields},
             }
         )
     except (ValueError, KeyError, TypeError) as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from embedding_store.errors import BadSpec
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
 from embedding_store.v1 import store_pb2
 
 __all__ = ["STORE_SERVICE", "spec_from_message", "spec_to_message"]
@@ -26,6 +28,9 @@ def spec_to_message(spec: TableSpec) -> store_pb2.TableSpec:
             hyperparameters=dict(spec.optimizer.hyperparameters),
             keras_config=spec.optimizer.keras_config,
         ),
+        admission=None if spec.admission is None else store_pb2.Admission(**asdict(spec.admission)),
+        eviction=None if spec.eviction is None else store_pb2.Eviction(**asdict(spec.eviction)),
+        origin=None if spec.origin == ShardOrigin() else store_pb2.ShardOrigin(**asdict(spec.origin)),
     )
 
 
@@ -44,6 +49,9 @@ def spec_from_message(message: store_pb2.TableSpec) -> TableSpec:
         initializer=_initializer(message.initializer) if message.HasField("initializer") else default.initializer,
         seed=message.seed,
         optimizer=_optimizer(message) if message.HasField("optimizer") else default.optimizer,
+        admission=_admission(message.admission) if message.HasField("admission") else None,
+        eviction=_eviction(message.eviction) if message.HasField("eviction") else None,
+        origin=_origin(message.origin) if message.HasField("origin") else default.origin,
     )
 
 
@@ -57,3 +65,20 @@ def _optimizer(message: store_pb2.TableSpec) -> OptimizerSpec:
         raise BadSpec(f'table {message.name!r}: its optimizer has no name; use "sgd", "adagrad", "adam", ...')
     pairs = tuple(sorted(optimizer.hyperparameters.items()))
     return OptimizerSpec(optimizer.name, pairs, optimizer.keras_config)
+
+
+def _admission(message: store_pb2.Admission) -> AdmissionSpec:
+    return AdmissionSpec(message.sightings, message.counters or AdmissionSpec(1).counters)
+
+
+def _eviction(message: store_pb2.Eviction) -> EvictionSpec:
+    return EvictionSpec(
+        max_age=message.max_age if message.HasField("max_age") else None,
+        min_frequency=message.min_frequency if message.HasField("min_frequency") else None,
+        max_rows=message.max_rows if message.HasField("max_rows") else None,
+        every=message.every or 1,
+    )
+
+
+def _origin(message: store_pb2.ShardOrigin) -> ShardOrigin:
+    return ShardOrigin(message.id_stride or 1, message.id_offset, message.first_column)

@@ -107,6 +107,104 @@ class Optimizer(_message.Message):
 Global___Optimizer: _TypeAlias = Optimizer  # noqa: Y015
 
 @_typing.final
+class Admission(_message.Message):
+    """When an id of a dynamic table gets a row of its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGHTINGS_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
+    sightings: _builtins.int
+    """which commit with a gradient for it admits an id"""
+    counters: _builtins.int
+    """of the sketch that counts them, one byte each"""
+    def __init__(
+        self,
+        *,
+        sightings: _builtins.int = ...,
+        counters: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "sightings", b"sightings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Admission: _TypeAlias = Admission  # noqa: Y015
+
+@_typing.final
+class Eviction(_message.Message):
+    """Which rows of a dynamic table are given up, at versions that are multiples of `every`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_AGE_FIELD_NUMBER: _builtins.int
+    MIN_FREQUENCY_FIELD_NUMBER: _builtins.int
+    MAX_ROWS_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
+    max_age: _builtins.int
+    """versions without a gradient"""
+    min_frequency: _builtins.int
+    """gradients since the last look"""
+    max_rows: _builtins.int
+    every: _builtins.int
+    def __init__(
+        self,
+        *,
+        max_age: _builtins.int | None = ...,
+        min_frequency: _builtins.int | None = ...,
+        max_rows: _builtins.int | None = ...,
+        every: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "_max_rows", b"_max_rows", "_min_frequency", b"_min_frequency", "max_age", b"max_age", "max_rows", b"max_rows", "min_frequency", b"min_frequency"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_age", b"_max_age", "_max_rows", b"_max_rows", "_min_frequency", b"_min_frequency", "every", b"every", "max_age", b"max_age", "max_rows", b"max_rows", "min_frequency", b"min_frequency"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_age: _TypeAlias = _typing.Literal["max_age"]  # noqa: Y015
+    _WhichOneofArgType__max_age: _TypeAlias = _typing.Literal["_max_age", b"_max_age"]  # noqa: Y015
+    _WhichOneofReturnType__max_rows: _TypeAlias = _typing.Literal["max_rows"]  # noqa: Y015
+    _WhichOneofArgType__max_rows: _TypeAlias = _typing.Literal["_max_rows", b"_max_rows"]  # noqa: Y015
+    _WhichOneofReturnType__min_frequency: _TypeAlias = _typing.Literal["min_frequency"]  # noqa: Y015
+    _WhichOneofArgType__min_frequency: _TypeAlias = _typing.Literal["_min_frequency", b"_min_frequency"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_age) -> _WhichOneofReturnType__max_age | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_rows) -> _WhichOneofReturnType__max_rows | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_frequency) -> _WhichOneofReturnType__min_frequency | None: ...
+
+Global___Eviction: _TypeAlias = Eviction  # noqa: Y015
+
+@_typing.final
+class ShardOrigin(_message.Message):
+    """Where a shard lies in the table whose initial values it shares."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_STRIDE_FIELD_NUMBER: _builtins.int
+    ID_OFFSET_FIELD_NUMBER: _builtins.int
+    FIRST_COLUMN_FIELD_NUMBER: _builtins.int
+    id_stride: _builtins.int
+    """id i of the shard is id i * id_stride + id_offset of the table"""
+    id_offset: _builtins.int
+    first_column: _builtins.int
+    """column c of the shard is column first_column + c of the table"""
+    def __init__(
+        self,
+        *,
+        id_stride: _builtins.int = ...,
+        id_offset: _builtins.int = ...,
+        first_column: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_column", b"first_column", "id_offset", b"id_offset", "id_stride", b"id_stride"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShardOrigin: _TypeAlias = ShardOrigin  # noqa: Y015
+
+@_typing.final
 class TableSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -117,6 +215,9 @@ class TableSpec(_message.Message):
     INITIALIZER_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     OPTIMIZER_FIELD_NUMBER: _builtins.int
+    ADMISSION_FIELD_NUMBER: _builtins.int
+    EVICTION_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dim: _builtins.int
     vocabulary_size: _builtins.int
@@ -128,6 +229,18 @@ class TableSpec(_message.Message):
     def initializer(self) -> Global___Initializer: ...
     @_builtins.property
     def optimizer(self) -> Global___Optimizer: ...
+    @_builtins.property
+    def admission(self) -> Global___Admission:
+        """absent: at its first gradient"""
+
+    @_builtins.property
+    def eviction(self) -> Global___Eviction:
+        """absent: never"""
+
+    @_builtins.property
+    def origin(self) -> Global___ShardOrigin:
+        """absent: this is the whole table"""
+
     def __init__(
         self,
         *,
@@ -138,10 +251,13 @@ class TableSpec(_message.Message):
         initializer: Global___Initializer | None = ...,
         seed: _builtins.int = ...,
         optimizer: Global___Optimizer | None = ...,
+        admission: Global___Admission | None = ...,
+        eviction: Global___Eviction | None = ...,
+        origin: Global___ShardOrigin | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_vocabulary_size", b"_vocabulary_size", "initializer", b"initializer", "optimizer", b"optimizer", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_vocabulary_size", b"_vocabulary_size", "admission", b"admission", "eviction", b"eviction", "initializer", b"initializer", "optimizer", b"optimizer", "origin", b"origin", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_vocabulary_size", b"_vocabulary_size", "dim", b"dim", "dtype", b"dtype", "initializer", b"initializer", "name", b"name", "optimizer", b"optimizer", "seed", b"seed", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_vocabulary_size", b"_vocabulary_size", "admission", b"admission", "dim", b"dim", "dtype", b"dtype", "eviction", b"eviction", "initializer", b"initializer", "name", b"name", "optimizer", b"optimizer", "origin", b"origin", "seed", b"seed", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__vocabulary_size: _TypeAlias = _typing.Literal["vocabulary_size"]  # noqa: Y015
     _WhichOneofArgType__vocabulary_size: _TypeAlias = _typing.Literal["_vocabulary_size", b"_vocabulary_size"]  # noqa: Y015
