@@ -98,7 +98,6 @@ class _Job:
         self._master = master
         self._run = run
         self._console = console
-        self._seen: set[str] = set()
         self.workers: LocalWorkers | None = None
         self._checkpoints = options.checkpoint_dir or run.path / "checkpoints"
         self._saved_version = -1
@@ -152,9 +151,7 @@ class _Job:
 
         def look() -> None:
             while not over.wait(_LOOK_EVERY_S):
-                status = self._master.status()
-                self._seen.update(w.identity.incarnation for w in status.workers if w.micro_batches)
-                progress.show(status)
+                progress.show(self._master.status())
                 self._look_after_workers()
 
         watcher = threading.Thread(target=look, name="elastable-watch", daemon=True)
@@ -193,7 +190,7 @@ class _Job:
             "examples_per_second": timed / seconds if seconds > 0 else 0.0,
             "total_seconds": total_seconds,
             "version": version,
-            "workers": len(self._seen),
+            "workers": self._master.contributors,
             "store": redacted(self._options.store),
             "mode": job.mode,
             "epochs": job.epochs,

@@ -131,6 +131,12 @@ class Master:
         """Why the job was asked to stop; None: it was not."""
         return self._state.stop_reason
 
+    @property
+    def contributors(self) -> int:
+        """Workers with a training micro-batch that counted, those that are gone included."""
+        with self._changed:
+            return sum(1 for counted in self._state.counted.values() if counted)
+
     # What workers ask for: master.api.MasterApi.
 
     def join(self, worker: WorkerIdentity) -> Session:
