@@ -2,7 +2,8 @@
 
 Bits come from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
 as 1, 2, 3", SC 2011): the key is the BLAKE2b digest of seed and table name,
-the counter is (id, block of four columns), one word a column. Normal values
+the counter is (id, block of four columns), one word a column; ids and columns
+are those of the whole table, where the table is a shard. Normal values
 are the inverse distribution function by algorithm AS 241 (Wichura 1988), in
 additions, multiplications, divisions and square roots alone, which IEEE 754
 fixes to the bit: no value depends on a machine's math library, on the batch,
@@ -18,10 +19,10 @@ from functools import lru_cache
 import numpy as np
 
 from embedding_store.kernel import kernel
-from embedding_store.spec import INITIALIZER_KINDS, TableSpec
+from embedding_store.spec import INITIALIZER_KINDS, ShardOrigin, TableSpec
 from embedding_store.store import Float32, Int64
 
-__all__ = ["initial_rows", "table_key", "write_initial_rows"]
+__all__ = ["initial_rows", "table_key", "whole_ids", "write_initial_rows"]
 
 _CONSTANT, _UNIFORM, _NORMAL, _TRUNCATED_NORMAL = range(4)
 _SHARE_BELOW = 0.02275013194817921  # of a normal distribution, below -2 standard deviations
@@ -31,7 +32,8 @@ def initial_rows(spec: TableSpec, ids: Int64, out: Float32 | None = None) -> Flo
     """The rows that `ids` read before they are ever updated.
 
     Args:
-        spec: The table; its name, seed, dim and initializer count.
+        spec: The table; its name, seed, dim, initializer and origin count:
+            a shard's rows are the whole table's, cut to its ids and columns.
         ids: int64 `[n]`, any values, duplicates allowed.
         out: float32 `[n, dim]`, C-contiguous, to write into; made if None.
 
@@ -57,7 +59,16 @@ def write_initial_rows(spec: TableSpec, ids: Int64, rows: Int64, out: Float32) -
     if kind == _CONSTANT:
         out[rows] = np.float32(a)
     else:
-        _fill(out, np.ascontiguousarray(ids), rows, *table_key(spec.seed, spec.name), kind, a, b)
+        key = table_key(spec.seed, spec.name)
+        _fill(out, whole_ids(spec.origin, ids), rows, spec.origin.first_column, *key, kind, a, b)
+
+
+def whole_ids(origin: ShardOrigin, ids: Int64) -> Int64:
+    """The ids int64 `[n]`, C-contiguous, that a shard's ids have in the whole table."""
+    if origin.id_stride == 1:
+        return np.ascontiguousarray(ids)
+    whole: Int64 = ids * np.int64(origin.id_stride) + np.int64(origin.id_offset)
+    return whole
 
 
 @lru_cache(maxsize=4096)
@@ -194,18 +205,31 @@ def _value(word: np.uint64, kind: int, a: float, b: float) -> np.float32:
 
 
 @kernel
-def _fill(out: Float32, ids: Int64, rows: Int64, k0: np.uint64, k1: np.uint64, kind: int, a: float, b: float) -> None:
+def _fill(
+    out: Float32,
+    ids: Int64,
+    rows: Int64,
+    first: int,
+    k0: np.uint64,
+    k1: np.uint64,
+    kind: int,
+    a: float,
+    b: float,
+) -> None:
+    """Columns `first..first + dim` of the whole table's rows; its blocks of four begin at multiples of four."""
     dim = out.shape[1]
     for k in range(len(ids)):
         row = out[rows[k]]
         c0 = np.uint64(ids[k]) & _WORD
         c1 = np.uint64(ids[k]) >> _SHIFT
-        for column in range(0, dim, 4):
-            w0, w1, w2, w3 = _philox(c0, c1, np.uint64(column >> 2), np.uint64(0), k0, k1)
-            row[column] = _value(w0, kind, a, b)
-            if column + 1 < dim:
+        for block in range(first >> 2, (first + dim + 3) >> 2):
+            w0, w1, w2, w3 = _philox(c0, c1, np.uint64(block), np.uint64(0), k0, k1)
+            column = (block << 2) - first
+            if column >= 0:
+                row[column] = _value(w0, kind, a, b)
+            if 0 <= column + 1 < dim:
                 row[column + 1] = _value(w1, kind, a, b)
-            if column + 2 < dim:
+            if 0 <= column + 2 < dim:
                 row[column + 2] = _value(w2, kind, a, b)
-            if column + 3 < dim:
+            if 0 <= column + 3 < dim:
                 row[column + 3] = _value(w3, kind, a, b)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedding_store.initial_values import _philox, _standard_normal, initial_rows, table_key, write_initial_rows
-from embedding_store.spec import INITIALIZER_KINDS, InitializerSpec, TableSpec
+from embedding_store.spec import INITIALIZER_KINDS, InitializerSpec, ShardOrigin, TableSpec
 
 IDS = np.array([0, -1, 5, 2**63 - 1, -(2**63), 5], np.int64)
 
@@ -119,3 +119,31 @@ def test_writing_into_chosen_rows() -> None:
     assert (out[[0, 2]] == 9).all()
     assert initial_rows(spec, IDS[:4], out) is out
     np.testing.assert_array_equal(out, initial_rows(spec, IDS[:4]))
+
+
+@given(
+    kind=st.sampled_from(INITIALIZER_KINDS),
+    ids=st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=6),
+    shards=st.integers(1, 7),
+    columns=st.tuples(st.integers(0, 12), st.integers(1, 13)),
+    dim=st.integers(1, 13),
+)
+def test_a_shard_reads_its_part_of_the_whole_table(
+    kind: str, ids: list[int], shards: int, columns: tuple[int, int], dim: int
+) -> None:
+    first, width = min(columns[0], dim - 1), columns[1]
+    width = min(width, dim - first)
+    whole_ids = np.array(ids, np.int64)
+    whole = initial_rows(table(kind, dim=dim), whole_ids)
+    for shard in range(shards):
+        mine = whole_ids % shards == shard
+        spec = table(kind, dim=width, origin=ShardOrigin(shards, shard, first))
+        part = initial_rows(spec, whole_ids[mine] // shards)
+        assert part.tobytes() == whole[mine, first : first + width].tobytes()
+
+
+def test_a_shard_of_columns_far_out() -> None:
+    whole = initial_rows(table(dim=65_536), IDS[:1])
+    for first in (0, 1, 32_767, 65_533):
+        part = initial_rows(table(dim=3, origin=ShardOrigin(first_column=first)), IDS[:1])
+        assert part.tobytes() == whole[:, first : first + 3].tobytes()
