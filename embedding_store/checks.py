@@ -100,7 +100,12 @@ def require_update(spec: TableSpec, update: TableUpdate) -> TableUpdate:
         BadIds, IdOutOfRange, BadGradient: as `require_ids`, `require_gradients`.
     """
     ids = require_ids(spec, update.ids)
-    return TableUpdate(ids, require_gradients(spec, len(ids), update.gradients))
+    gradients, squares = require_gradients(spec, len(ids), update.gradients), update.row_squares
+    if squares is None:
+        return TableUpdate(ids, gradients)
+    if not isinstance(squares, np.ndarray) or squares.dtype != np.float32 or squares.shape != (len(ids),):
+        raise BadGradient(f"table {spec.name!r}: row_squares must be float32 [{len(ids)}], got {_kind(squares)}")
+    return TableUpdate(ids, gradients, np.ascontiguousarray(squares))
 
 
 def require_block(spec: TableSpec, slot_width: int, block: RowBlock) -> RowBlock:

@@ -83,7 +83,10 @@ class MemoryTable:
         if not self.optimizer.fused:
             block = self._block(update.ids)
             order = np.arange(len(update.ids))
-            self.optimizer.apply(block.weights, block.slots, order, update.gradients, step, learning_rate)
+            squares = update.row_squares
+            self.optimizer.apply_columns(
+                block.weights, block.slots, order, update.gradients, squares, step, learning_rate
+            )
         self._reserve(len(update.ids))
         return StagedUpdate(update, block, np.empty(len(update.ids), np.int64))
 
@@ -106,7 +109,8 @@ class MemoryTable:
         positions, slots = staged.positions[start:stop], self._slots.array
         if staged.block is None:
             ids, gradients = staged.update.ids[start:stop], staged.update.gradients[start:stop]
-            self._weights.update(self.optimizer, slots, ids, positions, gradients, step, learning_rate)
+            squares = None if staged.update.row_squares is None else staged.update.row_squares[start:stop]
+            self._weights.update(self.optimizer, slots, ids, positions, gradients, squares, step, learning_rate)
         else:
             self._weights.write(positions, staged.block.weights[start:stop])
             slots[positions] = staged.block.slots[start:stop]

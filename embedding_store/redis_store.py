@@ -249,12 +249,14 @@ def _apply(rows: TableRows, update: TableUpdate, positions: Int64, step: int, le
     rate = optimizer.default_learning_rate if learning_rate is None else learning_rate
     _refuse_torn_rows(rows)
     rows.slots[rows.fill_missing()] = optimizer.initial_slots(spec.dim)
+    squares = update.row_squares
     if len(positions) == len(rows.ids):
-        optimizer.apply(rows.weights, rows.slots, positions, update.gradients, step, rate)
+        optimizer.apply_columns(rows.weights, rows.slots, positions, update.gradients, squares, step, rate)
         return
     weights, slots = rows.weights[positions], rows.slots[positions]
     gradients: Float32 = update.gradients[positions]
-    optimizer.apply(weights, slots, np.arange(len(positions)), gradients, step, rate)
+    squares = None if squares is None else squares[positions]
+    optimizer.apply_columns(weights, slots, np.arange(len(positions)), gradients, squares, step, rate)
     rows.weights[positions], rows.slots[positions] = weights, slots
 
 

@@ -45,12 +45,18 @@ class RowOptimizer(ABC):
         slots: Its slots, side by side in this order.
         fused: Whether `apply` updates rows in place at any positions, from
             any thread, and cannot fail; else a store hands it a gathered block.
+        cross_column: Whether a column's step depends on other columns of the
+            gradient. Where only some columns of a row are at hand,
+            `TableUpdate.row_squares` stand for the others: see `apply_columns`.
+        whole_rows: Whether a row's columns can only be updated together.
         default_learning_rate: For commits that name none.
     """
 
     spec: OptimizerSpec
     slots: tuple[SlotSpec, ...]
     fused: bool = True
+    cross_column: bool = False
+    whole_rows: bool = False
     default_learning_rate: float
 
     def slot_width(self, dim: int) -> int:
@@ -82,6 +88,26 @@ class RowOptimizer(ABC):
             step: Optimizer steps taken before this one (Keras' `iterations`).
             learning_rate: Of this step.
         """
+
+    def apply_columns(
+        self,
+        weights: Float32,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As `apply`, on some columns of rows whose other columns lie elsewhere.
+
+        Args:
+            weights, slots, positions, gradients, step, learning_rate: As there.
+            squares: float32 `[u]`, the mean of g² over each whole row
+                (`fused.rowwise_adagrad.row_squares`), or None where whole rows
+                are handed in. Only `cross_column` optimizers look at it.
+        """
+        self.apply(weights, slots, positions, gradients, step, learning_rate)
 
 
 Factory = Callable[[OptimizerSpec], RowOptimizer]

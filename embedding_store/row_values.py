@@ -46,10 +46,14 @@ class RowValues(ABC):
         ids: Int64,
         positions: Int64,
         gradients: Float32,
+        squares: Float32 | None,
         step: int,
         learning_rate: float,
     ) -> None:
-        """One step of a fused optimizer on the rows of `ids` int64 `[n]` at `positions` int64 `[n]`, each once."""
+        """One step of a fused optimizer on the rows of `ids` int64 `[n]` at `positions` int64 `[n]`, each once.
+
+        `squares` as in `RowOptimizer.apply_columns`.
+        """
 
 
 class Float32Rows(RowValues):
@@ -82,11 +86,12 @@ class Float32Rows(RowValues):
         ids: Int64,
         positions: Int64,
         gradients: Float32,
+        squares: Float32 | None,
         step: int,
         learning_rate: float,
     ) -> None:
         """As in `RowValues.update`."""
-        optimizer.apply(self._slab.array, slots, positions, gradients, step, learning_rate)
+        optimizer.apply_columns(self._slab.array, slots, positions, gradients, squares, step, learning_rate)
 
 
 @kernel

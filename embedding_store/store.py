@@ -27,10 +27,14 @@ class TableUpdate:
     Attributes:
         ids: int64 `[u]`, each id once.
         gradients: float32 `[u, dim]`, the summed gradient of each id.
+        row_squares: float32 `[u]`, the mean of g² over each row, where the
+            table holds only some columns of rows (encoding partition) and its
+            optimizer looks across columns; None: the table's rows are whole.
     """
 
     ids: Int64
     gradients: Float32
+    row_squares: Float32 | None = None
 
 
 @dataclass(frozen=True, slots=True)

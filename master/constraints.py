@@ -65,13 +65,28 @@ class ConstrainedRowOptimizer(RowOptimizer):
         self.spec = spec
         self.slots = self._inner.slots
         self.fused = self._inner.fused
+        self.cross_column = self._inner.cross_column
+        self.whole_rows = self._inner.whole_rows or config["constraint"].get("class_name") != "NonNeg"
         self.default_learning_rate = self._inner.default_learning_rate
 
     def apply(
         self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
     ) -> None:
         """As in `RowOptimizer.apply`."""
-        self._inner.apply(weights, slots, positions, gradients, step, learning_rate)
+        self.apply_columns(weights, slots, positions, gradients, None, step, learning_rate)
+
+    def apply_columns(
+        self,
+        weights: Float32,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As in `RowOptimizer.apply_columns`."""
+        self._inner.apply_columns(weights, slots, positions, gradients, squares, step, learning_rate)
         weights[positions] = self._constrain(weights[positions])
 
 

@@ -66,6 +66,7 @@ class KerasBlockOptimizer(RowOptimizer):
         self._lock = threading.Lock()
         self.slots = self._find_slots()
         self._refuse_joint_rows()
+        self.whole_rows = self._joins_columns()
 
     def apply(
         self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
@@ -116,25 +117,39 @@ class KerasBlockOptimizer(RowOptimizer):
 
     def _refuse_joint_rows(self) -> None:
         """Compares rows updated together with the same rows updated alone."""
-        random = np.random.default_rng(0)
-        weights = random.normal(size=(3, 4)).astype(np.float32)
-        gradients = random.normal(size=(2, 3, 4)).astype(np.float32) * np.array([[1], [10], [0.1]], np.float32)
-        rate = self.default_learning_rate
-        together = self._steps(_Block(self._optimizer(), 3, 4), weights, gradients, rate)
-        for row in range(3):
-            alone = _Block(self._optimizer(), 1, 4)
-            expected = self._steps(alone, weights[[row]], gradients[:, [row]], rate)
-            if not np.allclose(together[[row]], expected, rtol=1e-4, atol=1e-6 * max(rate, 1e-3)):
+        weights, gradients = _trial()
+        together = self._steps(weights, gradients)
+        for row in range(len(weights)):
+            if not self._agree(together[[row]], self._steps(weights[[row]], gradients[:, [row]])):
                 raise Unsupported(
                     f"optimizer {self._kind} does not treat the rows of a table separately (a row's update depends "
                     "on other rows), so tables in a store cannot use it"
                 )
 
-    def _steps(self, block: _Block, weights: Float32, gradients: Float32, rate: float) -> Float32:
+    def _joins_columns(self) -> bool:
+        """Compares columns updated together with the same columns updated alone."""
+        weights, gradients = _trial()
+        halves = [self._steps(weights[:, part], gradients[:, :, part]) for part in (slice(0, 2), slice(2, 4))]
+        return not self._agree(self._steps(weights, gradients), np.concatenate(halves, axis=1))
+
+    def _agree(self, together: Float32, alone: Float32) -> bool:
+        return np.allclose(together, alone, rtol=1e-4, atol=1e-6 * max(self.default_learning_rate, 1e-3))
+
+    def _steps(self, weights: Float32, gradients: Float32) -> Float32:
+        """float32 `[rows, dim]` after steps with gradients `[steps, rows, dim]`."""
+        block = _Block(self._optimizer(), *weights.shape)
         slots = np.tile(self.initial_slots(weights.shape[1]), (len(weights), 1))
         for step, gradient in enumerate(gradients):
-            weights, slots = block.run(weights, slots, gradient, step, rate)
+            weights, slots = block.run(weights, slots, gradient, step, self.default_learning_rate)
         return weights
+
+
+def _trial() -> tuple[Float32, Float32]:
+    """Weights `[3, 4]` and two gradients of them, whose rows and columns differ in size."""
+    random = np.random.default_rng(0)
+    weights = random.normal(size=(3, 4)).astype(np.float32)
+    scales = np.array([[1], [10], [0.1]], np.float32) * np.array([1, 3, 0.3, 7], np.float32)
+    return weights, random.normal(size=(2, 3, 4)).astype(np.float32) * scales
 
 
 class _Block:

@@ -17,6 +17,7 @@ from embedding_store.fused.ftrl import Ftrl
 from embedding_store.fused.lion import Lion
 from embedding_store.fused.nadam import Nadam
 from embedding_store.fused.rmsprop import RMSprop
+from embedding_store.fused.rowwise_adagrad import RowwiseAdagrad
 from embedding_store.fused.sgd import SGD
 from embedding_store.row_optimizer import Factory
 
@@ -32,5 +33,6 @@ FUSED: Mapping[str, Factory] = {
     "lion": Lion,
     "nadam": Nadam,
     "rmsprop": RMSprop,
+    "rowwise_adagrad": RowwiseAdagrad,
     "sgd": SGD,
 }
