@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CLICK_JOB", "Finished", "Hold", "Running", "elastable", "run_elastable", "run_in_one_process", "wait_until"]
+__all__ = [
+    "CLICK_JOB",
+    "Finished",
+    "Hold",
+    "Running",
+    "counted_by_workers",
+    "elastable",
+    "run_elastable",
+    "run_in_one_process",
+    "wait_until",
+]
 
 LIMIT_S = 280.0  # TensorFlow takes seconds to load, and many times that on a busy machine
 CLICK_JOB = Path(__file__).with_name("click_job.py")
@@ -34,6 +45,13 @@ for line in sys.stdin:
             code = ended.code
     print("\\x00" + json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
 """
+
+
+def counted_by_workers(run: Path) -> list[int]:
+    """How many micro-batches each local worker of a run says it counted, evaluation included."""
+    said = [re.findall(r"(\d+) micro-batches counted", log.read_text()) for log in sorted(run.glob("worker-*.log"))]
+    assert all(len(numbers) == 1 for numbers in said), said
+    return [int(number) for (number,) in said]
 
 
 @dataclass(frozen=True)
