@@ -140,17 +140,23 @@ class ShardOrigin:
         id_stride: The shard's id i is id `i * id_stride + id_offset` of the table.
         id_offset: See there.
         first_column: The shard's column c is column `first_column + c` of the table.
+        table: What was split into shards (itself a shard, where shards are split again); None: nothing was.
+        shards: Into how many.
     """
 
     id_stride: int = 1
     id_offset: int = 0
     first_column: int = 0
+    table: TableSpec | None = None
+    shards: int = 1
 
     def __post_init__(self) -> None:
         if not (1 <= self.id_stride < 2**31 and 0 <= self.id_offset < self.id_stride and self.first_column >= 0):
             raise BadSpec(
                 f"shard origin: need id_stride >= 1, 0 <= id_offset < id_stride and first_column >= 0, got {self}"
             )
+        if self.shards < 1:
+            raise BadSpec(f"shard origin: shards must be at least 1, got {self.shards}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +204,11 @@ class TableSpec:
                 f"table {self.name!r}: admission and eviction are for dynamic tables (vocabulary_size=None); "
                 f"its vocabulary_size is {size}"
             )
+
+    @property
+    def whole(self) -> TableSpec:
+        """The table that this one is a shard of, as it was declared before any split; itself, if it is none."""
+        return self if self.origin.table is None else self.origin.table.whole
 
     def differences(self, other: TableSpec) -> Mapping[str, tuple[object, object]]:
         """The fields in which two specs differ: name -> (ours, theirs)."""

@@ -12,7 +12,7 @@ from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, O
 __all__ = ["spec_from_json", "spec_to_json"]
 
 _PLAIN = TableSpec("plain", 1)
-_PARTS = {"admission": AdmissionSpec, "eviction": EvictionSpec, "origin": ShardOrigin}
+_PARTS = {"admission": AdmissionSpec, "eviction": EvictionSpec}
 
 
 def spec_to_json(spec: TableSpec) -> str:
@@ -20,11 +20,7 @@ def spec_to_json(spec: TableSpec) -> str:
 
     What a table does not have (admission, eviction, an origin) is left out.
     """
-    fields = asdict(spec)
-    for name in ("admission", "eviction", "origin"):
-        if getattr(spec, name) == getattr(_PLAIN, name):
-            del fields[name]
-    return json.dumps(fields, sort_keys=True)
+    return json.dumps(_fields(spec), sort_keys=True)
 
 
 def spec_from_json(text: str | bytes) -> TableSpec:
@@ -34,16 +30,39 @@ def spec_from_json(text: str | bytes) -> TableSpec:
         BadSpec: the text is no table spec.
     """
     try:
-        fields: dict[str, Any] = json.loads(text)
-        optimizer = fields["optimizer"]
-        pairs = tuple((str(name), float(value)) for name, value in optimizer["hyperparameters"])
-        return TableSpec(
-            **{
-                **fields,
-                "initializer": InitializerSpec(**fields["initializer"]),
-                "optimizer": OptimizerSpec(optimizer["name"], pairs, optimizer["keras_config"]),
-                **{name: kind(**fields[name]) for name, kind in _PARTS.items() if name in fields},
-            }
-        )
+        return _spec(json.loads(text))
     except (ValueError, KeyError, TypeError) as error:
         raise BadSpec(f"{text[:200]!r} is no table spec: {error}") from error
+
+
+def _fields(spec: TableSpec) -> dict[str, Any]:
+    fields = asdict(spec)
+    for name in ("admission", "eviction", "origin"):
+        if getattr(spec, name) == getattr(_PLAIN, name):
+            del fields[name]
+    if "origin" in fields:
+        table, origin = spec.origin.table, fields["origin"]
+        if table is None:
+            del origin["table"], origin["shards"]
+        else:
+            origin["table"] = _fields(table)
+    return fields
+
+
+def _spec(fields: dict[str, Any]) -> TableSpec:
+    optimizer = fields["optimizer"]
+    pairs = tuple((str(name), float(value)) for name, value in optimizer["hyperparameters"])
+    return TableSpec(
+        **{
+            **fields,
+            "initializer": InitializerSpec(**fields["initializer"]),
+            "optimizer": OptimizerSpec(optimizer["name"], pairs, optimizer["keras_config"]),
+            **{name: kind(**fields[name]) for name, kind in _PARTS.items() if name in fields},
+            **({"origin": _origin(fields["origin"])} if "origin" in fields else {}),
+        }
+    )
+
+
+def _origin(fields: dict[str, Any]) -> ShardOrigin:
+    table = fields.get("table")
+    return ShardOrigin(**{**fields, "table": None if table is None else _spec(table)})

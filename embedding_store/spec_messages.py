@@ -30,7 +30,7 @@ def spec_to_message(spec: TableSpec) -> store_pb2.TableSpec:
         ),
         admission=None if spec.admission is None else store_pb2.Admission(**asdict(spec.admission)),
         eviction=None if spec.eviction is None else store_pb2.Eviction(**asdict(spec.eviction)),
-        origin=None if spec.origin == ShardOrigin() else store_pb2.ShardOrigin(**asdict(spec.origin)),
+        origin=None if spec.origin == ShardOrigin() else _origin_message(spec.origin),
     )
 
 
@@ -80,5 +80,16 @@ def _eviction(message: store_pb2.Eviction) -> EvictionSpec:
     )
 
 
+def _origin_message(origin: ShardOrigin) -> store_pb2.ShardOrigin:
+    return store_pb2.ShardOrigin(
+        id_stride=origin.id_stride,
+        id_offset=origin.id_offset,
+        first_column=origin.first_column,
+        table=None if origin.table is None else spec_to_message(origin.table),
+        shards=origin.shards,
+    )
+
+
 def _origin(message: store_pb2.ShardOrigin) -> ShardOrigin:
-    return ShardOrigin(message.id_stride or 1, message.id_offset, message.first_column)
+    table = spec_from_message(message.table) if message.HasField("table") else None
+    return ShardOrigin(message.id_stride or 1, message.id_offset, message.first_column, table, message.shards or 1)

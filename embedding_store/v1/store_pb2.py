@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65mbedding_store/v1/store.proto\x12\x1c\x65lastable.embedding_store.v1\"1\n\x0bInitializer\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\t\n\x01\x61\x18\x02 \x01(\x01\x12\t\n\x01\x62\x18\x03 \x01(\x01\"\xbe\x01\n\tOptimizer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12U\n\x0fhyperparameters\x18\x02 \x03(\x0b\x32<.elastable.embedding_store.v1.Optimizer.HyperparametersEntry\x12\x14\n\x0ckeras_config\x18\x03 \x01(\t\x1a\x36\n\x14HyperparametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"0\n\tAdmission\x12\x11\n\tsightings\x18\x01 \x01(\x05\x12\x10\n\x08\x63ounters\x18\x02 \x01(\x03\"\x8d\x01\n\x08\x45viction\x12\x14\n\x07max_age\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rmin_frequency\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x15\n\x08max_rows\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\r\n\x05\x65very\x18\x04 \x01(\x05\x42\n\n\x08_max_ageB\x10\n\x0e_min_frequencyB\x0b\n\t_max_rows\"I\n\x0bShardOrigin\x12\x11\n\tid_stride\x18\x01 \x01(\x05\x12\x11\n\tid_offset\x18\x02 \x01(\x05\x12\x14\n\x0c\x66irst_column\x18\x03 \x01(\x05\"\xa2\x03\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\x05\x12\x1c\n\x0fvocabulary_size\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12>\n\x0binitializer\x18\x05 \x01(\x0b\x32).elastable.embedding_store.v1.Initializer\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12:\n\toptimizer\x18\x07 \x01(\x0b\x32\'.elastable.embedding_store.v1.Optimizer\x12:\n\tadmission\x18\x08 \x01(\x0b\x32\'.elastable.embedding_store.v1.Admission\x12\x38\n\x08\x65viction\x18\t \x01(\x0b\x32&.elastable.embedding_store.v1.Eviction\x12\x39\n\x06origin\x18\n \x01(\x0b\x32).elastable.embedding_store.v1.ShardOriginB\x12\n\x10_vocabulary_size\"K\n\x12\x43reateTableRequest\x12\x35\n\x04spec\x18\x01 \x01(\x0b\x32\'.elastable.embedding_store.v1.TableSpec\"#\n\x10\x43reateTableReply\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"\'\n\x11ListTablesRequest\x12\x12\n\ncount_rows\x18\x01 \x01(\x08\"`\n\x0bTableStatus\x12\x35\n\x04spec\x18\x01 \x01(\x0b\x32\'.elastable.embedding_store.v1.TableSpec\x12\x11\n\x04rows\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_rows\"]\n\x0fListTablesReply\x12\x39\n\x06tables\x18\x01 \x03(\x0b\x32).elastable.embedding_store.v1.TableStatus\x12\x0f\n\x07version\x18\x02 \x01(\x03\"(\n\x08TableIds\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"y\n\x0cLookupHeader\x12\x36\n\x06tables\x18\x01 \x03(\x0b\x32&.elastable.embedding_store.v1.TableIds\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x05\x42\n\n\x08_version\"Y\n\rLookupRequest\x12:\n\x06header\x18\x01 \x01(\x0b\x32*.elastable.embedding_store.v1.LookupHeader\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"E\n\tTableRows\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x05\x12\r\n\x05\x64type\x18\x04 \x01(\t\"]\n\x11LookupReplyHeader\x12\x37\n\x06tables\x18\x01 \x03(\x0b\x32\'.elastable.embedding_store.v1.TableRows\x12\x0f\n\x07version\x18\x02 \x01(\x03\"\\\n\x0bLookupReply\x12?\n\x06header\x18\x01 \x01(\x0b\x32/.elastable.embedding_store.v1.LookupReplyHeader\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x32\xbc\x03\n\x0e\x45mbeddingStore\x12o\n\x0b\x43reateTable\x12\x30.elastable.embedding_store.v1.CreateTableRequest\x1a..elastable.embedding_store.v1.CreateTableReply\x12l\n\nListTables\x12/.elastable.embedding_store.v1.ListTablesRequest\x1a-.elastable.embedding_store.v1.ListTablesReply\x12\x64\n\x06Lookup\x12+.elastable.embedding_store.v1.LookupRequest\x1a).elastable.embedding_store.v1.LookupReply(\x01\x30\x01\x12\x65\n\x0bLookupSmall\x12+.elastable.embedding_store.v1.LookupRequest\x1a).elastable.embedding_store.v1.LookupReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65mbedding_store/v1/store.proto\x12\x1c\x65lastable.embedding_store.v1\"1\n\x0bInitializer\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\t\n\x01\x61\x18\x02 \x01(\x01\x12\t\n\x01\x62\x18\x03 \x01(\x01\"\xbe\x01\n\tOptimizer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12U\n\x0fhyperparameters\x18\x02 \x03(\x0b\x32<.elastable.embedding_store.v1.Optimizer.HyperparametersEntry\x12\x14\n\x0ckeras_config\x18\x03 \x01(\t\x1a\x36\n\x14HyperparametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"0\n\tAdmission\x12\x11\n\tsightings\x18\x01 \x01(\x05\x12\x10\n\x08\x63ounters\x18\x02 \x01(\x03\"\x8d\x01\n\x08\x45viction\x12\x14\n\x07max_age\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1a\n\rmin_frequency\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x15\n\x08max_rows\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\r\n\x05\x65very\x18\x04 \x01(\x05\x42\n\n\x08_max_ageB\x10\n\x0e_min_frequencyB\x0b\n\t_max_rows\"\x91\x01\n\x0bShardOrigin\x12\x11\n\tid_stride\x18\x01 \x01(\x05\x12\x11\n\tid_offset\x18\x02 \x01(\x05\x12\x14\n\x0c\x66irst_column\x18\x03 \x01(\x05\x12\x36\n\x05table\x18\x04 \x01(\x0b\x32\'.elastable.embedding_store.v1.TableSpec\x12\x0e\n\x06shards\x18\x05 \x01(\x05\"\xa2\x03\n\tTableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\x05\x12\x1c\n\x0fvocabulary_size\x18\x03 \x01(\x03H\x00\x88\x01\x01\x12\r\n\x05\x64type\x18\x04 \x01(\t\x12>\n\x0binitializer\x18\x05 \x01(\x0b\x32).elastable.embedding_store.v1.Initializer\x12\x0c\n\x04seed\x18\x06 \x01(\x03\x12:\n\toptimizer\x18\x07 \x01(\x0b\x32\'.elastable.embedding_store.v1.Optimizer\x12:\n\tadmission\x18\x08 \x01(\x0b\x32\'.elastable.embedding_store.v1.Admission\x12\x38\n\x08\x65viction\x18\t \x01(\x0b\x32&.elastable.embedding_store.v1.Eviction\x12\x39\n\x06origin\x18\n \x01(\x0b\x32).elastable.embedding_store.v1.ShardOriginB\x12\n\x10_vocabulary_size\"K\n\x12\x43reateTableRequest\x12\x35\n\x04spec\x18\x01 \x01(\x0b\x32\'.elastable.embedding_store.v1.TableSpec\"#\n\x10\x43reateTableReply\x12\x0f\n\x07\x63reated\x18\x01 \x01(\x08\"\'\n\x11ListTablesRequest\x12\x12\n\ncount_rows\x18\x01 \x01(\x08\"`\n\x0bTableStatus\x12\x35\n\x04spec\x18\x01 \x01(\x0b\x32\'.elastable.embedding_store.v1.TableSpec\x12\x11\n\x04rows\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_rows\"]\n\x0fListTablesReply\x12\x39\n\x06tables\x18\x01 \x03(\x0b\x32).elastable.embedding_store.v1.TableStatus\x12\x0f\n\x07version\x18\x02 \x01(\x03\"(\n\x08TableIds\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"y\n\x0cLookupHeader\x12\x36\n\x06tables\x18\x01 \x03(\x0b\x32&.elastable.embedding_store.v1.TableIds\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x07wait_ms\x18\x03 \x01(\x05\x42\n\n\x08_version\"Y\n\rLookupRequest\x12:\n\x06header\x18\x01 \x01(\x0b\x32*.elastable.embedding_store.v1.LookupHeader\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\"E\n\tTableRows\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\x12\x0b\n\x03\x64im\x18\x03 \x01(\x05\x12\r\n\x05\x64type\x18\x04 \x01(\t\"]\n\x11LookupReplyHeader\x12\x37\n\x06tables\x18\x01 \x03(\x0b\x32\'.elastable.embedding_store.v1.TableRows\x12\x0f\n\x07version\x18\x02 \x01(\x03\"\\\n\x0bLookupReply\x12?\n\x06header\x18\x01 \x01(\x0b\x32/.elastable.embedding_store.v1.LookupReplyHeader\x12\x0c\n\x04\x62ody\x18\x02 \x01(\x0c\x32\xbc\x03\n\x0e\x45mbeddingStore\x12o\n\x0b\x43reateTable\x12\x30.elastable.embedding_store.v1.CreateTableRequest\x1a..elastable.embedding_store.v1.CreateTableReply\x12l\n\nListTables\x12/.elastable.embedding_store.v1.ListTablesRequest\x1a-.elastable.embedding_store.v1.ListTablesReply\x12\x64\n\x06Lookup\x12+.elastable.embedding_store.v1.LookupRequest\x1a).elastable.embedding_store.v1.LookupReply(\x01\x30\x01\x12\x65\n\x0bLookupSmall\x12+.elastable.embedding_store.v1.LookupRequest\x1a).elastable.embedding_store.v1.LookupReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,32 +43,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADMISSION']._serialized_end=356
   _globals['_EVICTION']._serialized_start=359
   _globals['_EVICTION']._serialized_end=500
-  _globals['_SHARDORIGIN']._serialized_start=502
-  _globals['_SHARDORIGIN']._serialized_end=575
-  _globals['_TABLESPEC']._serialized_start=578
-  _globals['_TABLESPEC']._serialized_end=996
-  _globals['_CREATETABLEREQUEST']._serialized_start=998
-  _globals['_CREATETABLEREQUEST']._serialized_end=1073
-  _globals['_CREATETABLEREPLY']._serialized_start=1075
-  _globals['_CREATETABLEREPLY']._serialized_end=1110
-  _globals['_LISTTABLESREQUEST']._serialized_start=1112
-  _globals['_LISTTABLESREQUEST']._serialized_end=1151
-  _globals['_TABLESTATUS']._serialized_start=1153
-  _globals['_TABLESTATUS']._serialized_end=1249
-  _globals['_LISTTABLESREPLY']._serialized_start=1251
-  _globals['_LISTTABLESREPLY']._serialized_end=1344
-  _globals['_TABLEIDS']._serialized_start=1346
-  _globals['_TABLEIDS']._serialized_end=1386
-  _globals['_LOOKUPHEADER']._serialized_start=1388
-  _globals['_LOOKUPHEADER']._serialized_end=1509
-  _globals['_LOOKUPREQUEST']._serialized_start=1511
-  _globals['_LOOKUPREQUEST']._serialized_end=1600
-  _globals['_TABLEROWS']._serialized_start=1602
-  _globals['_TABLEROWS']._serialized_end=1671
-  _globals['_LOOKUPREPLYHEADER']._serialized_start=1673
-  _globals['_LOOKUPREPLYHEADER']._serialized_end=1766
-  _globals['_LOOKUPREPLY']._serialized_start=1768
-  _globals['_LOOKUPREPLY']._serialized_end=1860
-  _globals['_EMBEDDINGSTORE']._serialized_start=1863
-  _globals['_EMBEDDINGSTORE']._serialized_end=2307
+  _globals['_SHARDORIGIN']._serialized_start=503
+  _globals['_SHARDORIGIN']._serialized_end=648
+  _globals['_TABLESPEC']._serialized_start=651
+  _globals['_TABLESPEC']._serialized_end=1069
+  _globals['_CREATETABLEREQUEST']._serialized_start=1071
+  _globals['_CREATETABLEREQUEST']._serialized_end=1146
+  _globals['_CREATETABLEREPLY']._serialized_start=1148
+  _globals['_CREATETABLEREPLY']._serialized_end=1183
+  _globals['_LISTTABLESREQUEST']._serialized_start=1185
+  _globals['_LISTTABLESREQUEST']._serialized_end=1224
+  _globals['_TABLESTATUS']._serialized_start=1226
+  _globals['_TABLESTATUS']._serialized_end=1322
+  _globals['_LISTTABLESREPLY']._serialized_start=1324
+  _globals['_LISTTABLESREPLY']._serialized_end=1417
+  _globals['_TABLEIDS']._serialized_start=1419
+  _globals['_TABLEIDS']._serialized_end=1459
+  _globals['_LOOKUPHEADER']._serialized_start=1461
+  _globals['_LOOKUPHEADER']._serialized_end=1582
+  _globals['_LOOKUPREQUEST']._serialized_start=1584
+  _globals['_LOOKUPREQUEST']._serialized_end=1673
+  _globals['_TABLEROWS']._serialized_start=1675
+  _globals['_TABLEROWS']._serialized_end=1744
+  _globals['_LOOKUPREPLYHEADER']._serialized_start=1746
+  _globals['_LOOKUPREPLYHEADER']._serialized_end=1839
+  _globals['_LOOKUPREPLY']._serialized_start=1841
+  _globals['_LOOKUPREPLY']._serialized_end=1933
+  _globals['_EMBEDDINGSTORE']._serialized_start=1936
+  _globals['_EMBEDDINGSTORE']._serialized_end=2380
 # @@protoc_insertion_point(module_scope)

@@ -184,21 +184,31 @@ class ShardOrigin(_message.Message):
     ID_STRIDE_FIELD_NUMBER: _builtins.int
     ID_OFFSET_FIELD_NUMBER: _builtins.int
     FIRST_COLUMN_FIELD_NUMBER: _builtins.int
+    TABLE_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
     id_stride: _builtins.int
     """id i of the shard is id i * id_stride + id_offset of the table"""
     id_offset: _builtins.int
     first_column: _builtins.int
     """column c of the shard is column first_column + c of the table"""
+    shards: _builtins.int
+    """into how many"""
+    @_builtins.property
+    def table(self) -> Global___TableSpec:
+        """what was split, itself a shard where shards are split again"""
+
     def __init__(
         self,
         *,
         id_stride: _builtins.int = ...,
         id_offset: _builtins.int = ...,
         first_column: _builtins.int = ...,
+        table: Global___TableSpec | None = ...,
+        shards: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_column", b"first_column", "id_offset", b"id_offset", "id_stride", b"id_stride"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_column", b"first_column", "id_offset", b"id_offset", "id_stride", b"id_stride", "shards", b"shards", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

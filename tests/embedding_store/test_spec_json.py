@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedding_store.errors import BadSpec
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
 from embedding_store.spec_json import spec_from_json, spec_to_json
+from embedding_store.spec_messages import spec_from_message, spec_to_message
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -25,6 +26,16 @@ def test_round_trip(name: str, dim: int, size: int | None, seed: int, a: float, 
     optimizer = OptimizerSpec("adam", tuple(sorted(rates.items())), '{"x": "\u00e9"}')
     spec = TableSpec(name, dim, size, "float32", InitializerSpec("constant", a), seed, optimizer)
     assert spec_from_json(spec_to_json(spec)) == spec
+
+
+def test_a_shard_of_a_shard_comes_back_as_it_was() -> None:
+    whole = TableSpec("t", 8, admission=AdmissionSpec(3), eviction=EvictionSpec(max_rows=9))
+    half = TableSpec("t", 4, origin=ShardOrigin(1, 0, 4, whole, 2))
+    third = TableSpec("t", 4, origin=ShardOrigin(3, 2, 4, half, 3))
+    for spec in (whole, half, third, TableSpec("t", 4, origin=ShardOrigin(5, 1))):
+        assert spec_from_json(spec_to_json(spec)) == spec
+        assert spec_from_message(spec_to_message(spec)) == spec
+    assert (whole.whole, half.whole, third.whole) == (whole, whole, whole)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "t"}', '{"optimizer": 3}'])
