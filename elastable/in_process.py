@@ -16,7 +16,7 @@ from rich.console import Console
 from elastable.callbacks import JobCallbacks
 from elastable.job_hooks import JobHooks
 from elastable.progress import JobProgress
-from embedding_store.errors import ElastableError
+from embedding_store.errors import BadInput, ElastableError
 from embedding_store.fresh_rows import fresh_rows
 from embedding_store.memory import MemoryStore
 from embedding_store.spec import TableSpec
@@ -27,6 +27,7 @@ from master.dense import DenseState
 from master.discovery import create_tables, discover_tables
 from master.keras_optimizer import table_optimizer
 from master.metrics import MetricBook
+from master.progress import Progress
 from master.schedule import Schedule
 from worker.build import build_model, sample_batch
 from worker.compute import MicroBatchComputer
@@ -43,6 +44,7 @@ def fit(
     data: Any,
     *,
     epochs: int = 1,
+    initial_epoch: int = 0,
     batch_size: int = 32,
     grads_to_wait: int = 1,
     validation_data: Any = None,
@@ -58,12 +60,16 @@ def fit(
 
     Afterwards the model's embedding layers read from the store, so that
     `model.predict`, `model.evaluate` and `model.save` work as usual. Calling
-    it again goes on from where it ended.
+    it again goes on from where it ended: tables, optimizer and all. The order
+    of the records belongs to (seed, epoch), so a second call passes
+    `initial_epoch`, as in Keras, or another seed: then `epochs=4` is to the bit
+    `epochs=2` followed by `epochs=4, initial_epoch=2`.
 
     Args:
         model: A compiled Keras model with `et.Embedding` layers.
         data: (x, y), (x, y, sample_weight), or a reader.
-        epochs: Passes over the data.
+        epochs: The epoch to end at, counted from 0: passes over the data, less `initial_epoch`.
+        initial_epoch: The epoch to begin at.
         batch_size: Records in a micro-batch.
         grads_to_wait: Micro-batches averaged into one update.
         validation_data: As `data`; evaluated after every epoch.
@@ -82,6 +88,8 @@ def fit(
     Raises:
         ElastableError: data, model, callbacks or settings that cannot be used.
     """
+    if not 0 <= initial_epoch < epochs:
+        raise BadInput(f"initial_epoch={initial_epoch}, epochs={epochs}: need 0 <= initial_epoch < epochs")
     reader = as_reader(data)
     validation = None if validation_data is None else as_reader(validation_data)
     sample = sample_batch(reader)
@@ -99,14 +107,20 @@ def fit(
         not_finite=not_finite,
     )
     tables = discover_tables(model, seed, table_optimizer(model.optimizer))
-    held = _tables_in_store(model, tables, store, moved, seed)
+    schedule = Schedule(job)
+    # A job counts its versions from epoch 0, also where the rows are older.
+    start = (
+        Progress(schedule.versions_per_epoch * initial_epoch, evaluated=True, records=len(reader) * initial_epoch)
+        if initial_epoch
+        else Progress()
+    )
+    held = _tables_in_store(model, tables, store, moved, seed, start.version)
     dense = DenseState(model)
-    master = Master(job, held, dense, MetricBook(model))
+    master = Master(job, held, dense, MetricBook(model), start=start)
     readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: reader}
     if validation is not None:
         readers[TaskKind.EVALUATE] = validation
     computer = MicroBatchComputer(model, job, readers, sample, held, tables)
-    schedule = Schedule(job)
     joined = JobCallbacks(callbacks, model, epochs, schedule.versions_per_epoch)
     progress = JobProgress(Console(quiet=not verbose), len(reader) * epochs)
     hooks = JobHooks(joined, schedule, master.stop, told=lambda epoch, logs: progress.epoch(epoch, epochs, logs))
@@ -122,14 +136,18 @@ def fit(
 
 
 def _tables_in_store(
-    model: Any, tables: dict[str, TableSpec], store: EmbeddingStore | None, moved: dict[str, Float32], seed: int
+    model: Any,
+    tables: dict[str, TableSpec],
+    store: EmbeddingStore | None,
+    moved: dict[str, Float32],
+    seed: int,
+    version: int,
 ) -> EmbeddingStore:
     """The store with the model's tables, holding the rows that its layers had before."""
     layers = store_layers(model)
     before = {layer.table_name: layer.source for layer in layers if isinstance(layer.source, EmbeddingStore)}
     held = MemoryStore() if store is None else store
     given = {**pretrained_rows(layers), **moved}
-    # A job counts its versions from 0, also where the rows are older.
     create_tables(held, tables)
     for name, spec in tables.items():
         source = before.get(name)
@@ -139,7 +157,7 @@ def _tables_in_store(
             held.put(name, (block if same else fresh_rows(spec, block.ids, block.weights) for block in blocks))
         elif name in given:
             held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
-    held.reset_version(0)
+    held.reset_version(version)
     for layer in layers:
         layer.attach(held, seed)
     return held

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from embedding_store.errors import BadInput
 from tests.elastable.models import clicks, plain_model, store_model, tables_and_weights
 
 BATCH = 16
@@ -127,6 +128,31 @@ class TestAfterwards:
         ours, theirs = tables_and_weights(twice), tables_and_weights(once)
         for name, values in theirs.items():
             np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+    def test_initial_epoch_goes_on_with_the_next_order(self) -> None:
+        records = clicks(BATCH * 4)
+
+        def trained(*epochs: tuple[int, int]) -> Any:
+            model = store_model()
+            model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+            for initial, end in epochs:
+                history = et.fit(
+                    model, records, epochs=end, initial_epoch=initial, batch_size=BATCH, seed=3, verbose=False
+                )
+                assert history.epoch == list(range(initial, end))
+            return model
+
+        once, twice, same_order = trained((0, 4)), trained((0, 2), (2, 4)), trained((0, 2), (0, 2))
+        ours, theirs, others = tables_and_weights(twice), tables_and_weights(once), tables_and_weights(same_order)
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+            assert not np.array_equal(others[name], values)
+
+    def test_initial_epoch_out_of_range(self) -> None:
+        model = store_model()
+        model.compile("sgd", "binary_crossentropy")
+        with pytest.raises(BadInput, match="initial_epoch=2, epochs=2"):
+            et.fit(model, clicks(BATCH), epochs=2, initial_epoch=2, verbose=False)
 
     def test_predict_evaluate_save_and_load(self, tmp_path: Path) -> None:
         x, y = clicks(BATCH * 8)
