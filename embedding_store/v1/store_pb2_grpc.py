@@ -34,15 +34,15 @@ class EmbeddingStoreStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.CreateTable = channel.unary_unary(
-                '/elastable.embedding_store.v1.EmbeddingStore/CreateTable',
-                request_serializer=embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
-                response_deserializer=embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
-                _registered_method=True)
         self.ListTables = channel.unary_unary(
                 '/elastable.embedding_store.v1.EmbeddingStore/ListTables',
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.ListTablesRequest.SerializeToString,
                 response_deserializer=embedding__store_dot_v1_dot_store__pb2.ListTablesReply.FromString,
+                _registered_method=True)
+        self.GetVersion = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/GetVersion',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.GetVersionRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.GetVersionReply.FromString,
                 _registered_method=True)
         self.Lookup = channel.stream_stream(
                 '/elastable.embedding_store.v1.EmbeddingStore/Lookup',
@@ -54,18 +54,68 @@ class EmbeddingStoreStub:
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
                 response_deserializer=embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
                 _registered_method=True)
+        self.CountRows = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/CountRows',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.CountRowsReply.FromString,
+                _registered_method=True)
+        self.Scan = channel.unary_stream(
+                '/elastable.embedding_store.v1.EmbeddingStore/Scan',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.ScanRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
+                _registered_method=True)
+        self.Attach = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/Attach',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.AttachRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.AttachReply.FromString,
+                _registered_method=True)
+        self.CreateTable = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/CreateTable',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
+                _registered_method=True)
+        self.Commit = channel.stream_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/Commit',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.CommitFrame.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
+                _registered_method=True)
+        self.Put = channel.stream_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/Put',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
+                _registered_method=True)
+        self.Delete = channel.stream_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/Delete',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.DeleteFrame.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.DeleteReply.FromString,
+                _registered_method=True)
+        self.ClearTable = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/ClearTable',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.ClearTableReply.FromString,
+                _registered_method=True)
+        self.DropTable = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/DropTable',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.DropTableRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.DropTableReply.FromString,
+                _registered_method=True)
+        self.ResetVersion = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/ResetVersion',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.FromString,
+                _registered_method=True)
 
 
 class EmbeddingStoreServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def CreateTable(self, request, context):
+    def ListTables(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListTables(self, request, context):
+    def GetVersion(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,18 +135,80 @@ class EmbeddingStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CountRows(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scan(self, request, context):
+        """Every row that holds a value of its own: one bulk message after the other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateTable(self, request, context):
+        """Only where the server allows writing.  The master of a job does not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Commit(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Put(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Delete(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ClearTable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropTable(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetVersion(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EmbeddingStoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'CreateTable': grpc.unary_unary_rpc_method_handler(
-                    servicer.CreateTable,
-                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.FromString,
-                    response_serializer=embedding__store_dot_v1_dot_store__pb2.CreateTableReply.SerializeToString,
-            ),
             'ListTables': grpc.unary_unary_rpc_method_handler(
                     servicer.ListTables,
                     request_deserializer=embedding__store_dot_v1_dot_store__pb2.ListTablesRequest.FromString,
                     response_serializer=embedding__store_dot_v1_dot_store__pb2.ListTablesReply.SerializeToString,
+            ),
+            'GetVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVersion,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.GetVersionRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.GetVersionReply.SerializeToString,
             ),
             'Lookup': grpc.stream_stream_rpc_method_handler(
                     servicer.Lookup,
@@ -108,6 +220,56 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
                     request_deserializer=embedding__store_dot_v1_dot_store__pb2.LookupRequest.FromString,
                     response_serializer=embedding__store_dot_v1_dot_store__pb2.LookupReply.SerializeToString,
             ),
+            'CountRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.CountRows,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.CountRowsReply.SerializeToString,
+            ),
+            'Scan': grpc.unary_stream_rpc_method_handler(
+                    servicer.Scan,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.ScanRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
+            ),
+            'Attach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.AttachRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.AttachReply.SerializeToString,
+            ),
+            'CreateTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateTable,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.CreateTableReply.SerializeToString,
+            ),
+            'Commit': grpc.stream_unary_rpc_method_handler(
+                    servicer.Commit,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.CommitFrame.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.CommitReply.SerializeToString,
+            ),
+            'Put': grpc.stream_unary_rpc_method_handler(
+                    servicer.Put,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
+            ),
+            'Delete': grpc.stream_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.DeleteFrame.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.DeleteReply.SerializeToString,
+            ),
+            'ClearTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClearTable,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.ClearTableReply.SerializeToString,
+            ),
+            'DropTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropTable,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.DropTableRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.DropTableReply.SerializeToString,
+            ),
+            'ResetVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetVersion,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'elastable.embedding_store.v1.EmbeddingStore', rpc_method_handlers)
@@ -118,33 +280,6 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class EmbeddingStore:
     """Missing associated documentation comment in .proto file."""
-
-    @staticmethod
-    def CreateTable(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/elastable.embedding_store.v1.EmbeddingStore/CreateTable',
-            embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
-            embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def ListTables(request,
@@ -163,6 +298,33 @@ class EmbeddingStore:
             '/elastable.embedding_store.v1.EmbeddingStore/ListTables',
             embedding__store_dot_v1_dot_store__pb2.ListTablesRequest.SerializeToString,
             embedding__store_dot_v1_dot_store__pb2.ListTablesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/GetVersion',
+            embedding__store_dot_v1_dot_store__pb2.GetVersionRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.GetVersionReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -217,6 +379,276 @@ class EmbeddingStore:
             '/elastable.embedding_store.v1.EmbeddingStore/LookupSmall',
             embedding__store_dot_v1_dot_store__pb2.LookupRequest.SerializeToString,
             embedding__store_dot_v1_dot_store__pb2.LookupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CountRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/CountRows',
+            embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.CountRowsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/Scan',
+            embedding__store_dot_v1_dot_store__pb2.ScanRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/Attach',
+            embedding__store_dot_v1_dot_store__pb2.AttachRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.AttachReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/CreateTable',
+            embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.CreateTableReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Commit(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/Commit',
+            embedding__store_dot_v1_dot_store__pb2.CommitFrame.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Put(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/Put',
+            embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Delete(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/Delete',
+            embedding__store_dot_v1_dot_store__pb2.DeleteFrame.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.DeleteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClearTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/ClearTable',
+            embedding__store_dot_v1_dot_store__pb2.ClearTableRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.ClearTableReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/DropTable',
+            embedding__store_dot_v1_dot_store__pb2.DropTableRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.DropTableReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/ResetVersion',
+            embedding__store_dot_v1_dot_store__pb2.ResetVersionRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.ResetVersionReply.FromString,
             options,
             channel_credentials,
             insecure,
