@@ -50,6 +50,10 @@ class IdIndex(RowDirectory):
         _insert(cells.array, self._ids.array[: self.count, 0])
         self._cells = cells
 
+    def places(self, ids: Int64) -> Int64:
+        """As in `RowDirectory.places`: positions are given one after the other."""
+        return np.arange(self.count, self.count + len(ids))
+
     def claim(self, ids: Int64, positions: Int64) -> Int64:
         """As in `RowDirectory.claim`."""
         fresh = np.empty(len(ids), np.int64)

@@ -1,4 +1,4 @@
-"""One table in memory: a directory of its ids, and slabs of weights and slots."""
+"""One table in memory: a directory of its ids, and its rows by position."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from embedding_store.initial_values import write_initial_rows
 from embedding_store.range_pool import RangePool
 from embedding_store.row_directory import DirectRows, RowDirectory
 from embedding_store.row_optimizer import row_optimizer
-from embedding_store.row_values import Float32Rows, RowValues
-from embedding_store.slab import Slab, SlabMaker, anonymous_slab
+from embedding_store.slab import SlabMaker, anonymous_slab
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64, RowBlock, TableUpdate
+from embedding_store.table_rows import MakeRows, TableRows, resident_rows
 
 __all__ = ["MemoryTable", "StagedUpdate"]
 
@@ -45,17 +45,28 @@ class MemoryTable:
     that they would be strewn over.
     """
 
-    def __init__(self, spec: TableSpec, direct_bytes: int, new_slab: SlabMaker = anonymous_slab) -> None:
-        """Raises `BadSpec` for an optimizer that is not known here."""
+    def __init__(
+        self,
+        spec: TableSpec,
+        direct_bytes: int,
+        new_slab: SlabMaker = anonymous_slab,
+        make_rows: MakeRows | None = None,
+    ) -> None:
+        """Args are those of the table; `new_slab` holds its directory, and its rows unless `make_rows` does.
+
+        Raises:
+            BadSpec: an optimizer that is not known here.
+        """
         self.spec = spec
         self._new_slab = new_slab
+        self._make_rows = resident_rows(new_slab) if make_rows is None else make_rows
         self.optimizer = row_optimizer(spec.optimizer)
         self.slot_width = self.optimizer.slot_width(spec.dim)
         self._initial_slots = self.optimizer.initial_slots(spec.dim)
         row_bytes = 4 * (spec.dim + self.slot_width)
         size = spec.vocabulary_size
         self._direct = size if size is not None and size * row_bytes <= direct_bytes else None
-        self._directory, self._weights, self._slots = self._empty()
+        self._directory, self._rows = self._empty()
 
     @property
     def count(self) -> int:
@@ -67,7 +78,7 @@ class MemoryTable:
         positions = np.empty(len(ids), np.int64)
         missing = self._directory.find(ids, positions)
         if missing < len(ids):
-            self._weights.read(positions, out)
+            self._rows.read(positions, out)
         if missing:
             unseen = np.flatnonzero(positions < 0)
             write_initial_rows(self.spec, ids[unseen], unseen, out)
@@ -87,63 +98,74 @@ class MemoryTable:
             self.optimizer.apply_columns(
                 block.weights, block.slots, order, update.gradients, squares, step, learning_rate
             )
-        self._reserve(len(update.ids))
+        self._reserve(update.ids)
         return StagedUpdate(update, block, np.empty(len(update.ids), np.int64))
 
     def claim(self, staged: StagedUpdate, pool: RangePool) -> None:
         """Gives every id of the update a row, with initial values where it is new."""
         ids, positions = staged.update.ids, staged.positions
+        self._reserve(len(ids))  # there is room already, unless the table was cleared since
         fresh = self._directory.claim(ids, positions)
+        self._rows.prepare(positions, fresh, pool)
         if staged.block is None and len(fresh):
             fresh_ids, fresh_rows = ids[fresh], positions[fresh]
 
             def initialise(start: int, stop: int) -> None:
-                rows = fresh_rows[start:stop]
-                self._weights.initialise(fresh_ids[start:stop], rows)
-                self._slots.array[rows] = self._initial_slots
+                self._rows.initialise(fresh_ids[start:stop], fresh_rows[start:stop])
 
             pool.run(initialise, len(fresh), _FRESH_A_THREAD)
 
     def apply(self, staged: StagedUpdate, start: int, stop: int, step: int, learning_rate: float) -> None:
         """Updates the claimed rows `start..stop` of the update; ranges may run on different threads."""
-        positions, slots = staged.positions[start:stop], self._slots.array
+        positions = staged.positions[start:stop]
         if staged.block is None:
             ids, gradients = staged.update.ids[start:stop], staged.update.gradients[start:stop]
             squares = None if staged.update.row_squares is None else staged.update.row_squares[start:stop]
-            self._weights.update(self.optimizer, slots, ids, positions, gradients, squares, step, learning_rate)
+            self._rows.update(ids, positions, gradients, squares, step, learning_rate)
         else:
-            self._weights.write(positions, staged.block.weights[start:stop])
-            slots[positions] = staged.block.slots[start:stop]
+            self._rows.write(positions, staged.block.weights[start:stop], staged.block.slots[start:stop])
 
     def put(self, block: RowBlock) -> None:
         """Writes rows as they are. Raises `MemoryError` before anything is changed."""
-        self._reserve(len(block.ids))
+        self._reserve(block.ids)
         positions = np.empty(len(block.ids), np.int64)
         self._directory.claim(block.ids, positions)
-        self._weights.write(positions, block.weights)
-        self._slots.array[positions] = block.slots
+        self._rows.write(positions, block.weights, block.slots)
 
     def scan(self, cursor: int, limit: int) -> tuple[RowBlock, int]:
         """The next block of rows from `cursor` (first 0), and the next cursor; an empty block ends it."""
         ids, positions, cursor = self._directory.scan(cursor, limit)
+        return RowBlock(ids, *self._rows.block(positions)), cursor
+
+    def stored(self, ids: Int64) -> RowBlock:
+        """Of `ids` int64 `[n]` the rows that hold a value of their own, in that order."""
+        positions = np.empty(len(ids), np.int64)
+        if self._directory.find(ids, positions):
+            live = positions >= 0
+            ids, positions = ids[live], positions[live]
         weights = np.empty((len(ids), self.spec.dim), np.float32)
         self._weights.read(positions, weights)
-        return RowBlock(ids, weights, self._slots.array[positions]), cursor
+        return RowBlock(ids, weights, self._slots.array[positions])
 
     def clear(self) -> None:
         """Forgets every row and gives the memory back."""
-        self._directory, self._weights, self._slots = self._empty()
+        self._rows.close()
+        self._directory, self._rows = self._empty()
 
-    def _empty(self) -> tuple[RowDirectory, RowValues, Slab]:
+    def close(self) -> None:
+        """Gives back what is not memory."""
+        self._rows.close()
+
+    def _empty(self) -> tuple[RowDirectory, TableRows]:
         new_slab = self._new_slab
         directory = IdIndex(new_slab) if self._direct is None else DirectRows(self._direct, new_slab)
-        rows = directory.capacity
-        return directory, Float32Rows(self.spec, rows, new_slab), new_slab("slots", rows, self.slot_width)
+        return directory, self._make_rows(self.spec, self.optimizer, directory.capacity)
 
-    def _reserve(self, more: int) -> None:
-        self._directory.reserve(more)
-        self._weights.grow(self._directory.capacity)
-        self._slots.grow(self._directory.capacity)
+    def _reserve(self, ids: Int64) -> None:
+        """Room for the rows of `ids`, whether they have one or not; nothing has changed when it fails."""
+        self._directory.reserve(len(ids))
+        self._rows.grow(self._directory.capacity)
+        self._rows.allocate(self._directory.places(ids))
 
     def _block(self, ids: Int64) -> RowBlock:
         """A copy of the rows of `ids`, initial ones for those that have none."""
@@ -153,5 +175,5 @@ class MemoryTable:
         self._directory.find(ids, positions)
         slots = np.tile(self._initial_slots, (len(ids), 1))
         live = positions >= 0
-        slots[live] = self._slots.array[positions[live]]
+        slots[live] = self._rows.block(positions[live])[1]
         return RowBlock(ids, weights, slots)

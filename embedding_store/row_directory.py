@@ -43,6 +43,10 @@ class RowDirectory(ABC):
         """
 
     @abstractmethod
+    def places(self, ids: Int64) -> Int64:
+        """int64: positions, in any order, that `claim(ids)` may newly give; room must have been reserved."""
+
+    @abstractmethod
     def claim(self, ids: Int64, positions: Int64) -> Int64:
         """As `find`, giving rows to ids that have none; returns their indices in `ids`, int64 `[fresh]`.
 
@@ -83,6 +87,10 @@ class DirectRows(RowDirectory):
 
     def reserve(self, more: int) -> None:
         """There is always room."""
+
+    def places(self, ids: Int64) -> Int64:
+        """As in `RowDirectory.places`: the ids themselves."""
+        return ids
 
     def claim(self, ids: Int64, positions: Int64) -> Int64:
         """As in `RowDirectory.claim`."""
