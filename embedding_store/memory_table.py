@@ -104,7 +104,7 @@ class MemoryTable:
     def claim(self, staged: StagedUpdate, pool: RangePool) -> None:
         """Gives every id of the update a row, with initial values where it is new."""
         ids, positions = staged.update.ids, staged.positions
-        self._reserve(len(ids))  # there is room already, unless the table was cleared since
+        self._reserve(ids)  # there is room already, unless the table was cleared since
         fresh = self._directory.claim(ids, positions)
         self._rows.prepare(positions, fresh, pool)
         if staged.block is None and len(fresh):
@@ -143,9 +143,7 @@ class MemoryTable:
         if self._directory.find(ids, positions):
             live = positions >= 0
             ids, positions = ids[live], positions[live]
-        weights = np.empty((len(ids), self.spec.dim), np.float32)
-        self._weights.read(positions, weights)
-        return RowBlock(ids, weights, self._slots.array[positions])
+        return RowBlock(ids, *self._rows.block(positions))
 
     def clear(self) -> None:
         """Forgets every row and gives the memory back."""
