@@ -18,7 +18,6 @@ from embedding_store.store import (
     Float32,
     Int64,
     RowBlock,
-    TableUpdate,
     refuse_conflict,
     refuse_other_version,
 )
@@ -27,6 +26,9 @@ __all__ = ["MemoryStore"]
 
 _ROWS_A_THREAD = 1 << 13  # fewer are done before another thread has started
 _MOST_THREADS = 8
+
+_Staged = tuple[MemoryTable, StagedUpdate, float]
+"""A table, its update, and the learning rate."""
 
 
 class MemoryStore(EmbeddingStore):
@@ -48,6 +50,7 @@ class MemoryStore(EmbeddingStore):
         """
         self._tables: dict[str, MemoryTable] = {}
         self._version = 0
+        self._changes = 0  # calls that changed anything
         self._closed = False
         self._direct_bytes = direct_bytes
         self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
@@ -94,19 +97,27 @@ class MemoryStore(EmbeddingStore):
     def commit(self, commit: Commit) -> None:
         """As in `EmbeddingStore.commit`."""
         with self._lock.writing():
-            refuse_other_version(self._version, commit.version - 1)
-            tables = [self._table(name) for name in commit.updates]
-            updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
-            rates = [
-                commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate) for table in tables
-            ]
-            self._apply(tables, updates, rates, commit.step)
-            self._version = commit.version
+            self._finish(commit, self._stage(commit))
+
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        """As in `EmbeddingStore.stage`; the second half cannot fail, but for the lock."""
+        with self._lock.writing():
+            staged = self._stage(commit)
+            changes = self._changes
+
+        def finish() -> None:
+            with self._lock.writing():
+                if self._changes != changes:
+                    raise StoreFailed(f"the memory store was changed while version {commit.version} was staged")
+                self._finish(commit, staged)
+
+        return finish
 
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`."""
         with self._lock.writing():
             self._version = version
+            self._changes += 1
 
     def row_count(self, table: str) -> int:
         """As in `EmbeddingStore.row_count`."""
@@ -119,6 +130,12 @@ class MemoryStore(EmbeddingStore):
             found = self._table(table)
         return self._blocks(found, block_rows)
 
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As in `EmbeddingStore.read_rows`."""
+        with self._lock.reading():
+            found = self._table(table)
+            return found.stored(require_ids(found.spec, ids))
+
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """As in `EmbeddingStore.put`, one block after the other."""
         with self._lock.reading():
@@ -127,40 +144,52 @@ class MemoryStore(EmbeddingStore):
             checked = require_block(found.spec, found.slot_width, block)
             with self._lock.writing():
                 self._require_open()
+                self._changes += 1
                 found.put(checked)
 
     def clear(self, table: str) -> None:
         """As in `EmbeddingStore.clear`."""
         with self._lock.writing():
             self._table(table).clear()
+            self._changes += 1
 
     def drop_table(self, table: str) -> None:
         """As in `EmbeddingStore.drop_table`."""
         with self._lock.writing():
             self._table(table)
             del self._tables[table]
+            self._changes += 1
 
     def close(self) -> None:
         """Frees the memory; afterwards every table is unknown."""
         with self._lock.writing():
             self._closed = True
             self._tables.clear()
+            self._changes += 1
         self._pool.close()
 
-    def _apply(
-        self, tables: Sequence[MemoryTable], updates: Sequence[TableUpdate], rates: Sequence[float], step: int
-    ) -> None:
-        """Stages all updates, and changes rows only once nothing can fail."""
-        staged: list[StagedUpdate] = [
-            table.stage(update, step, rate) for table, update, rate in zip(tables, updates, rates, strict=True)
+    def _stage(self, commit: Commit) -> list[_Staged]:
+        """Everything about a commit that can fail; changes no row."""
+        refuse_other_version(self._version, commit.version - 1)
+        tables = [self._table(name) for name in commit.updates]
+        updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
+        rates = [commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate) for table in tables]
+        return [
+            (table, table.stage(update, commit.step, rate), rate)
+            for table, update, rate in zip(tables, updates, rates, strict=True)
         ]
-        for table, ready in zip(tables, staged, strict=True):
-            table.claim(ready, self._pool)
+
+    def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
+        for table, update, _ in staged:
+            table.claim(update, self._pool)
 
         def apply(number: int, start: int, stop: int) -> None:
-            tables[number].apply(staged[number], start, stop, step, rates[number])
+            table, update, rate = staged[number]
+            table.apply(update, start, stop, commit.step, rate)
 
-        self._run([len(update.ids) for update in updates], apply)
+        self._run([len(staged_update.update.ids) for _, staged_update, _ in staged], apply)
+        self._version = commit.version
+        self._changes += 1
 
     def _run(self, lengths: Sequence[int], work: Callable[[int, int, int], None]) -> None:
         """Calls `work(table number, start, stop)`, the rows of all tables shared out evenly over threads."""

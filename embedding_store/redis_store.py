@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from embedding_store.checks import require_block, require_update
+from embedding_store.checks import require_block, require_ids, require_update
 from embedding_store.errors import BadIds, BadInput, DeadlineExceeded, StoreFailed, Unavailable
 from embedding_store.redis_block import Block, TableRows
 from embedding_store.redis_catalog import Catalog, TableKeys
@@ -17,6 +18,7 @@ from embedding_store.redis_reader import RedisReader
 from embedding_store.redis_schema import STAMP_FIELD, TableRecord, slots_key, tables_key, version_key, weights_key
 from embedding_store.redis_transfer import Reading, read_block, write_block
 from embedding_store.redis_url import RedisUrl
+from embedding_store.row_blocks import joined_rows
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
 from embedding_store.store import (
@@ -34,6 +36,9 @@ __all__ = ["RedisStore"]
 
 _NEVER_CHANGED = bytes(8)  # the stamp 0
 _SCAN_BYTES = 1 << 22  # of one HSCAN reply, about
+
+_Staged = tuple[Block, Int64]
+"""Updated rows, and which of the block's commands write partitions that do not have them yet."""
 
 
 class RedisStore(RedisReader, EmbeddingStore):
@@ -84,36 +89,58 @@ class RedisStore(RedisReader, EmbeddingStore):
             StoreFailed: also when the connection broke in the middle: repeat the commit.
         """
         deadline = self._deadline()
+        with self._alone(deadline):
+            self._finish(commit, self._stage(commit, deadline), deadline)
+
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        """As in `EmbeddingStore.stage`: rows are read and updated, and not written before the second half."""
+        deadline = self._deadline()
+        with self._alone(deadline):
+            staged = self._stage(commit, deadline)
+
+        def finish() -> None:
+            deadline = self._deadline()
+            with self._alone(deadline):
+                self._finish(commit, staged, deadline)
+
+        return finish
+
+    @contextmanager
+    def _alone(self, deadline: Deadline) -> Iterator[None]:
         if not self._writing.acquire(timeout=deadline.seconds):
             raise DeadlineExceeded(f"another commit to {self.url} has not ended within {deadline.seconds:g} s")
         try:
-            self._commit(commit, deadline)
+            yield
         finally:
             self._writing.release()
 
-    def _commit(self, commit: Commit, deadline: Deadline) -> None:
+    def _stage(self, commit: Commit, deadline: Deadline) -> _Staged | None:
+        """The rows of a commit, read and updated in memory; None if it stands already."""
         catalog = self._catalog_with(commit.updates, deadline)
         updates = {name: require_update(catalog.tables[name].spec, u) for name, u in commit.updates.items()}
         block = _block(catalog, {name: update.ids for name, update in updates.items()})
         reading = read_block(self._topology, block, deadline, version_key(self.url.namespace))
         if reading.version == commit.version == self._unfinished:
-            self._unfinished = None  # only the answer to its very last step was lost
-            return
+            return None  # only the answer to its very last step was lost
         refuse_other_version(reading.version, commit.version - 1)
         _refuse_foreign_stamps(reading, commit.version)
         untouched = reading.stamps < commit.version
         for name, rows in block.tables.items():
             rates = commit.learning_rates
             _apply(rows, updates[name], _positions(block, rows, untouched), commit.step, rates.get(name))
-        try:
-            write_block(self._topology, block, np.flatnonzero(untouched), deadline, commit.version)
-            self._set_version(commit.version, deadline)
-        except (StoreFailed, Unavailable) as error:
-            self._unfinished = commit.version
-            raise StoreFailed(
-                f"the commit of version {commit.version} broke off, partitions may have changed; "
-                f"repeat the same commit to finish it: {error}"
-            ) from error
+        return block, np.flatnonzero(untouched)
+
+    def _finish(self, commit: Commit, staged: _Staged | None, deadline: Deadline) -> None:
+        if staged is not None:
+            try:
+                write_block(self._topology, *staged, deadline, commit.version)
+                self._set_version(commit.version, deadline)
+            except (StoreFailed, Unavailable) as error:
+                self._unfinished = commit.version
+                raise StoreFailed(
+                    f"the commit of version {commit.version} broke off, partitions may have changed; "
+                    f"repeat the same commit to finish it: {error}"
+                ) from error
         self._unfinished = None
 
     def reset_version(self, version: int) -> None:
@@ -143,6 +170,12 @@ class RedisStore(RedisReader, EmbeddingStore):
         if block_rows < 1:
             raise BadInput(f"block_rows must be at least 1, got {block_rows}")
         return self._blocks(self._table(table, self._deadline()), block_rows)
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As in `EmbeddingStore.read_rows`, in one round trip."""
+        found = self._table(table, self._deadline())
+        rows = next(self._rows_of(found, require_ids(found.spec, ids)), None)
+        return joined_rows(found.spec, [] if rows is None else [rows])
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """As in `EmbeddingStore.put`, one block after another, the deadline for each by itself."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -166,6 +166,22 @@ class EmbeddingStore(RowSource):
                 store is as it was.
         """
 
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        """The first half of `commit`: does what of it can fail, and changes no row.
+
+        Who commits to several stores at once stages everywhere before
+        anything is changed anywhere. Between the halves nobody else may change
+        the store. A store that can do nothing ahead only looks at its version.
+
+        Returns:
+            The second half, to be called once, or not at all.
+
+        Raises:
+            As `commit`.
+        """
+        refuse_other_version(self.version(), commit.version - 1)
+        return lambda: self.commit(commit)
+
     @abstractmethod
     def reset_version(self, version: int) -> None:
         """Declares the rows as they stand to be `version` (after `put`)."""
@@ -177,6 +193,18 @@ class EmbeddingStore(RowSource):
     @abstractmethod
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """Every row that holds a value of its own, in blocks, in any order."""
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """Rows with their slots: of `ids` int64 `[n]`, each once, those that hold a value of their own, in that order.
+
+        A store that knows no better way scans the whole table.
+
+        Raises:
+            TableNotFound, BadIds, IdOutOfRange: as `lookup`.
+        """
+        from embedding_store.row_blocks import rows_by_scan  # which needs this module
+
+        return rows_by_scan(self, table, ids)
 
     @abstractmethod
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:

@@ -12,7 +12,7 @@ from embedding_store.errors import (
 )
 from embedding_store.initial_values import initial_rows
 from embedding_store.spec import OptimizerSpec
-from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
 from tests.contracts.reference_optimizers import adagrad_row, adam_row, sgd_row
 from tests.contracts.store_samples import (
     commit,
@@ -122,6 +122,37 @@ class CommitContract:
         with pytest.raises(FutureVersion):
             store.commit(Commit(3, {"cities": update(int64(1), 4)}, 1, {}))
         assert (rows_by_id(store, "cities"), store.version()) == (before, 1)
+
+    def test_a_staged_commit_changes_nothing_until_it_is_finished(self, store: EmbeddingStore) -> None:
+        for spec in (fixed(), dynamic(optimizer=OptimizerSpec.of("adam"))):
+            store.create_table(spec)
+        commit(store, {"cities": update(int64(1), 4), "people": update(int64(7), 5)})
+        updates = {"cities": update(int64(1, 2), 4, 1), "people": update(int64(7, -8), 5, 1)}
+        before = [rows_by_id(store, name) for name in updates]
+        for version, error in ((1, StaleVersion), (3, FutureVersion)):
+            with pytest.raises(error):
+                store.stage(Commit(version, updates, 1, {}))
+        store.stage(Commit(2, updates, 1, {}))  # and is let go
+        finish = store.stage(Commit(2, updates, 1, {}))
+        assert [rows_by_id(store, name) for name in updates] == before
+        assert store.version() == 1
+        finish()
+        staged = [rows_by_id(store, name) for name in updates]
+        assert store.version() == 2
+        for name, rows in zip(updates, before, strict=True):
+            blocks = [
+                RowBlock(
+                    int64(one),
+                    np.frombuffer(weights, np.float32)[np.newaxis],
+                    np.frombuffer(slots, np.float32)[np.newaxis],
+                )
+                for one, (weights, slots) in rows.items()
+            ]
+            store.clear(name)
+            store.put(name, blocks)
+        store.reset_version(1)
+        store.commit(Commit(2, updates, 1, {}))
+        assert [rows_by_id(store, name) for name in updates] == staged
 
     def test_a_lookup_of_a_version_to_come(self, store: EmbeddingStore) -> None:
         store.create_table(fixed())

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import (
+    BadIds,
     BadInput,
     IdOutOfRange,
     StaleVersion,
@@ -69,6 +70,25 @@ class StoreContract(LookupContract, CommitContract):
         assert (store.row_count("t"), rows_by_id(store, "t")) == (61, whole)
         store.put("t", iter(copies))
         assert rows_by_id(store, "t") == whole
+
+    @pytest.mark.parametrize("spec", [fixed("t", 4), dynamic("t", 4)], ids=["fixed", "dynamic"])
+    def test_rows_are_read_with_their_slots(self, store: EmbeddingStore, spec: TableSpec) -> None:
+        spec = TableSpec("t", 4, spec.vocabulary_size, optimizer=OptimizerSpec.of("adam"), seed=2)
+        store.create_table(spec)
+        commit(store, {"t": update(np.arange(3, 90, 3), 4)})
+        ids = np.array([60, 4, 87, 3, 0, 30], np.int64)
+        whole, read = rows_by_id(store, "t"), store.read_rows("t", ids)
+        assert read.ids.tolist() == [60, 87, 3, 30]
+        assert [whole[one] for one in read.ids.tolist()] == [
+            (weights.tobytes(), slots.tobytes()) for weights, slots in zip(read.weights, read.slots, strict=True)
+        ]
+        none = store.read_rows("t", int64(1, 2))
+        assert (none.ids.shape, none.weights.shape, none.slots.shape) == ((0,), (0, 4), (0, 8))
+        assert (none.weights.dtype, none.slots.dtype) == (np.float32, np.float32)
+        with pytest.raises(BadIds, match="'t'"):
+            store.read_rows("t", np.zeros(1, np.int32))
+        with pytest.raises(TableNotFound, match="'towns'"):
+            store.read_rows("towns", ids)
 
     def test_a_cleared_row_starts_anew(self, store: EmbeddingStore) -> None:
         spec = dynamic(optimizer=OptimizerSpec.of("adagrad"))

@@ -1,0 +1,45 @@
+"""Blocks of rows: chosen from, joined, and found where a store can only be scanned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.checks import require_ids
+from embedding_store.errors import TableNotFound
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.spec import TableSpec
+from embedding_store.store import EmbeddingStore, Int64, RowBlock
+
+__all__ = ["chosen_rows", "joined_rows", "rows_by_scan"]
+
+
+def chosen_rows(block: RowBlock, choice: npt.NDArray[np.bool_] | Int64) -> RowBlock:
+    """The rows that `choice` picks: bool `[n]`, or int64 places in the block."""
+    return RowBlock(block.ids[choice], block.weights[choice], block.slots[choice])
+
+
+def joined_rows(spec: TableSpec, blocks: Sequence[RowBlock]) -> RowBlock:
+    """All rows of blocks of one table, one after the other; none of no blocks."""
+    if not blocks:
+        width = row_optimizer(spec.optimizer).slot_width(spec.dim)
+        return RowBlock(np.empty(0, np.int64), np.empty((0, spec.dim), np.float32), np.empty((0, width), np.float32))
+    return RowBlock(
+        np.concatenate([block.ids for block in blocks]),
+        np.concatenate([block.weights for block in blocks]),
+        np.concatenate([block.slots for block in blocks]),
+    )
+
+
+def rows_by_scan(store: EmbeddingStore, table: str, ids: Int64) -> RowBlock:
+    """`EmbeddingStore.read_rows` by a pass over the whole table."""
+    spec = store.specs().get(table)
+    if spec is None:
+        raise TableNotFound(f"no table {table!r}")
+    ids = require_ids(spec, ids)
+    found = joined_rows(spec, [chosen_rows(block, np.isin(block.ids, ids)) for block in store.scan(table)])
+    order = np.argsort(ids, kind="stable")
+    places = order[np.searchsorted(ids, found.ids, sorter=order)]
+    return chosen_rows(found, np.argsort(places, kind="stable"))
