@@ -43,7 +43,8 @@ from embedding_store.store import Commit, EmbeddingStore, RowBlock, RowSource, T
 
 if TYPE_CHECKING:
     from embedding_store.checks import as_ids, require_finite, require_gradients, require_ids
-    from embedding_store.grouping import Grouping, coalesce, coalesce_many, group_ids, unique_ids
+    from embedding_store.grouping import coalesce, coalesce_many
+    from embedding_store.indexer import Grouping, Indexer, group_ids, unique_ids
     from embedding_store.initial_values import initial_rows
     from embedding_store.memory import MemoryStore
     from embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
@@ -67,6 +68,7 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "MemoryStore",
     # Rows: initial values, id sets, sums of gradients.
     "Grouping",
+    "Indexer",
     "coalesce",
     "coalesce_many",
     "group_ids",
@@ -105,20 +107,21 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
 ]
 
 _LOADED_LATE = {
-    "Grouping": "grouping",
+    "Grouping": "indexer",
+    "Indexer": "indexer",
     "MemoryStore": "memory",
     "RowOptimizer": "row_optimizer",
     "SlotSpec": "row_optimizer",
     "as_ids": "checks",
     "coalesce": "grouping",
     "coalesce_many": "grouping",
-    "group_ids": "grouping",
+    "group_ids": "indexer",
     "initial_rows": "initial_values",
     "register_row_optimizer": "row_optimizer",
     "require_finite": "checks",
     "require_gradients": "checks",
     "require_ids": "checks",
-    "unique_ids": "grouping",
+    "unique_ids": "indexer",
 }
 
 

@@ -1,19 +1,19 @@
-"""Grouping of ids: which are there, where each occurs, and the sum of their gradients.
+"""Sums of the gradients of each id, over one batch or many.
 
-Everything is in first-seen order and every sum is a left fold in the order of
-occurrence, in float32. Threads own disjoint ranges of unique ids, so results
-are the same to the bit for any number of threads.
+Ids are in first-seen order (`embedding_store.indexer`) and every sum is a left
+fold in the order of occurrence, in float32. Threads own disjoint ranges of
+unique ids, so results are the same to the bit for any number of threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadGradient, BadIds
+from embedding_store.errors import BadGradient
+from embedding_store.indexer import Grouping, Int32, group_ids, unique_ids
 from embedding_store.kernel import kernel
 from embedding_store.range_pool import SERIAL, RangePool
 from embedding_store.store import Float32, Int64, TableUpdate
@@ -29,69 +29,10 @@ __all__ = [
     "unique_ids",
 ]
 
-Int32 = npt.NDArray[np.int32]
-
 GradientPart = tuple[Int64, Float32, float]
 """ids int64 `[n]`, gradients float32 `[n, dim]`, and the scale that multiplies them."""
 
-_ROWS_LIMIT = 2**31 - 1  # the inverse is int32
 _VALUES_A_THREAD = 1 << 18  # fewer are summed faster than a second thread starts
-
-
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """Ids by group; group k holds every occurrence of `ids[k]`.
-
-    Attributes:
-        ids: int64 `[u]`, each id once, in first-seen order.
-        offsets: int64 `[u + 1]`: group k is `positions[offsets[k]:offsets[k + 1]]`.
-        positions: int64 `[n]`, ascending within a group.
-        inverse: int32 `[n]`: `ids[inverse[i]]` is the id at position i.
-    """
-
-    ids: Int64
-    offsets: Int64
-    positions: Int64
-    inverse: Int32
-
-
-def unique_ids(ids: Int64) -> tuple[Int64, Int32]:
-    """The id set of a batch.
-
-    Args:
-        ids: int64 `[n]`, any values, n < 2**31.
-
-    Returns:
-        unique: int64 `[u]`, each id once, in first-seen order.
-        inverse: int32 `[n]`, `unique[inverse[i]] == ids[i]`.
-
-    Raises:
-        BadIds: 2**31 ids or more.
-    """
-    if len(ids) > _ROWS_LIMIT:
-        raise BadIds(f"{len(ids)} ids in one batch: at most {_ROWS_LIMIT} can be grouped")
-    inverse = np.empty(len(ids), np.int32)
-    unique = np.empty(len(ids), np.int64)
-    # At most half full, so that runs of taken cells stay short.
-    cells = np.full(1 << max(4, (2 * len(ids) - 1).bit_length()), -1, np.int32)
-    count = _unique(np.ascontiguousarray(ids), cells, unique, inverse)
-    return unique[:count].copy(), inverse
-
-
-def group_ids(ids: Int64) -> Grouping:
-    """Groups ids in first-seen order.
-
-    Args:
-        ids: int64 `[n]`, any values, n < 2**31.
-
-    Raises:
-        BadIds: 2**31 ids or more.
-    """
-    unique, inverse = unique_ids(ids)
-    offsets = np.zeros(len(unique) + 1, np.int64)
-    positions = np.empty(len(ids), np.int64)
-    _group(inverse, offsets, positions)
-    return Grouping(unique, offsets, positions, inverse)
 
 
 def coalesce(ids: Int64, gradients: Float32, pool: RangePool = SERIAL) -> TableUpdate:
@@ -195,31 +136,6 @@ def _common_dim(parts: Sequence[GradientPart]) -> int:
 
 
 @kernel
-def _unique(ids: Int64, cells: Int32, unique: Int64, inverse: Int32) -> int:
-    """Open addressing with linear probing; a cell holds a position in `unique`, or -1."""
-    mask = np.uint64(len(cells) - 1)
-    count = 0
-    for i in range(len(ids)):
-        wanted = ids[i]
-        # The finalizer of splitmix64 (Steele, Lea, Flood: OOPSLA 2014).
-        h = np.uint64(wanted)
-        h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        cell = (h ^ (h >> np.uint64(31))) & mask
-        found = cells[cell]
-        while found >= 0 and unique[found] != wanted:
-            cell = (cell + np.uint64(1)) & mask
-            found = cells[cell]
-        if found < 0:
-            found = np.int32(count)
-            cells[cell] = found
-            unique[count] = wanted
-            count += 1
-        inverse[i] = found
-    return count
-
-
-@kernel
 def _add_at(total: Float32, seen: npt.NDArray[np.bool_], positions: Int32, gradients: Float32) -> int:
     """Sums into the rows of `total` that occur; returns how many do, or -1 for a position outside."""
     dim = gradients.shape[1]
@@ -239,19 +155,6 @@ def _add_at(total: Float32, seen: npt.NDArray[np.bool_], positions: Int32, gradi
             seen[group] = True
             present += 1
     return present
-
-
-@kernel
-def _group(inverse: Int32, offsets: Int64, positions: Int64) -> None:
-    """A counting sort; offsets come in as zeros."""
-    for k in inverse:
-        offsets[k + 1] += 1
-    for k in range(1, len(offsets)):
-        offsets[k] += offsets[k - 1]
-    following = offsets[:-1].copy()
-    for i in range(len(inverse)):
-        positions[following[inverse[i]]] = i
-        following[inverse[i]] += 1
 
 
 @kernel

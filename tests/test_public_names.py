@@ -27,6 +27,7 @@ ELASTABLE = [
     "open_store",
 ]
 EMBEDDING_STORE = [
+    "AdmissionSpec",
     "BadGradient",
     "BadIds",
     "BadInput",
@@ -36,10 +37,12 @@ EMBEDDING_STORE = [
     "DeadlineExceeded",
     "ElastableError",
     "EmbeddingStore",
+    "EvictionSpec",
     "FutureVersion",
     "Grouping",
     "INITIALIZER_KINDS",
     "IdOutOfRange",
+    "Indexer",
     "InitializerSpec",
     "JobFailed",
     "MemoryStore",
@@ -50,6 +53,7 @@ EMBEDDING_STORE = [
     "RowBlock",
     "RowOptimizer",
     "RowSource",
+    "ShardOrigin",
     "SlotSpec",
     "SpecConflict",
     "StaleVersion",

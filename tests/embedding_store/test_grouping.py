@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedding_store.errors import BadGradient
-from embedding_store.grouping import coalesce, coalesce_many, group_ids, sum_by_position, unique_ids
+from embedding_store.grouping import coalesce, coalesce_many, sum_by_position
 from embedding_store.range_pool import RangePool
 
 ids_lists = st.lists(st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1, 2**32])), max_size=60)
@@ -21,36 +21,8 @@ def left_fold(parts: list[tuple[np.ndarray, np.ndarray, float]]) -> dict[int, np
     return total
 
 
-def test_indexer_example_of_embedding_tables_jl() -> None:
-    # Source: the tests of EmbeddingTables.jl (its Indexer), offsets and positions counted from 0.
-    found = group_ids(np.array([10, 4, 10, 100, 4, 4, 4, 1, 9, 10, 5]))
-    assert found.ids.tolist() == [10, 4, 100, 1, 9, 5]
-    assert found.offsets.tolist() == [0, 3, 7, 8, 9, 10, 11]
-    assert found.positions.tolist() == [0, 2, 9, 1, 4, 5, 6, 3, 7, 8, 10]
-
-
-@given(ids_lists)
-def test_grouping_of_any_ids(values: list[int]) -> None:
-    ids = np.array(values, np.int64)
-    found = group_ids(ids)
-    assert found.ids.tolist() == list(dict.fromkeys(values))
-    np.testing.assert_array_equal(found.ids[found.inverse], ids)
-    for k, one in enumerate(found.ids.tolist()):
-        group = found.positions[found.offsets[k] : found.offsets[k + 1]]
-        assert group.tolist() == [i for i, value in enumerate(values) if value == one]
-    assert (found.inverse.dtype, found.positions.dtype, found.offsets.dtype) == (np.int32, np.int64, np.int64)
-
-
-def test_ids_that_share_low_and_high_bits() -> None:
-    ids = np.concatenate([np.arange(2000) << 40, np.arange(2000), np.arange(2000) << 20])
-    unique, inverse = unique_ids(ids)
-    np.testing.assert_array_equal(unique[inverse], ids)
-    assert len(unique) == len(set(ids.tolist()))
-
-
-def test_ids_need_not_be_contiguous() -> None:
+def test_gradients_need_not_be_contiguous() -> None:
     ids = np.arange(20)[::2]
-    np.testing.assert_array_equal(unique_ids(ids)[0], ids)
     np.testing.assert_array_equal(coalesce(ids, np.ones((20, 3), np.float32)[::2]).gradients, np.ones((10, 3)))
 
 
