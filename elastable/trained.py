@@ -60,7 +60,9 @@ def open_trained(model_file: Path, checkpoint: Path) -> TrainedModel:
     if reader is None:
         raise BadInput(f"{file.path}: data() returned None for every split; the model cannot be built")
     job = saved.job
-    model = make_model(file.model, sample_batch(reader), int(job["seed"]), int(job["offload_above"]))
+    model = make_model(
+        file.model, sample_batch(reader), int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ())
+    )
     store = MemoryStore()
     restore_tables(saved, store)
     DenseState(model).restore(saved.dense())

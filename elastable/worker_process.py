@@ -98,7 +98,7 @@ def _readers(job: JobSpec, file: ModelFile) -> dict[TaskKind, Reader]:
 
 def _computer(job: JobSpec, file: ModelFile, readers: dict[TaskKind, Reader], source: RowSource) -> MicroBatchComputer:
     sample = sample_batch(readers[TaskKind.TRAIN])
-    model = make_model(file.model, sample, job.seed, job.offload_above)
+    model = make_model(file.model, sample, job.seed, job.offload_above, job.on_worker)
     return MicroBatchComputer(model, job, readers, sample, source, source.specs())
 
 

@@ -59,6 +59,7 @@ class JobSpec:
         model_sha256: Of that file's bytes.
         offload_above: Keras embeddings of more than this many elements move to
             the store; 0 leaves them alone.
+        on_worker: Tables that are Keras variables of the workers and in no store.
         train_records, validation_records: Sizes of the splits.
         shuffle: Whether the record order is a seeded permutation.
         average: "mean" over records, or "sum" over micro-batches.
@@ -76,6 +77,7 @@ class JobSpec:
     model_file: str = ""
     model_sha256: str = ""
     offload_above: int = 0
+    on_worker: tuple[str, ...] = ()
     train_records: int = 0
     validation_records: int = 0
     shuffle: bool = True
@@ -83,6 +85,7 @@ class JobSpec:
     not_finite: str = "refuse"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "on_worker", tuple(self.on_worker))
         for name, known in (("mode", ("sync", "async")), ("average", ("mean", "sum"))):
             if getattr(self, name) not in known:
                 raise BadSpec(f"job {name} {getattr(self, name)!r}: use {' or '.join(known)}")

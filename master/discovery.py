@@ -39,7 +39,9 @@ class StoreBackedLayer(Protocol):
 def store_backed_layers(model: Any) -> tuple[StoreBackedLayer, ...]:
     """Every store-backed layer of a Keras model, however nested, each object once."""
     # Keras' own walk: it sees layers in lists, dicts, wrappers and submodels, which `model.layers` does not.
-    return tuple(layer for layer in model._flatten_layers() if isinstance(layer, StoreBackedLayer))
+    layers = (layer for layer in model._flatten_layers() if isinstance(layer, StoreBackedLayer))
+    # A table may have been kept on the worker: then it is a variable as any other.
+    return tuple(layer for layer in layers if not getattr(layer, "on_worker", False))
 
 
 def discover_tables(model: Any, seed: int, optimizer: OptimizerSpec) -> dict[str, TableSpec]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from embedding_store.errors import BadInput, ElastableError, ModelError
 from worker.offload import offloading
+from worker.on_worker import keep_on_worker
 from worker.readers import Reader
-from worker.train_step import refuse_unsupported
+from worker.train_step import refuse_unsupported, store_layers
 
 __all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
 
@@ -31,7 +32,9 @@ def sample_batch(reader: Reader, records: int = 2) -> Any:
     return as_tensors(reader.take(np.arange(min(records, len(reader)), dtype=np.int64)))
 
 
-def make_model(make: Callable[[], Any], sample: Any, seed: int, offload_above: int = 0) -> Any:
+def make_model(
+    make: Callable[[], Any], sample: Any, seed: int, offload_above: int = 0, on_worker: Collection[str] = ()
+) -> Any:
     """Calls `make` for the model and builds it.
 
     Args:
@@ -41,11 +44,15 @@ def make_model(make: Callable[[], Any], sample: Any, seed: int, offload_above: i
             dense variables.
         offload_above: Keras embeddings of more elements than this get their
             tables in the store and never allocate them; 0: none.
+        on_worker: Tables that become Keras variables.
     """
     keras.utils.set_random_seed(seed & 0xFFFFFFFF)
     with offloading(offload_above):
         model = make()
         build_model(model, sample)
+    if on_worker:
+        specs = {layer.table_name: layer.table_spec(seed) for layer in store_layers(model)}
+        keep_on_worker(model, {name: specs[name] for name in on_worker if name in specs})
     return model
 
 

@@ -42,6 +42,8 @@ class StoreBacked:
     compute_dtype: Any
     _source: RowSource | None
     _seed: int
+    _here: tuple[Any, ...] = ()
+    """The variable of a table that stays on the worker."""
 
     @property
     def table_name(self) -> str:
@@ -70,6 +72,16 @@ class StoreBacked:
             optimizer=optimizer or OptimizerSpec(),
         )
 
+    @property
+    def on_worker(self) -> bool:
+        """Whether the table is a Keras variable here, and not in a store."""
+        return bool(self._here)
+
+    def keep_on_worker(self, variable: Any) -> None:
+        """Reads rows from a Keras variable `[input_dim, output_dim]` from now on, and never from a store."""
+        # Past Keras' tracking: the variable belongs to the first of the layers that share it.
+        object.__setattr__(self, "_here", (variable,))
+
     def attach(self, source: RowSource | None, seed: int = 0) -> None:
         """Reads rows from `source` from now on (None: initial values of `seed`)."""
         self._source = source
@@ -92,9 +104,18 @@ class StoreBacked:
     def embed(self, inputs: Any, weights: Any, training: bool | None) -> Any:
         """The forward pass of one call."""
         flat = flatten_ids(self.name, inputs, weights, self.combiner, self.mask_zero)
-        scope = current_scope()
-        rows = scope.rows(self, flat.ids) if scope is not None else self._read_in_graph(flat.ids, training)
+        rows = self._rows_of(flat.ids, training)
         return tf.cast(shape_rows(flat, rows, self.combiner, self.output_dim), self.compute_dtype)
+
+    def worker_rows(self) -> Float32:
+        """A copy of all rows `[input_dim, output_dim]` of a table that stays on the worker."""
+        return np.array(self._here[0], np.float32)
+
+    def _rows_of(self, ids: Any, training: bool | None) -> Any:
+        if self._here:
+            return tf.gather(self._here[0].value, ids)
+        scope = current_scope()
+        return scope.rows(self, ids) if scope is not None else self._read_in_graph(ids, training)
 
     def _read_in_graph(self, ids: Any, training: bool | None) -> Any:
         if training:
@@ -231,6 +252,9 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
 
     def save_own_variables(self, store: Any) -> None:
         """Writes the table's rows into a `.keras` file, where they are at hand."""
+        if self._here:
+            store["all_rows"] = self.worker_rows()
+            return
         if not isinstance(self._source, EmbeddingStore):
             return
         blocks = list(self._source.scan(self.table_name))
@@ -241,6 +265,9 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
         """Reads rows written by `save_own_variables` into a store of the layer's own."""
+        if "all_rows" in store:
+            self.pretrained = np.asarray(store["all_rows"], np.float32)
+            return
         if "ids" not in store:
             return
         from embedding_store.memory import MemoryStore

@@ -10,6 +10,8 @@ import keras
 import numpy as np
 
 from embedding_store.errors import Unsupported
+from embedding_store.fresh_rows import fresh_rows
+from embedding_store.memory import MemoryStore
 from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore, Float32, Int64
 from worker.embedding import Embedding, StoreBacked
@@ -50,10 +52,11 @@ def plain_model(model: Any, store: EmbeddingStore) -> Any:
         )
     pairs: list[tuple[Any, Any]] = []
     shared: dict[str, Any] = {}
+    homes = _worker_tables(model)
 
     def clone(layer: Any) -> Any:
         if isinstance(layer, StoreBacked):
-            return _plain_layer(layer, store, shared)
+            return _plain_layer(layer, homes.get(layer.table_name, store), shared)
         copy = layer.__class__.from_config(layer.get_config())
         pairs.append((layer, copy))
         return copy
@@ -63,9 +66,22 @@ def plain_model(model: Any, store: EmbeddingStore) -> Any:
         if getattr(layer, "weights", None):
             copy.set_weights(layer.get_weights())
     for table, layer in shared.items():
-        layer.set_weights([_table_values(store, store.specs()[table])])
+        home = homes.get(table, store)
+        layer.set_weights([_table_values(home, home.specs()[table])])
     _compile_like(model, plain)
     return plain
+
+
+def _worker_tables(model: Any) -> dict[str, EmbeddingStore]:
+    """Tables that stay on the worker, each in a store: table name -> store."""
+    homes: dict[str, EmbeddingStore] = {}
+    for layer in model._flatten_layers():
+        if isinstance(layer, StoreBacked) and layer.on_worker and layer.table_name not in homes:
+            spec, rows, home = layer.table_spec(), layer.worker_rows(), MemoryStore()
+            home.create_table(spec)
+            home.put(spec.name, [fresh_rows(spec, np.arange(len(rows), dtype=np.int64), rows)])
+            homes[spec.name] = home
+    return homes
 
 
 def _compile_like(model: Any, plain: Any) -> None:

@@ -201,7 +201,7 @@ class EvaluateStep(_Step):
 
 def store_layers(model: Any) -> list[Any]:
     """Every layer of the model whose table lives in a store."""
-    return [layer for layer in layers_of(model) if hasattr(layer, "table_spec")]
+    return [layer for layer in layers_of(model) if hasattr(layer, "table_spec") and not layer.on_worker]
 
 
 def pretrained_rows(layers: Sequence[Any]) -> dict[str, Float32]:

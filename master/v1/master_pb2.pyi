@@ -116,6 +116,7 @@ class JobDescription(_message.Message):
     SHUFFLE_FIELD_NUMBER: _builtins.int
     AVERAGE_FIELD_NUMBER: _builtins.int
     NOT_FINITE_FIELD_NUMBER: _builtins.int
+    ON_WORKER_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """unique id of this run"""
     mode: _builtins.str
@@ -142,6 +143,10 @@ class JobDescription(_message.Message):
     """"mean" over records | "sum" over micro-batches"""
     not_finite: _builtins.str
     """NaN or Inf in a push: "refuse" | "skip" """
+    @_builtins.property
+    def on_worker(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """tables that are variables of the workers and in no store"""
+
     def __init__(
         self,
         *,
@@ -161,10 +166,11 @@ class JobDescription(_message.Message):
         shuffle: _builtins.bool = ...,
         average: _builtins.str = ...,
         not_finite: _builtins.str = ...,
+        on_worker: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["average", b"average", "epochs", b"epochs", "grads_to_wait", b"grads_to_wait", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "seed", b"seed", "shuffle", b"shuffle", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average", b"average", "epochs", b"epochs", "grads_to_wait", b"grads_to_wait", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

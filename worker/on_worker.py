@@ -1,0 +1,74 @@
+"""Tables that stay on the workers: ordinary Keras variables, trained as any other dense variable.
+
+A table so small that asking a store for its rows costs more than sending all
+of it along with the dense variables (see `embedding_store.locations`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from embedding_store.errors import ModelError
+from embedding_store.initial_values import initial_rows
+from embedding_store.spec import TableSpec
+from embedding_store.store import Float32
+from worker.offload import OffloadedEmbedding, bring_back
+from worker.train_step import store_layers
+
+__all__ = ["keep_on_worker"]
+
+
+def keep_on_worker(model: Any, tables: Mapping[str, TableSpec]) -> None:
+    """Gives the layers of these tables a Keras variable in the place of the store.
+
+    It begins with the rows that the store would have begun with: those the
+    layer was given, else the initial values. Layers that share a table share
+    the variable. Must be done before the optimizer is built.
+
+    Args:
+        model: A built model.
+        tables: Of fixed vocabulary, by name.
+
+    Raises:
+        ModelError: the optimizer has counted its variables already.
+    """
+    if tables and getattr(model.optimizer, "built", False):
+        raise ModelError(
+            f"model {model.name!r}: its optimizer {model.optimizer.name!r} is built, so no table can become a variable "
+            "of the workers any more; make the model anew"
+        )
+    variables: dict[str, Any] = {}
+    for layer in store_layers(model):
+        spec = tables.get(layer.table_name)
+        if spec is None:
+            continue
+        rows = layer.pretrained if layer.pretrained is not None else _all_rows(spec)
+        if isinstance(layer, OffloadedEmbedding):
+            bring_back(layer, rows)
+            continue
+        if spec.name not in variables:
+            variables[spec.name] = _variable_of(layer, spec, rows)
+        layer.keep_on_worker(variables[spec.name])
+
+
+def _all_rows(spec: TableSpec) -> Float32:
+    assert spec.vocabulary_size is not None
+    return initial_rows(spec, np.arange(spec.vocabulary_size, dtype=np.int64))
+
+
+def _variable_of(layer: Any, spec: TableSpec, rows: Float32) -> Any:
+    layer._tracker.unlock()
+    variable = layer.add_weight(
+        shape=rows.shape,
+        dtype="float32",
+        initializer="zeros",
+        name=f"{spec.name.replace('/', '_')}_rows",
+        regularizer=layer.embeddings_regularizer,
+        constraint=layer.embeddings_constraint,
+    )
+    layer._tracker.lock()
+    variable.assign(rows)
+    return variable
