@@ -32,6 +32,7 @@ from embedding_store.errors import (
 )
 from embedding_store.spec import (
     INITIALIZER_KINDS,
+    WEIGHT_DTYPES,
     AdmissionSpec,
     EvictionSpec,
     InitializerSpec,
@@ -40,9 +41,11 @@ from embedding_store.spec import (
     TableSpec,
 )
 from embedding_store.store import Commit, EmbeddingStore, RowBlock, RowSource, TableUpdate
+from embedding_store.variance_scaling import SCALED_INITIALIZERS
 
 if TYPE_CHECKING:
     from embedding_store.checks import as_ids, require_finite, require_gradients, require_ids
+    from embedding_store.conversion import Conversion, convert_table
     from embedding_store.grouping import coalesce, coalesce_many
     from embedding_store.indexer import Grouping, Indexer, group_ids, unique_ids
     from embedding_store.initial_values import initial_rows
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
 __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     # What a table is.
     "INITIALIZER_KINDS",
+    "SCALED_INITIALIZERS",
+    "WEIGHT_DTYPES",
     "AdmissionSpec",
     "EvictionSpec",
     "InitializerSpec",
@@ -66,6 +71,9 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "TableUpdate",
     # Stores.
     "MemoryStore",
+    # Tables in another dtype.
+    "Conversion",
+    "convert_table",
     # Rows: initial values, id sets, sums of gradients.
     "Grouping",
     "Indexer",
@@ -107,6 +115,7 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
 ]
 
 _LOADED_LATE = {
+    "Conversion": "conversion",
     "Grouping": "indexer",
     "Indexer": "indexer",
     "MemoryStore": "memory",
@@ -115,6 +124,7 @@ _LOADED_LATE = {
     "as_ids": "checks",
     "coalesce": "grouping",
     "coalesce_many": "grouping",
+    "convert_table": "conversion",
     "group_ids": "indexer",
     "initial_rows": "initial_values",
     "register_row_optimizer": "row_optimizer",

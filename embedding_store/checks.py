@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite
+from embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, Unsupported
 from embedding_store.kernel import kernel
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64, RowBlock, TableUpdate
 
 __all__ = ["as_ids", "require_block", "require_finite", "require_gradients", "require_ids", "require_update"]
+
+_BEYOND_FLOAT16 = np.float32(65520)  # nearer to infinity than to the largest number
 
 
 def as_ids(values: npt.ArrayLike, table: str = "") -> Int64:
@@ -98,7 +100,13 @@ def require_update(spec: TableSpec, update: TableUpdate) -> TableUpdate:
 
     Raises:
         BadIds, IdOutOfRange, BadGradient: as `require_ids`, `require_gradients`.
+        Unsupported: the table's dtype is one for serving alone.
     """
+    if spec.dtype == "int8":
+        raise Unsupported(
+            f"table {spec.name!r} keeps int8 weights, which are for serving and cannot be trained: train it in "
+            "float32, bfloat16 or float16 and convert it (embedding_store.convert_table)"
+        )
     ids = require_ids(spec, update.ids)
     gradients, squares = require_gradients(spec, len(ids), update.gradients), update.row_squares
     if squares is None:
@@ -113,11 +121,13 @@ def require_block(spec: TableSpec, slot_width: int, block: RowBlock) -> RowBlock
 
     Raises:
         BadIds, IdOutOfRange: as `require_ids`.
-        BadInput: weights or slots of another dtype or shape.
+        BadInput: weights or slots of another dtype or shape, or weights that
+            the table's dtype cannot hold.
     """
     ids = require_ids(spec, block.ids)
     _require_float32(spec, "weights", block.weights, len(ids), spec.dim, BadInput)
     _require_float32(spec, "slots", block.slots, len(ids), slot_width, BadInput)
+    _require_holdable(spec, ids, block.weights)
     return RowBlock(ids, np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots))
 
 
@@ -126,6 +136,21 @@ def _require_float32(
 ) -> None:
     if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != (rows, columns):
         raise error(f"table {spec.name!r}: {what} must be float32 [{rows}, {columns}], got {_kind(values)}")
+
+
+def _require_holdable(spec: TableSpec, ids: Int64, weights: Float32) -> None:
+    """Refuses what a narrow dtype would turn into something else than a rounded number."""
+    if spec.dtype not in ("float16", "int8"):
+        return
+    size = np.abs(weights)
+    beyond = ~np.isfinite(size) if spec.dtype == "int8" else np.isfinite(size) & (size >= _BEYOND_FLOAT16)
+    if beyond.any():
+        row, column = np.argwhere(beyond)[0]
+        limit = "finite numbers" if spec.dtype == "int8" else "numbers up to 65504"
+        raise BadInput(
+            f"table {spec.name!r}: the weight of id {ids[row]} (position {row}) is {weights[row, column]} in column "
+            f"{column}; {spec.dtype} tables hold {limit}"
+        )
 
 
 def _table(name: str) -> str:

@@ -18,11 +18,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from embedding_store.half_numbers import HALF_DTYPES, round_half
 from embedding_store.kernel import kernel
 from embedding_store.spec import INITIALIZER_KINDS, ShardOrigin, TableSpec
 from embedding_store.store import Float32, Int64
 
-__all__ = ["initial_rows", "table_key", "whole_ids", "write_initial_rows"]
+__all__ = ["initial_rows", "philox_key", "table_key", "whole_ids", "write_initial_rows"]
 
 _CONSTANT, _UNIFORM, _NORMAL, _TRUNCATED_NORMAL = range(4)
 _SHARE_BELOW = 0.02275013194817921  # of a normal distribution, below -2 standard deviations
@@ -32,8 +33,9 @@ def initial_rows(spec: TableSpec, ids: Int64, out: Float32 | None = None) -> Flo
     """The rows that `ids` read before they are ever updated.
 
     Args:
-        spec: The table; its name, seed, dim, initializer and origin count:
-            a shard's rows are the whole table's, cut to its ids and columns.
+        spec: The table; its name, seed, dim, initializer and origin count (a
+            shard's rows are the whole table's, cut to its ids and columns), and
+            a float16 or bfloat16 dtype, to which values are rounded.
         ids: int64 `[n]`, any values, duplicates allowed.
         out: float32 `[n, dim]`, C-contiguous, to write into; made if None.
 
@@ -61,6 +63,8 @@ def write_initial_rows(spec: TableSpec, ids: Int64, rows: Int64, out: Float32) -
     else:
         key = table_key(spec.seed, spec.name)
         _fill(out, whole_ids(spec.origin, ids), rows, spec.origin.first_column, *key, kind, a, b)
+    if spec.dtype in HALF_DTYPES:
+        round_half(HALF_DTYPES[spec.dtype], out, rows)
 
 
 def whole_ids(origin: ShardOrigin, ids: Int64) -> Int64:
@@ -78,7 +82,13 @@ def table_key(seed: int, name: str) -> tuple[np.uint64, np.uint64]:
     They are the first 8 bytes, little-endian, of BLAKE2b-64 over the seed as
     8 little-endian bytes (two's complement) and the name in UTF-8.
     """
-    digest = hashlib.blake2b(seed.to_bytes(8, "little", signed=True) + name.encode(), digest_size=8).digest()
+    return philox_key(seed, name)
+
+
+def philox_key(seed: int, name: str, purpose: bytes = b"") -> tuple[np.uint64, np.uint64]:
+    """As `table_key`, the digest personalised by a purpose of up to 16 bytes."""
+    words = seed.to_bytes(8, "little", signed=True) + name.encode()
+    digest = hashlib.blake2b(words, digest_size=8, person=purpose).digest()
     return np.uint64(int.from_bytes(digest[:4], "little")), np.uint64(int.from_bytes(digest[4:], "little"))
 
 

@@ -10,6 +10,7 @@ from embedding_store.id_index import IdIndex
 from embedding_store.initial_values import write_initial_rows
 from embedding_store.range_pool import RangePool
 from embedding_store.row_directory import DirectRows, RowDirectory
+from embedding_store.row_dtypes import round_update
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.slab import SlabMaker, anonymous_slab
 from embedding_store.spec import TableSpec
@@ -63,7 +64,7 @@ class MemoryTable:
         self.optimizer = row_optimizer(spec.optimizer)
         self.slot_width = self.optimizer.slot_width(spec.dim)
         self._initial_slots = self.optimizer.initial_slots(spec.dim)
-        row_bytes = 4 * (spec.dim + self.slot_width)
+        row_bytes = spec.weight_bytes + 4 * self.slot_width
         size = spec.vocabulary_size
         self._direct = size if size is not None and size * row_bytes <= direct_bytes else None
         self._directory, self._rows = self._empty()
@@ -98,6 +99,7 @@ class MemoryTable:
             self.optimizer.apply_columns(
                 block.weights, block.slots, order, update.gradients, squares, step, learning_rate
             )
+            round_update(self.spec, update.ids, step, block.weights)
         self._reserve(update.ids)
         return StagedUpdate(update, block, np.empty(len(update.ids), np.int64))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embedding_store.checks import require_block, require_ids, require_update
-from embedding_store.errors import BadIds, BadInput, DeadlineExceeded, StoreFailed, Unavailable
+from embedding_store.errors import BadIds, BadInput, DeadlineExceeded, StoreFailed, Unavailable, Unsupported
 from embedding_store.redis_block import Block, TableRows
 from embedding_store.redis_catalog import Catalog, TableKeys
 from embedding_store.redis_connection import Deadline
@@ -66,7 +66,13 @@ class RedisStore(RedisReader, EmbeddingStore):
         """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer.
 
         An existing table keeps the number of partitions it was made with.
+        Raises `Unsupported` for weights that are not float32.
         """
+        if spec.dtype != "float32":
+            raise Unsupported(
+                f"table {spec.name!r}: redis keeps float32 weights, not {spec.dtype}; use dtype float32, or a store in "
+                "memory"
+            )
         row_optimizer(spec.optimizer)
         deadline = self._deadline()
         key, record = tables_key(self.url.namespace), TableRecord(spec, self.url.partitions)

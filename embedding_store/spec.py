@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from embedding_store.errors import BadSpec
+from embedding_store.variance_scaling import SCALED_INITIALIZERS, scaled_distribution
 
 __all__ = [
     "INITIALIZER_KINDS",
+    "WEIGHT_DTYPES",
     "AdmissionSpec",
     "EvictionSpec",
     "InitializerSpec",
@@ -20,8 +22,10 @@ __all__ = [
 
 INITIALIZER_KINDS = ("zeros", "ones", "constant", "uniform", "normal", "truncated_normal")
 
+WEIGHT_DTYPES = ("float32", "float16", "bfloat16", "int8")
+
 _INT64_MAX = 2**63 - 1
-_WEIGHT_DTYPES = ("float32",)
+_ALIASES = {"random_uniform": ("uniform", -0.05, 0.05), "random_normal": ("normal", 0.0, 0.05)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,11 @@ class InitializerSpec:
     """A distribution of initial values.
 
     Attributes:
-        kind: One of `INITIALIZER_KINDS`.
-        a: `constant`: the value; `uniform`: low; normal kinds: mean.
+        kind: One of `INITIALIZER_KINDS`, or of `SCALED_INITIALIZERS` (Glorot, He, LeCun), which the
+            `TableSpec` replaces by the distribution that its shape makes of it. "random_uniform" and
+            "random_normal" are Keras' names of "uniform" and "normal", and without a and b its defaults.
+        a: `constant`: the value; `uniform`: low; normal kinds: mean; scaled kinds: rows to reckon with
+            where the table has no vocabulary, 0 for the vocabulary's size.
         b: `uniform`: high; normal kinds: standard deviation (of the
             untruncated normal, which is cut at two of them, as in Keras).
     """
@@ -40,14 +47,42 @@ class InitializerSpec:
     b: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in INITIALIZER_KINDS:
-            raise BadSpec(f"initializer kind {self.kind!r}: known kinds are {', '.join(INITIALIZER_KINDS)}")
+        if self.kind in _ALIASES:
+            kind, a, b = _ALIASES[self.kind]
+            given = (self.a, self.b) != (0.0, 0.0)
+            self._become(kind, self.a if given else a, self.b if given else b)
+        if self.kind not in (*INITIALIZER_KINDS, *SCALED_INITIALIZERS):
+            known = ", ".join((*INITIALIZER_KINDS, *_ALIASES, *SCALED_INITIALIZERS))
+            raise BadSpec(f"initializer kind {self.kind!r}: known kinds are {known}")
         if not (math.isfinite(self.a) and math.isfinite(self.b)):
             raise BadSpec(f"initializer {self.kind}: parameters must be finite, got a={self.a}, b={self.b}")
         if self.kind == "uniform" and self.a > self.b:
             raise BadSpec(f"initializer uniform: low {self.a} is above high {self.b}")
         if self.kind in ("normal", "truncated_normal") and self.b < 0:
             raise BadSpec(f"initializer {self.kind}: standard deviation {self.b} is negative")
+        if self.kind in SCALED_INITIALIZERS and (self.b != 0 or not (self.a == 0 or self.a >= 1)):
+            raise BadSpec(f"initializer {self.kind}: a is a number of rows, b is not used; got a={self.a}, b={self.b}")
+
+    def for_table(self, table: str, vocabulary_size: int | None, dim: int) -> InitializerSpec:
+        """The distribution itself, also of a scaled kind.
+
+        Raises:
+            BadSpec: it scales with the size of a vocabulary that the table has not.
+        """
+        if self.kind not in SCALED_INITIALIZERS:
+            return self
+        if self.a == 0 and vocabulary_size is None:
+            raise BadSpec(
+                f"table {table!r}: initializer {self.kind} scales with the size of the vocabulary, and "
+                "vocabulary_size=None has none; say how many rows to reckon with, "
+                f"InitializerSpec({self.kind!r}, a=ROWS), "
+                'or give a spread of your own, InitializerSpec("uniform", low, high)'
+            )
+        return InitializerSpec(*scaled_distribution(self.kind, self.a or float(vocabulary_size or 1), dim))
+
+    def _become(self, kind: str, a: float, b: float) -> None:
+        for name, value in (("kind", kind), ("a", a), ("b", b)):
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +202,9 @@ class TableSpec:
         name: Unique in a store; letters, digits and `._-/`, at most 200 of them.
         dim: Values in a row, at least 1.
         vocabulary_size: Ids are `0 <= id < vocabulary_size`; None: any int64.
-        dtype: Of the weights. Slots are always float32.
-        initializer: Distribution of the rows that were never updated.
+        dtype: How weights are kept, one of `WEIGHT_DTYPES`; they are read as float32. Slots are always float32.
+            int8 tables are written (`put`) and read, never trained.
+        initializer: Distribution of the rows that were never updated; a scaled kind becomes what it means here.
         seed: Of the initial values.
         optimizer: How gradients become rows.
         admission: When ids get rows; None: at their first gradient. Dynamic tables only.
@@ -195,8 +231,9 @@ class TableSpec:
         size = self.vocabulary_size
         if size is not None and not (isinstance(size, int) and 1 <= size <= _INT64_MAX):
             raise BadSpec(f"table {self.name!r}: vocabulary_size must be None or a positive integer, got {size!r}")
-        if self.dtype not in _WEIGHT_DTYPES:
-            raise BadSpec(f"table {self.name!r}: dtype {self.dtype!r}; known dtypes are {', '.join(_WEIGHT_DTYPES)}")
+        if self.dtype not in WEIGHT_DTYPES:
+            raise BadSpec(f"table {self.name!r}: dtype {self.dtype!r}; known dtypes are {', '.join(WEIGHT_DTYPES)}")
+        object.__setattr__(self, "initializer", self.initializer.for_table(self.name, size, self.dim))
         if not -(2**63) <= self.seed <= _INT64_MAX:
             raise BadSpec(f"table {self.name!r}: seed {self.seed} does not fit in int64")
         if size is not None and (self.admission is not None or self.eviction is not None):
@@ -204,6 +241,11 @@ class TableSpec:
                 f"table {self.name!r}: admission and eviction are for dynamic tables (vocabulary_size=None); "
                 f"its vocabulary_size is {size}"
             )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the weights of one row take, with an int8 row's scale."""
+        return {"float32": 4 * self.dim, "int8": self.dim + 4}.get(self.dtype, 2 * self.dim)
 
     @property
     def whole(self) -> TableSpec:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from embedding_store.range_pool import RangePool
+from embedding_store.row_dtypes import row_values
 from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.row_values import Float32Rows
 from embedding_store.slab import SlabMaker, anonymous_slab
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
@@ -88,7 +88,7 @@ class ResidentRows(TableRows):
         self._optimizer = optimizer
         self._initial_slots = optimizer.initial_slots(spec.dim)
         self._dim = spec.dim
-        self._weights = Float32Rows(spec, rows, new_slab)
+        self._weights = row_values(spec, rows, new_slab)
         self._slots = new_slab("slots", rows, optimizer.slot_width(spec.dim))
 
     def grow(self, rows: int) -> None:

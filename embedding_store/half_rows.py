@@ -1,0 +1,98 @@
+"""Weights kept in 16 bits: half the memory, rounded at every update so that small steps still count."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding_store.half_numbers import HALF_DTYPES, gather_half, scatter_half
+from embedding_store.initial_values import initial_rows
+from embedding_store.kernel import kernel, prefetch
+from embedding_store.rounding_bits import rounding_bits
+from embedding_store.row_optimizer import RowOptimizer
+from embedding_store.row_values import RowValues
+from embedding_store.slab import SlabMaker
+from embedding_store.spec import TableSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = ["HalfRows"]
+
+_AHEAD = 8
+_PIECE = 1 << 14  # float32 values of weights and slots that are worked on at a time: 64 KiB, for the cache
+
+
+class HalfRows(RowValues):
+    """float16 or bfloat16 numbers, as uint16.
+
+    Reading is exact. Writing rounds to nearest, so that rows read and written
+    back are the same. An update computes in float32 and rounds randomly, by
+    bits that belong to (seed, table, id, column, step): nearest rounding would
+    lose every step smaller than half the distance to the next number.
+    """
+
+    def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker) -> None:
+        self._spec = spec
+        self._kind = HALF_DTYPES[spec.dtype]
+        self._slab = new_slab("weights", rows, spec.dim, np.uint16)
+
+    def grow(self, rows: int) -> None:
+        """As in `RowValues.grow`."""
+        self._slab.grow(rows)
+
+    def read(self, positions: Int64, out: Float32) -> None:
+        """As in `RowValues.read`."""
+        gather_half(self._kind, self._slab.array, positions, out)
+
+    def write(self, positions: Int64, rows: Float32) -> None:
+        """As in `RowValues.write`, rounded to nearest."""
+        scatter_half(self._kind, rows, None, self._slab.array, positions)
+
+    def initialise(self, ids: Int64, positions: Int64) -> None:
+        """As in `RowValues.initialise`."""
+        step = max(1, _PIECE // self._spec.dim)
+        for start in range(0, len(ids), step):
+            self.write(positions[start : start + step], initial_rows(self._spec, ids[start : start + step]))
+
+    def update(
+        self,
+        optimizer: RowOptimizer,
+        slots: Float32,
+        ids: Int64,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As in `RowValues.update`."""
+        rows = self._slab.array
+        many = min(len(ids), max(1, _PIECE // (rows.shape[1] + slots.shape[1])))
+        weights = np.empty((many, rows.shape[1]), np.float32)
+        states = np.empty((many, slots.shape[1]), np.float32)
+        order = np.arange(many)
+        for start in range(0, len(ids), many):
+            stop = min(start + many, len(ids))
+            count, there = stop - start, positions[start:stop]
+            w, s = weights[:count], states[:count]
+            gather_half(self._kind, rows, there, w)
+            _gather(slots, there, s)
+            given = None if squares is None else squares[start:stop]
+            optimizer.apply_columns(w, s, order[:count], gradients[start:stop], given, step, learning_rate)
+            scatter_half(self._kind, w, rounding_bits(self._spec, ids[start:stop], step), rows, there)
+            _scatter(s, slots, there)
+
+
+@kernel
+def _gather(slots: Float32, positions: Int64, states: Float32) -> None:
+    count, width = states.shape
+    for i in range(count):
+        prefetch(slots, positions[min(i + _AHEAD, count - 1)])
+        for j in range(width):
+            states[i, j] = slots[positions[i], j]
+
+
+@kernel
+def _scatter(states: Float32, slots: Float32, positions: Int64) -> None:
+    count, width = states.shape
+    for i in range(count):
+        for j in range(width):
+            slots[positions[i], j] = states[i, j]

@@ -1,0 +1,43 @@
+"""How a table's dtype keeps its weights, and how an update is rounded to it."""
+
+from __future__ import annotations
+
+from embedding_store.half_numbers import HALF_DTYPES, round_half_randomly
+from embedding_store.half_rows import HalfRows
+from embedding_store.int8_rows import Int8Rows
+from embedding_store.rounding_bits import rounding_bits
+from embedding_store.row_values import Float32Rows, RowValues
+from embedding_store.slab import SlabMaker
+from embedding_store.spec import TableSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = ["round_update", "row_values"]
+
+_PIECE = 1 << 14  # values that are rounded at a time, for the cache
+
+
+def row_values(spec: TableSpec, rows: int, new_slab: SlabMaker) -> RowValues:
+    """Room for the weights of `rows` rows, kept as `spec.dtype` says."""
+    if spec.dtype in HALF_DTYPES:
+        return HalfRows(spec, rows, new_slab)
+    return (Int8Rows if spec.dtype == "int8" else Float32Rows)(spec, rows, new_slab)
+
+
+def round_update(spec: TableSpec, ids: Int64, step: int, weights: Float32) -> None:
+    """Rounds rows to the table's dtype as an update does, in place.
+
+    For rows that were updated outside of their table: what `HalfRows.update`
+    would have kept of them, to the bit. float32 rows stay as they are.
+
+    Args:
+        spec: The table.
+        ids: int64 `[n]`.
+        step: Of the update: optimizer steps taken before it.
+        weights: float32 `[n, dim]`, C-contiguous.
+    """
+    if spec.dtype not in HALF_DTYPES:
+        return
+    many = max(1, _PIECE // spec.dim)
+    for start in range(0, len(ids), many):
+        piece = slice(start, start + many)
+        round_half_randomly(HALF_DTYPES[spec.dtype], weights[piece], rounding_bits(spec, ids[piece], step))
