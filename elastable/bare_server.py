@@ -28,7 +28,7 @@ def run_bare_server(store_url: str, listen: str, console: Console) -> int:
             master.stop(reason)
             stopped.set()
 
-        with GrpcServer(listen, [store_service(store), master_service(master)]) as server:
+        with GrpcServer(listen, [store_service(store, writable=True), master_service(master)]) as server:
             console.print(f"parameter server at {server.address}, store {redacted(store_url)}", highlight=False)
             with stopping_on_signals(stop, console):
                 while not stopped.wait(1.0) and not master.lease_tasks("", 0, 0.0).finished:

@@ -202,8 +202,13 @@ class FrameReader:
                 f"{self._message}: its header of {len(self._header)} bytes is no {kind.DESCRIPTOR.full_name}: {error}"
             ) from error
 
-    def read(self, plan: BodyPlan) -> list[Array]:
-        """The body's buffers as `plan` declares them; ends with the stream.
+    def read(self, plan: BodyPlan, to_the_end: bool = True) -> list[Array]:
+        """The body's buffers as `plan` declares them.
+
+        Args:
+            plan: What the header declared.
+            to_the_end: Whether the stream must end there; else more messages
+                may follow in frames of their own.
 
         Raises:
             BadInput: a malformed frame, or a body longer or shorter than declared.
@@ -216,7 +221,10 @@ class FrameReader:
             arrays = plan.allocate()
             targets = [array.reshape(-1).view(np.uint8) for array in arrays if array.size]
             self._scatter(self._body, targets, plan)
-        for frame in self._frames:
+        while to_the_end or received < plan.size:
+            frame = next(self._frames, None)
+            if frame is None:
+                break
             header, body = _split(frame, self._message)
             if header is not None:
                 raise BadInput(f"{self._message}: a second header; {_LAYOUT}")

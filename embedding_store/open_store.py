@@ -7,6 +7,8 @@ from embedding_store.memory import MemoryStore
 from embedding_store.redis_reader import RedisReader
 from embedding_store.redis_store import RedisStore
 from embedding_store.redis_url import SCHEMES
+from embedding_store.remote import RemoteSource
+from embedding_store.remote_store import RemoteStore
 from embedding_store.store import EmbeddingStore, RowSource
 
 __all__ = ["open_source", "open_store"]
@@ -16,7 +18,8 @@ def open_store(url: str, threads: int | None = None) -> EmbeddingStore:
     """The store at a URL, to read and to write.
 
     Args:
-        url: "memory", or `redis://...` or `rediss://...` as `RedisUrl` describes.
+        url: "memory", `grpc://host:port` of a bare parameter server (`elastable master`
+            without a model), or `redis://...` or `rediss://...` as `RedisUrl` describes.
         threads: Of a memory store; None: one a core.
 
     Raises:
@@ -25,24 +28,28 @@ def open_store(url: str, threads: int | None = None) -> EmbeddingStore:
     """
     if url == "memory":
         return MemoryStore(threads)
+    if _scheme(url) == "grpc":
+        return RemoteStore(url.removeprefix("grpc://"))
     if _scheme(url) in SCHEMES:
         return RedisStore(url)
-    raise _unknown(url, ("memory", *(f"{scheme}://host:port" for scheme in SCHEMES)))
+    raise _unknown(url, ("memory", "grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES)))
 
 
 def open_source(url: str) -> RowSource:
     """The rows at a URL, to read from any process.
 
     Args:
-        url: `redis://...` or `rediss://...`. Rows in a master's memory are read through the master.
+        url: `grpc://host:port` of a master, or `redis://...` or `rediss://...`.
 
     Raises:
         BadInput: no such URL can be.
         Unavailable, DeadlineExceeded, StoreFailed: as the source itself.
     """
+    if _scheme(url) == "grpc":
+        return RemoteSource(url.removeprefix("grpc://"))
     if _scheme(url) in SCHEMES:
         return RedisReader(url)
-    raise _unknown(url, tuple(f"{scheme}://host:port" for scheme in SCHEMES))
+    raise _unknown(url, ("grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES)))
 
 
 def _scheme(url: str) -> str:

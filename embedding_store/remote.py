@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
 import numpy as np
 
-from embedding_store.errors import BadIds, BadInput, StoreFailed
+from embedding_store.errors import BadInput, StoreFailed
 from embedding_store.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
 from embedding_store.rpc_connection import Connection
+from embedding_store.rpc_upload import StreamingUpload
 from embedding_store.spec import TableSpec
-from embedding_store.spec_messages import STORE_SERVICE, spec_from_message, spec_to_message
+from embedding_store.spec_messages import STORE_SERVICE, spec_from_message
 from embedding_store.store import Float32, Int64, RowSource
+from embedding_store.store_messages import LONGEST_WAIT_S, require_wire_ids
 from embedding_store.v1 import store_pb2, store_pb2_grpc
 
 __all__ = ["RemoteSource"]
@@ -42,10 +45,7 @@ class RemoteSource(RowSource):
         self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
         path = f"/{STORE_SERVICE}"
         self._lookup_small = channel.unary_unary(f"{path}/LookupSmall", None, None)
-        # One method in two shapes: they are one on the wire, but gRPC starts a
-        # thread for each call that sends a stream.
-        self._lookup_one_frame = channel.unary_stream(f"{path}/Lookup", None, None)
-        self._lookup = channel.stream_stream(f"{path}/Lookup", None, None)
+        self._lookup = StreamingUpload(channel, f"{path}/Lookup")
         self._row_bytes: dict[str, int] = {}  # of the tables seen so far
 
     @property
@@ -55,23 +55,23 @@ class RemoteSource(RowSource):
 
     def specs(self) -> dict[str, TableSpec]:
         """All tables by name."""
-        return {status.spec.name: spec_from_message(status.spec) for status in self._tables().tables}
+        request = store_pb2.ListTablesRequest()
+        reply = self._connection.call(lambda timeout: self._stub.ListTables(request, timeout=timeout))
+        return {status.spec.name: spec_from_message(status.spec) for status in reply.tables}
 
     def version(self) -> int:
-        """The current version at the server."""
-        return self._tables().version
+        """The current version."""
+        return self._version_when(0, 0.0)
 
-    def create_table(self, spec: TableSpec) -> bool:
-        """Makes the table at the server; True if it was not there before.
-
-        Where an answer is lost and the call repeated, False may stand for a
-        table that this very call made.
-
-        Raises:
-            SpecConflict: a table of that name has another spec.
-        """
-        request = store_pb2.CreateTableRequest(spec=spec_to_message(spec))
-        return bool(self._connection.call(lambda timeout: self._stub.CreateTable(request, timeout=timeout)).created)
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        """As in `RowSource.wait_for_version`; the waiting is the server's."""
+        end = time.monotonic() + timeout_s
+        while True:
+            left = max(end - time.monotonic(), 0.0)
+            if self._version_when(version, min(left, LONGEST_WAIT_S)) >= version:
+                return True
+            if left <= LONGEST_WAIT_S:
+                return False
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """Rows of many tables in one call; see `RowSource.lookup`.
@@ -87,7 +87,7 @@ class RemoteSource(RowSource):
 
     def _look_up(self, ids: Mapping[str, Int64], version: int | None, wait_s: float) -> dict[str, Float32]:
         for table, wanted in ids.items():
-            _refuse_bad_ids(table, wanted)
+            require_wire_ids(table, wanted)
         request = store_pb2.LookupHeader(version=version, wait_ms=round(wait_s * 1000))
         for table, wanted in ids.items():
             request.tables.add(table=table, count=len(wanted))
@@ -103,22 +103,21 @@ class RemoteSource(RowSource):
         if self._owns:
             self._connection.close()
 
-    def _tables(self) -> store_pb2.ListTablesReply:
-        request = store_pb2.ListTablesRequest()
-        reply: store_pb2.ListTablesReply = self._connection.call(
-            lambda timeout: self._stub.ListTables(request, timeout=timeout)
-        )
-        return reply
+    def _version_when(self, at_least: int, wait_s: float) -> int:
+        """The version, once it is `at_least` or after `wait_s` seconds."""
+        request = store_pb2.GetVersionRequest(at_least=at_least, wait_ms=round(wait_s * 1000))
+        reply = self._connection.call(lambda timeout: self._stub.GetVersion(request, timeout=timeout), wait_s)
+        return int(reply.version)
 
     def _send(self, header: bytes, ids: Mapping[str, Int64], timeout: float) -> Iterable[bytes]:
         """Makes the call in the cheapest shape that carries it; its reply's frames."""
         frames = encode(header, ids.values())
+        if not self._reply_is_small(ids):
+            return self._lookup(frames, timeout)
         first, second = next(frames), next(frames, None)
-        if second is not None:
-            return self._lookup(chain((first, second), frames), timeout=timeout)
-        if self._reply_is_small(ids):
+        if second is None:
             return [self._lookup_small(first, timeout=timeout)]
-        return self._lookup_one_frame(first, timeout=timeout)
+        return self._lookup(chain((first, second), frames), timeout)
 
     def _reply_is_small(self, ids: Mapping[str, Int64]) -> bool:
         """Whether the reply is known to be one that LookupSmall may carry."""
@@ -148,10 +147,3 @@ class RemoteSource(RowSource):
             # Not what the caller handed in, but what the server handed back.
             raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
         return dict(zip(ids, rows, strict=True))
-
-
-def _refuse_bad_ids(table: str, ids: Int64) -> None:
-    """The frame has no room for another dtype or shape, so the server cannot refuse these."""
-    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-        given = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, np.ndarray) else type(ids).__name__
-        raise BadIds(f"ids of table {table!r} must be an int64 array of one dimension, got {given}")

@@ -12,36 +12,49 @@ from embedding_store.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, Fr
 from embedding_store.grpc_server import Service
 from embedding_store.rpc_errors import answering
 from embedding_store.spec import TableSpec
-from embedding_store.spec_messages import STORE_SERVICE, spec_from_message, spec_to_message
+from embedding_store.spec_messages import STORE_SERVICE, spec_to_message
 from embedding_store.store import EmbeddingStore, Int64
+from embedding_store.store_messages import LONGEST_WAIT_S, block_frames, ids_from_frames
 from embedding_store.v1 import store_pb2
+from embedding_store.write_service import write_handlers
 
 __all__ = ["store_service"]
 
 _INT64 = np.dtype(np.int64)
-_LONGEST_WAIT_S = 60.0
+_BLOCK_ROWS = 65_536
 
 
-def store_service(store: EmbeddingStore) -> Service:
-    """The service that answers for `store`."""
+def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
+    """The service that answers for `store`.
+
+    Args:
+        store: Where rows are.
+        writable: Whether clients may create, change and drop tables. Not for
+            the store of a job's master, which is its own to change.
+    """
     servicer = _StoreServicer(store)
-    return Service(
-        STORE_SERVICE,
-        {
-            "CreateTable": grpc.unary_unary_rpc_method_handler(
-                servicer.create_table,
-                store_pb2.CreateTableRequest.FromString,
-                store_pb2.CreateTableReply.SerializeToString,
-            ),
-            "ListTables": grpc.unary_unary_rpc_method_handler(
-                servicer.list_tables,
-                store_pb2.ListTablesRequest.FromString,
-                store_pb2.ListTablesReply.SerializeToString,
-            ),
-            "Lookup": grpc.stream_stream_rpc_method_handler(servicer.lookup),
-            "LookupSmall": grpc.unary_unary_rpc_method_handler(servicer.lookup_small),
-        },
-    )
+    handlers = {
+        "ListTables": grpc.unary_unary_rpc_method_handler(
+            servicer.list_tables,
+            store_pb2.ListTablesRequest.FromString,
+            store_pb2.ListTablesReply.SerializeToString,
+        ),
+        "GetVersion": grpc.unary_unary_rpc_method_handler(
+            servicer.get_version,
+            store_pb2.GetVersionRequest.FromString,
+            store_pb2.GetVersionReply.SerializeToString,
+        ),
+        "CountRows": grpc.unary_unary_rpc_method_handler(
+            servicer.count_rows,
+            store_pb2.CountRowsRequest.FromString,
+            store_pb2.CountRowsReply.SerializeToString,
+        ),
+        "Lookup": grpc.stream_stream_rpc_method_handler(servicer.lookup),
+        "LookupSmall": grpc.unary_unary_rpc_method_handler(servicer.lookup_small),
+        "Scan": grpc.unary_stream_rpc_method_handler(servicer.scan, store_pb2.ScanRequest.FromString, None),
+        "ReadRows": grpc.stream_stream_rpc_method_handler(servicer.read_rows),
+    }
+    return Service(STORE_SERVICE, handlers | write_handlers(store, writable, servicer.forget_specs))
 
 
 class _StoreServicer:
@@ -49,11 +62,9 @@ class _StoreServicer:
         self._store = store
         self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
 
-    def create_table(
-        self, request: store_pb2.CreateTableRequest, context: grpc.ServicerContext
-    ) -> store_pb2.CreateTableReply:
-        with answering(context):
-            return store_pb2.CreateTableReply(created=self._store.create_table(spec_from_message(request.spec)))
+    def forget_specs(self) -> None:
+        """Tables may have gone."""
+        self._specs = {}
 
     def list_tables(
         self, request: store_pb2.ListTablesRequest, context: grpc.ServicerContext
@@ -66,6 +77,33 @@ class _StoreServicer:
                 for name, spec in self._store.specs().items()
             ]
             return store_pb2.ListTablesReply(tables=tables, version=self._store.version())
+
+    def get_version(
+        self, request: store_pb2.GetVersionRequest, context: grpc.ServicerContext
+    ) -> store_pb2.GetVersionReply:
+        with answering(context):
+            wait_s = _wait_s("GetVersionRequest", request.wait_ms)
+            if wait_s:
+                self._store.wait_for_version(request.at_least, wait_s)
+            return store_pb2.GetVersionReply(version=self._store.version())
+
+    def count_rows(
+        self, request: store_pb2.CountRowsRequest, context: grpc.ServicerContext
+    ) -> store_pb2.CountRowsReply:
+        with answering(context):
+            return store_pb2.CountRowsReply(rows=self._store.row_count(request.table))
+
+    def scan(self, request: store_pb2.ScanRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            if request.block_rows < 0:
+                raise BadInput(f"ScanRequest: block_rows {request.block_rows}: it must not be negative")
+            for block in self._store.scan(request.table, request.block_rows or _BLOCK_ROWS):
+                yield from block_frames(request.table, block)
+
+    def read_rows(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            table, ids = ids_from_frames(frames)
+            yield from block_frames(table, self._store.read_rows(table, ids))
 
     def lookup(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with answering(context):
@@ -122,6 +160,11 @@ def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None
     if len(set(tables)) < len(tables):
         raise BadInput("LookupRequest: a table stands in it twice; join its ids")
     ids = dict(zip(tables, reader.read(plan), strict=True))
-    if not 0 <= header.wait_ms <= _LONGEST_WAIT_S * 1000:
-        raise BadInput(f"LookupRequest: wait_ms {header.wait_ms}: wait from 0 to {_LONGEST_WAIT_S * 1000:.0f}")
-    return ids, header.version if header.HasField("version") else None, header.wait_ms / 1000
+    wait_s = _wait_s("LookupRequest", header.wait_ms)
+    return ids, header.version if header.HasField("version") else None, wait_s
+
+
+def _wait_s(message: str, wait_ms: int) -> float:
+    if not 0 <= wait_ms <= LONGEST_WAIT_S * 1000:
+        raise BadInput(f"{message}: wait_ms {wait_ms}: wait from 0 to {LONGEST_WAIT_S * 1000:.0f}, and call again")
+    return wait_ms / 1000

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
-
-import grpc
+from typing import Any, Self, TypeVar
 
 from embedding_store.errors import BadInput, StoreFailed
 from embedding_store.frames import MAX_FRAME_BYTES
-from embedding_store.remote import RemoteSource
+from embedding_store.remote_store import RemoteStore
 from embedding_store.rpc_connection import Connection
+from embedding_store.rpc_upload import Upload
 from master.api import (
     DenseSnapshot,
     EvaluationReport,
@@ -70,17 +68,17 @@ class MasterClient(MasterApi):
         pull = (f"{service}/PullDense", master_pb2.PullDenseRequest.SerializeToString, None)
         self._pull, self._pull_one = channel.unary_stream(*pull), channel.unary_unary(*pull)
         self._dense_is_small = False
-        self._push = _Upload(channel, f"{service}/ReportGradient", master_pb2.ReportGradientReply.FromString)
-        self._report = _Upload(channel, f"{service}/ReportEvaluation", master_pb2.ReportEvaluationReply.FromString)
-        self._store = RemoteSource(self._connection)
+        self._push = Upload(channel, f"{service}/ReportGradient", master_pb2.ReportGradientReply.FromString)
+        self._report = Upload(channel, f"{service}/ReportEvaluation", master_pb2.ReportEvaluationReply.FromString)
+        self._store = RemoteStore(self._connection)
 
     @property
     def address(self) -> str:
         """`host:port` of the master."""
         return self._connection.address
 
-    def store(self) -> RemoteSource:
-        """The rows that the master serves, over this connection."""
+    def store(self) -> RemoteStore:
+        """The rows that the master serves, over this connection; only a bare master's may be changed."""
         return self._store
 
     def join(self, worker: WorkerIdentity) -> RemoteSession:
@@ -163,22 +161,6 @@ class MasterClient(MasterApi):
 
     def _call(self, method: Callable[..., Reply], request: Any, wait_s: float = 0.0) -> Reply:
         return self._connection.call(lambda timeout: method(request, timeout=timeout), wait_s)
-
-
-class _Upload(Generic[Reply]):
-    """A call that sends frames and takes one reply."""
-
-    def __init__(self, channel: grpc.Channel, path: str, parse: Callable[[bytes], Reply]) -> None:
-        self._one = channel.unary_unary(path, None, parse)
-        self._many = channel.stream_unary(path, None, parse)
-
-    def __call__(self, frames: Iterator[bytes], timeout: float) -> Reply:
-        first, second = next(frames), next(frames, None)
-        if second is None:
-            reply: Reply = self._one(first, timeout=timeout)
-        else:
-            reply = self._many(chain((first, second), frames), timeout=timeout)
-        return reply
 
 
 def _measured(frames: Iterable[bytes], sizes: list[int]) -> Iterator[bytes]:

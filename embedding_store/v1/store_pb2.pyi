@@ -778,12 +778,17 @@ class CommitHeader(_message.Message):
     UPDATES_FIELD_NUMBER: _builtins.int
     LEARNING_RATES_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     step: _builtins.int
     """optimizer steps taken before this one"""
     token: _builtins.bytes
     """Names this commit, and no other.  A commit that is sent again with the
     token of the one that made the current version changes nothing.
+    """
+    stage: _builtins.bool
+    """Does what can fail and changes no row: CommitStaged, with the same token,
+    does the rest.  A server holds one staged commit, the last one.
     """
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableGradients]: ...
@@ -799,10 +804,11 @@ class CommitHeader(_message.Message):
         updates: _abc.Iterable[Global___TableGradients] | None = ...,
         learning_rates: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         token: _builtins.bytes = ...,
+        stage: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["learning_rates", b"learning_rates", "step", b"step", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["learning_rates", b"learning_rates", "stage", b"stage", "step", b"step", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -832,6 +838,25 @@ class CommitFrame(_message.Message):
 Global___CommitFrame: _TypeAlias = CommitFrame  # noqa: Y015
 
 @_typing.final
+class CommitStagedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitStagedRequest: _TypeAlias = CommitStagedRequest  # noqa: Y015
+
+@_typing.final
 class CommitReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -852,8 +877,8 @@ class CommitReply(_message.Message):
 Global___CommitReply: _TypeAlias = CommitReply  # noqa: Y015
 
 @_typing.final
-class DeleteHeader(_message.Message):
-    """Body: int64 ids[count]."""
+class RowIdsHeader(_message.Message):
+    """Body: int64 ids[count], each id once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -873,21 +898,21 @@ class DeleteHeader(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DeleteHeader: _TypeAlias = DeleteHeader  # noqa: Y015
+Global___RowIdsHeader: _TypeAlias = RowIdsHeader  # noqa: Y015
 
 @_typing.final
-class DeleteFrame(_message.Message):
+class RowIdsFrame(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HEADER_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
     body: _builtins.bytes
     @_builtins.property
-    def header(self) -> Global___DeleteHeader: ...
+    def header(self) -> Global___RowIdsHeader: ...
     def __init__(
         self,
         *,
-        header: Global___DeleteHeader | None = ...,
+        header: Global___RowIdsHeader | None = ...,
         body: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
@@ -896,7 +921,7 @@ class DeleteFrame(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DeleteFrame: _TypeAlias = DeleteFrame  # noqa: Y015
+Global___RowIdsFrame: _TypeAlias = RowIdsFrame  # noqa: Y015
 
 @_typing.final
 class DeleteReply(_message.Message):

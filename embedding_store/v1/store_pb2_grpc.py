@@ -64,6 +64,11 @@ class EmbeddingStoreStub:
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.ScanRequest.SerializeToString,
                 response_deserializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
                 _registered_method=True)
+        self.ReadRows = channel.stream_stream(
+                '/elastable.embedding_store.v1.EmbeddingStore/ReadRows',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
+                _registered_method=True)
         self.Attach = channel.unary_unary(
                 '/elastable.embedding_store.v1.EmbeddingStore/Attach',
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.AttachRequest.SerializeToString,
@@ -79,6 +84,11 @@ class EmbeddingStoreStub:
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.CommitFrame.SerializeToString,
                 response_deserializer=embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
                 _registered_method=True)
+        self.CommitStaged = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/CommitStaged',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.CommitStagedRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
+                _registered_method=True)
         self.Put = channel.stream_unary(
                 '/elastable.embedding_store.v1.EmbeddingStore/Put',
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
@@ -86,7 +96,7 @@ class EmbeddingStoreStub:
                 _registered_method=True)
         self.Delete = channel.stream_unary(
                 '/elastable.embedding_store.v1.EmbeddingStore/Delete',
-                request_serializer=embedding__store_dot_v1_dot_store__pb2.DeleteFrame.SerializeToString,
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
                 response_deserializer=embedding__store_dot_v1_dot_store__pb2.DeleteReply.FromString,
                 _registered_method=True)
         self.ClearTable = channel.unary_unary(
@@ -148,6 +158,13 @@ class EmbeddingStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadRows(self, request_iterator, context):
+        """Of the rows that hold a value of their own, in the order of the ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Attach(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -162,6 +179,12 @@ class EmbeddingStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CommitStaged(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,6 +253,11 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
                     request_deserializer=embedding__store_dot_v1_dot_store__pb2.ScanRequest.FromString,
                     response_serializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
             ),
+            'ReadRows': grpc.stream_stream_rpc_method_handler(
+                    servicer.ReadRows,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
+            ),
             'Attach': grpc.unary_unary_rpc_method_handler(
                     servicer.Attach,
                     request_deserializer=embedding__store_dot_v1_dot_store__pb2.AttachRequest.FromString,
@@ -245,6 +273,11 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
                     request_deserializer=embedding__store_dot_v1_dot_store__pb2.CommitFrame.FromString,
                     response_serializer=embedding__store_dot_v1_dot_store__pb2.CommitReply.SerializeToString,
             ),
+            'CommitStaged': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitStaged,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.CommitStagedRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.CommitReply.SerializeToString,
+            ),
             'Put': grpc.stream_unary_rpc_method_handler(
                     servicer.Put,
                     request_deserializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
@@ -252,7 +285,7 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
             ),
             'Delete': grpc.stream_unary_rpc_method_handler(
                     servicer.Delete,
-                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.DeleteFrame.FromString,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.FromString,
                     response_serializer=embedding__store_dot_v1_dot_store__pb2.DeleteReply.SerializeToString,
             ),
             'ClearTable': grpc.unary_unary_rpc_method_handler(
@@ -444,6 +477,33 @@ class EmbeddingStore:
             _registered_method=True)
 
     @staticmethod
+    def ReadRows(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/ReadRows',
+            embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Attach(request,
             target,
             options=(),
@@ -525,6 +585,33 @@ class EmbeddingStore:
             _registered_method=True)
 
     @staticmethod
+    def CommitStaged(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/CommitStaged',
+            embedding__store_dot_v1_dot_store__pb2.CommitStagedRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.CommitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Put(request_iterator,
             target,
             options=(),
@@ -566,7 +653,7 @@ class EmbeddingStore:
             request_iterator,
             target,
             '/elastable.embedding_store.v1.EmbeddingStore/Delete',
-            embedding__store_dot_v1_dot_store__pb2.DeleteFrame.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.RowIdsFrame.SerializeToString,
             embedding__store_dot_v1_dot_store__pb2.DeleteReply.FromString,
             options,
             channel_credentials,

@@ -47,12 +47,15 @@ class EmbeddingStoreStub:
     CountRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.CountRowsRequest, _store_pb2.CountRowsReply]
     Scan: _grpc.UnaryStreamMultiCallable[_store_pb2.ScanRequest, _store_pb2.RowBlockFrame]
     """Every row that holds a value of its own: one bulk message after the other."""
+    ReadRows: _grpc.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]
+    """Of the rows that hold a value of their own, in the order of the ids."""
     Attach: _grpc.UnaryUnaryMultiCallable[_store_pb2.AttachRequest, _store_pb2.AttachReply]
     CreateTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]
     """Only where the server allows writing.  The master of a job does not."""
     Commit: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]
+    CommitStaged: _grpc.UnaryUnaryMultiCallable[_store_pb2.CommitStagedRequest, _store_pb2.CommitReply]
     Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
-    Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.DeleteFrame, _store_pb2.DeleteReply]
+    Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]
     ClearTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]
     DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
     ResetVersion: _grpc.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]
@@ -70,12 +73,15 @@ class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
     CountRows: _aio.UnaryUnaryMultiCallable[_store_pb2.CountRowsRequest, _store_pb2.CountRowsReply]  # type: ignore[assignment]
     Scan: _aio.UnaryStreamMultiCallable[_store_pb2.ScanRequest, _store_pb2.RowBlockFrame]  # type: ignore[assignment]
     """Every row that holds a value of its own: one bulk message after the other."""
+    ReadRows: _aio.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]  # type: ignore[assignment]
+    """Of the rows that hold a value of their own, in the order of the ids."""
     Attach: _aio.UnaryUnaryMultiCallable[_store_pb2.AttachRequest, _store_pb2.AttachReply]  # type: ignore[assignment]
     CreateTable: _aio.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]  # type: ignore[assignment]
     """Only where the server allows writing.  The master of a job does not."""
     Commit: _aio.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]  # type: ignore[assignment]
+    CommitStaged: _aio.UnaryUnaryMultiCallable[_store_pb2.CommitStagedRequest, _store_pb2.CommitReply]  # type: ignore[assignment]
     Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
-    Delete: _aio.StreamUnaryMultiCallable[_store_pb2.DeleteFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
+    Delete: _aio.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
     ClearTable: _aio.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]  # type: ignore[assignment]
     DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
     ResetVersion: _aio.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]  # type: ignore[assignment]
@@ -128,6 +134,14 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
         """Every row that holds a value of its own: one bulk message after the other."""
 
     @_abc_1.abstractmethod
+    def ReadRows(
+        self,
+        request_iterator: _MaybeAsyncIterator[_store_pb2.RowIdsFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_store_pb2.RowBlockFrame], _abc.AsyncIterator[_store_pb2.RowBlockFrame]]:
+        """Of the rows that hold a value of their own, in the order of the ids."""
+
+    @_abc_1.abstractmethod
     def Attach(
         self,
         request: _store_pb2.AttachRequest,
@@ -150,6 +164,13 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_store_pb2.CommitReply, _abc.Awaitable[_store_pb2.CommitReply]]: ...
 
     @_abc_1.abstractmethod
+    def CommitStaged(
+        self,
+        request: _store_pb2.CommitStagedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.CommitReply, _abc.Awaitable[_store_pb2.CommitReply]]: ...
+
+    @_abc_1.abstractmethod
     def Put(
         self,
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowBlockFrame],
@@ -159,7 +180,7 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Delete(
         self,
-        request_iterator: _MaybeAsyncIterator[_store_pb2.DeleteFrame],
+        request_iterator: _MaybeAsyncIterator[_store_pb2.RowIdsFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.DeleteReply, _abc.Awaitable[_store_pb2.DeleteReply]]: ...
 

@@ -323,7 +323,7 @@ def test_a_foreign_client_is_refused_what_cannot_be(server: GrpcServer) -> None:
 def test_a_bare_master_trains_over_the_wire() -> None:
     store = MemoryStore()
     with (
-        GrpcServer("127.0.0.1:0", [master_service(BareMaster(store)), store_service(store)]) as server,
+        GrpcServer("127.0.0.1:0", [master_service(BareMaster(store)), store_service(store, writable=True)]) as server,
         MasterClient(server.address, 60) as client,
     ):
         rows = client.store()

@@ -41,7 +41,7 @@ def block(language: str) -> str:
 def address() -> Iterator[str]:
     with (
         MemoryStore() as store,
-        GrpcServer("127.0.0.1:0", [store_service(store), master_service(Master.bare(store))]) as server,
+        GrpcServer("127.0.0.1:0", [store_service(store, writable=True), master_service(Master.bare(store))]) as server,
     ):
         yield server.address
 

@@ -1,0 +1,269 @@
+"""A store in another process keeps the store contract; what it is asked twice counts once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from embedding_store.errors import (
+    BadGradient,
+    BadInput,
+    SpecConflict,
+    StaleVersion,
+    StoreFailed,
+    TableNotFound,
+    Unavailable,
+    Unsupported,
+    VersionError,
+)
+from embedding_store.grpc_server import GrpcServer, Service
+from embedding_store.memory import MemoryStore
+from embedding_store.open_store import open_source, open_store
+from embedding_store.remote_store import RemoteStore
+from embedding_store.service import store_service
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.spec_messages import STORE_SERVICE
+from embedding_store.store import Commit, RowBlock, TableUpdate
+from embedding_store.store_messages import block_frames, commit_frames
+from embedding_store.v1 import store_pb2, store_pb2_grpc
+from tests.contracts.store_contract import StoreContract
+from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
+
+
+@pytest.fixture
+def served() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+def serve(held: ExitStack, writable: bool = True) -> tuple[MemoryStore, GrpcServer]:
+    store = held.enter_context(MemoryStore(threads=2))
+    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, writable)]))
+    return store, server
+
+
+class TestRemoteStore(StoreContract):
+    @pytest.fixture
+    def make_store(self, served: ExitStack) -> MakeStore:
+        return lambda: open_store(f"grpc://{serve(served)[1].address}")
+
+
+def losing(service: Service, *methods: str) -> Service:
+    """The service, the first answer of each method lost after its work was done."""
+    lost = set(methods)
+
+    def behind(name: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+            reply = behaviour(request, context)
+            if name in lost:
+                lost.remove(name)
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the answer was lost")
+            return reply
+
+        return answer
+
+    handlers = {}
+    for name, handler in service.handlers.items():
+        if name in methods and handler.request_streaming:
+            handlers[name] = grpc.stream_unary_rpc_method_handler(
+                behind(name, handler.stream_unary), None, handler.response_serializer
+            )
+        elif name in methods:
+            handlers[name] = grpc.unary_unary_rpc_method_handler(
+                behind(name, handler.unary_unary), handler.request_deserializer, handler.response_serializer
+            )
+        else:
+            handlers[name] = handler
+    return Service(service.name, handlers)
+
+
+def test_calls_whose_answer_was_lost_count_once() -> None:
+    methods = ("Commit", "CommitStaged", "DropTable", "Put", "ClearTable", "CreateTable", "ResetVersion")
+    with MemoryStore() as store, MemoryStore() as model:
+        service = losing(store_service(store, writable=True), *methods)
+        with GrpcServer("127.0.0.1:0", [service]) as server, RemoteStore(server.address, 30) as remote:
+            spec = dynamic(optimizer=OptimizerSpec.of("adam"))
+            for each in (remote, model):
+                each.create_table(spec)
+                commit(each, {"people": update(int64(1, -2), 5)})
+                assert each.version() == 1
+                each.stage(Commit(2, {"people": update(int64(1, 7), 5, seed=3)}, 1, {}))()
+                assert each.version() == 2
+            assert rows_by_id(store, "people") == rows_by_id(model, "people")
+            blocks = list(remote.scan("people"))
+            remote.clear("people")
+            remote.put("people", blocks)
+            assert rows_by_id(store, "people") == rows_by_id(model, "people")
+            remote.reset_version(9)
+            assert store.version() == 9
+            remote.drop_table("people")
+            with pytest.raises(TableNotFound):
+                remote.drop_table("people")
+
+
+def test_another_commit_of_a_version_that_stands_is_refused(served: ExitStack) -> None:
+    store, server = serve(served)
+    store.create_table(fixed())
+    commits = [Commit(1, {"cities": update(int64(1), 4, seed)}, 0, {}) for seed in range(2)]
+    with RemoteStore(server.address, 30) as ours, RemoteStore(server.address, 30) as theirs:
+        ours.commit(commits[0])
+        before = rows_by_id(store, "cities")
+        for again in (ours, theirs):
+            with pytest.raises(StaleVersion):
+                again.commit(commits[1])
+        assert rows_by_id(store, "cities") == before
+
+
+def test_tokens_are_of_one_version_and_empty_ones_of_none(served: ExitStack) -> None:
+    store, server = serve(served)
+    store.create_table(fixed())
+    stub = store_pb2_grpc.EmbeddingStoreStub(served.enter_context(grpc.insecure_channel(server.address)))
+
+    def send(version: int, token: bytes) -> bool:
+        one = Commit(version, {"cities": update(int64(1), 4)}, 0, {})
+        frames = [store_pb2.CommitFrame.FromString(frame) for frame in commit_frames(one, token)]
+        return stub.Commit(iter(frames), timeout=30).repeated
+
+    assert (send(1, b"a"), send(1, b"a"), send(2, b"a")) == (False, True, False)
+    store.reset_version(1)
+    assert not send(2, b"b")
+    assert not send(3, b"")
+    with pytest.raises(grpc.RpcError, match="version 2 is past"):
+        send(3, b"")
+
+
+def test_a_commit_that_was_not_staged_here_is_refused(served: ExitStack) -> None:
+    store, server = serve(served)
+    store.create_table(fixed())
+    with RemoteStore(server.address, 30) as remote:
+        first = remote.stage(Commit(1, {"cities": update(int64(1), 4)}, 0, {}))
+        second = remote.stage(Commit(1, {"cities": update(int64(2), 4)}, 0, {}))
+        with pytest.raises(VersionError, match="stage it again"):
+            first()
+        second()
+        with pytest.raises(BadGradient, match="'cities'"):
+            remote.stage(Commit(2, {"cities": update(int64(2), 3)}, 0, {}))
+    assert (store.version(), store.row_count("cities")) == (1, 1)
+
+
+def test_row_squares_and_rates_travel(served: ExitStack) -> None:
+    store, server = serve(served)
+    spec = TableSpec("t", 4, optimizer=OptimizerSpec.of("rowwise_adagrad", learning_rate=0.1))
+    change = update(int64(3, 4), 4)
+    change = TableUpdate(change.ids, change.gradients, np.array([2.0, 0.5], np.float32))
+    with MemoryStore() as model, RemoteStore(server.address, 30) as remote:
+        for each in (model, remote):
+            each.create_table(spec)
+            each.commit(Commit(1, {"t": change}, 5, {"t": 0.3, "absent": 1.0}))
+        assert rows_by_id(store, "t") == rows_by_id(model, "t")
+
+
+def test_rows_with_their_slots_are_read_in_order(served: ExitStack) -> None:
+    store, server = serve(served)
+    store.create_table(dynamic(optimizer=OptimizerSpec.of("adam")))
+    commit(store, {"people": update(np.arange(50_000), 5)})
+    with RemoteStore(server.address, 30) as remote:
+        for ids in (int64(7, 60_000, 3), int64(), np.arange(40_000)[::-1]):
+            ours, theirs = remote.read_rows("people", ids), store.read_rows("people", ids)
+            for name in ("ids", "weights", "slots"):
+                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+        with pytest.raises(TableNotFound, match="'towns'"):
+            remote.read_rows("towns", int64(1))
+
+
+def test_large_commits_blocks_and_scans_take_many_frames(served: ExitStack) -> None:
+    _, server = serve(served)
+    with MemoryStore() as model, RemoteStore(server.address, 60) as remote:
+        for each in (model, remote):
+            each.create_table(TableSpec("t", 64, optimizer=OptimizerSpec.of("adagrad")))
+            commit(each, {"t": update(np.arange(30_000) * 7, 64)})
+        copies = list(remote.scan("t", 9_000))
+        assert [len(block.ids) for block in copies] == [9_000, 9_000, 9_000, 3_000]
+        remote.clear("t")
+        remote.put("t", copies)
+        assert rows_by_id(remote, "t") == rows_by_id(model, "t")
+
+
+WRITES: dict[str, Callable[[RemoteStore], object]] = {
+    "CreateTable": lambda remote: remote.create_table(dynamic()),
+    "Commit": lambda remote: commit(remote, {"cities": update(int64(1), 4)}),
+    "Put": lambda remote: remote.put(
+        "cities", [RowBlock(int64(1), np.ones((1, 4), np.float32), np.ones((1, 0), np.float32))]
+    ),
+    "ClearTable": lambda remote: remote.clear("cities"),
+    "DropTable": lambda remote: remote.drop_table("cities"),
+    "ResetVersion": lambda remote: remote.reset_version(3),
+}
+
+
+@pytest.mark.parametrize("call", WRITES)
+def test_a_masters_store_is_only_read_from(served: ExitStack, call: str) -> None:
+    store, server = serve(served, writable=False)
+    store.create_table(fixed())
+    commit(store, {"cities": update(int64(1), 4)})
+    before = rows_by_id(store, "cities")
+    with RemoteStore(server.address, 30) as remote:
+        with pytest.raises(Unsupported, match=f"{call}: .*only read from"):
+            WRITES[call](remote)
+        assert rows_by_id(remote, "cities") == before
+    assert (store.version(), list(store.specs())) == (1, ["cities"])
+
+
+def test_what_the_wire_has_no_place_for_is_refused_by_table(served: ExitStack) -> None:
+    _, server = serve(served)
+    ones = np.ones((1, 4), np.float32)
+    with RemoteStore(server.address, 30) as remote:
+        remote.create_table(fixed())
+        with pytest.raises(SpecConflict, match="dim"):
+            remote.create_table(fixed(dim=5))
+        for block in (RowBlock(int64(1), ones.astype(float), ones[:, :0]), RowBlock(int64(1, 2), ones, ones[:, :0])):
+            with pytest.raises(BadInput, match="'cities': weights"):
+                remote.put("cities", [block])
+        with pytest.raises(BadGradient, match="'cities': row_squares"):
+            remote.commit(Commit(1, {"cities": TableUpdate(int64(1), ones, np.ones(3, np.float32))}, 0, {}))
+        assert (remote.version(), remote.row_count("cities")) == (0, 0)
+
+
+def test_waiting_for_a_version_is_the_servers(served: ExitStack) -> None:
+    store, server = serve(served)
+    with open_source(f"grpc://{server.address}") as source:
+        assert not source.wait_for_version(1, 0.05)
+        store.reset_version(5)
+        assert source.wait_for_version(5, 30.0)
+        assert source.version() == 5
+
+
+def test_a_scan_that_does_not_go_on_is_left_at_the_deadline() -> None:
+    block = RowBlock(int64(1), np.ones((1, 2), np.float32), np.ones((1, 0), np.float32))
+
+    def scan(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from block_frames("t", block)
+        gone = threading.Event()
+        context.add_callback(gone.set)
+        gone.wait(60)
+
+    service = Service(STORE_SERVICE, {"Scan": grpc.unary_stream_rpc_method_handler(scan)})
+    with GrpcServer("127.0.0.1:0", [service]) as server, RemoteStore(server.address, deadline_s=0.5) as remote:
+        blocks = remote.scan("t")
+        assert next(blocks).ids.tolist() == [1]
+        with pytest.raises(Unavailable, match=r"deadline of 0\.5 s"):
+            next(blocks)
+
+
+@pytest.mark.parametrize("body", [b"\x12\x01a", b"\x0a\x02\xff\xff"])
+def test_a_scan_that_makes_no_sense_is_a_failure(body: bytes) -> None:
+    service = Service(
+        STORE_SERVICE, {"Scan": grpc.unary_stream_rpc_method_handler(lambda request, context: iter([body]))}
+    )
+    with (
+        GrpcServer("127.0.0.1:0", [service]) as server,
+        RemoteStore(server.address, 30) as remote,
+        pytest.raises(StoreFailed, match="cannot be read"),
+    ):
+        next(remote.scan("t"))
