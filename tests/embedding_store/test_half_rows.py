@@ -1,0 +1,208 @@
+"""Tables of float16 and bfloat16: half the memory, no step lost, the same bits everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedding_store.errors import BadInput
+from embedding_store.half_numbers import HALF_DTYPES, round_half
+from embedding_store.initial_values import initial_rows
+from embedding_store.memory import MemoryStore
+from embedding_store.memory_table import MemoryTable
+from embedding_store.row_dtypes import round_update
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.slab import Slab
+from embedding_store.spec import InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
+from embedding_store.store import Commit, RowBlock, TableUpdate
+from tests.contracts.store_samples import commit, rows_by_id, update
+
+pytestmark = pytest.mark.parametrize("dtype", HALF_DTYPES)
+ADAM = OptimizerSpec.of("adam", learning_rate=0.01)
+DIM = 5
+
+
+def table(dtype: str, size: int | None = None, dim: int = DIM, **other: object) -> TableSpec:
+    return TableSpec("t", dim, size, dtype, **{"optimizer": ADAM, "seed": 3, **other})  # type: ignore[arg-type]
+
+
+def nearest(dtype: str, values: np.ndarray) -> np.ndarray:
+    rounded = values.astype(np.float32)
+    round_half(HALF_DTYPES[dtype], rounded, np.arange(len(rounded)))
+    return rounded
+
+
+def test_an_unseen_id_reads_the_same_before_and_after_it_is_written(dtype: str) -> None:
+    ids = np.array([-(2**63), 7, 2**40])
+    for spec in (table(dtype), table(dtype, initializer=InitializerSpec("constant", 0.1))):
+        whole = initial_rows(replace(spec, dtype="float32"), ids)
+        with MemoryStore(threads=1) as store:
+            store.create_table(spec)
+            before = store.lookup({"t": ids})["t"]
+            np.testing.assert_array_equal(before, nearest(dtype, whole))
+            assert (before != whole).any()
+            commit(store, {"t": TableUpdate(ids, np.zeros((3, DIM), np.float32))})
+            assert store.row_count("t") == 3
+            np.testing.assert_array_equal(store.lookup({"t": ids})["t"], before)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam", "contract_block"])
+def test_an_update_is_the_optimizers_in_float32_then_rounded(dtype: str, optimizer: str) -> None:
+    hyper = () if optimizer == "contract_block" else (("learning_rate", 0.1),)
+    spec = table(dtype, optimizer=OptimizerSpec(optimizer, hyper))
+    ids = np.random.default_rng(0).permutation(np.arange(-30_000, 30_000))  # more than one piece of work
+    applied = row_optimizer(spec.optimizer)
+    weights, slots = initial_rows(spec, ids), np.tile(applied.initial_slots(DIM), (len(ids), 1))
+    with MemoryStore(threads=2) as store:
+        store.create_table(spec)
+        for step in range(3):
+            change = update(ids, DIM, seed=step)
+            commit(store, {"t": change})
+            rate = applied.default_learning_rate
+            applied.apply(weights, slots, np.arange(len(ids)), change.gradients, step, rate)
+            round_update(spec, ids, step, weights)
+        np.testing.assert_array_equal(store.lookup({"t": ids})["t"], weights)
+        found = store.read_rows("t", ids)
+        np.testing.assert_array_equal(found.slots, slots)
+        np.testing.assert_array_equal(nearest(dtype, found.weights), found.weights)
+
+
+def test_steps_that_nearest_rounding_would_lose_add_up(dtype: str) -> None:
+    # A step of 2e-5 beside weights of 1, whose neighbours are 1e-3 (float16) and 8e-3 (bfloat16) away.
+    spec = table(dtype, 500, 64, optimizer=OptimizerSpec.of("sgd"), initializer=InitializerSpec("ones"))
+    ids, rate, steps = np.arange(500), 2e-5, 1000
+    ones = np.ones((500, 64), np.float32)
+    assert (nearest(dtype, ones - np.float32(rate)) == 1).all()
+    with MemoryStore(threads=1) as store:
+        store.create_table(spec)
+        for _ in range(steps):
+            commit(store, {"t": TableUpdate(ids, ones)}, rate)
+        moved = 1 - store.lookup({"t": ids})["t"].astype(np.float64)
+    deviation = moved.std() / moved.size**0.5
+    assert abs(moved.mean() - steps * rate) < 5 * deviation
+    assert deviation < 0.01 * steps * rate
+
+
+def test_one_step_is_right_on_average(dtype: str) -> None:
+    spec = table(dtype, 2000, 64, optimizer=OptimizerSpec.of("sgd"), initializer=InitializerSpec("normal", 0, 0.1))
+    ids = np.arange(2000)
+    change = update(ids, 64)
+    with MemoryStore(threads=1) as store:
+        store.create_table(spec)
+        before = store.lookup({"t": ids})["t"]
+        commit(store, {"t": change}, 1e-4)
+        exact = before - np.float32(1e-4) * change.gradients
+        error = store.lookup({"t": ids})["t"].astype(np.float64) - exact
+    assert abs(error.mean()) < 5 * error.std() / error.size**0.5
+    np.testing.assert_array_less(np.abs(error), 2.0 ** (-7 if dtype == "bfloat16" else -10) * np.abs(before) + 1e-6)
+
+
+def trained(store: MemoryStore, spec: TableSpec, ids: np.ndarray, changes: list[np.ndarray]) -> np.ndarray:
+    """What `ids` read after commits of these gradients, float32 `[ids, dim]` each."""
+    store.create_table(spec)
+    for step, gradients in enumerate(changes):
+        store.commit(Commit(step + 1, {"t": TableUpdate(ids, np.ascontiguousarray(gradients))}, step, {}))
+    return store.lookup({"t": ids})["t"]
+
+
+def test_threads_layout_order_and_neighbours_change_no_bit(dtype: str) -> None:
+    random = np.random.default_rng(5)
+    ids = random.permutation(40_000)
+    changes = [random.normal(size=(len(ids), DIM)).astype(np.float32) for _ in range(3)]
+    with MemoryStore(threads=1) as one, MemoryStore(threads=5) as many, MemoryStore(direct_bytes=0) as indexed:
+        expected = trained(one, table(dtype, 40_000), ids, changes)
+        np.testing.assert_array_equal(trained(many, table(dtype, 40_000), ids, changes), expected)
+        np.testing.assert_array_equal(trained(indexed, table(dtype, 40_000), ids, changes), expected)
+    some = random.permutation(len(ids))[:100]
+    with MemoryStore(threads=1) as few:
+        alone = trained(few, table(dtype), ids[some], [change[some] for change in changes])
+    np.testing.assert_array_equal(alone, expected[some])
+
+
+@settings(max_examples=20, deadline=None)
+@given(shards=st.integers(1, 4), first=st.integers(0, 20), width=st.integers(1, 21))
+def test_a_shard_trains_to_its_part_of_the_whole_table(dtype: str, shards: int, first: int, width: int) -> None:
+    random, ids = np.random.default_rng(7), np.arange(-20, 20) * 10**9
+    whole_spec = table(dtype, dim=first + width + 2)
+    changes = [random.normal(size=(len(ids), whole_spec.dim)).astype(np.float32) for _ in range(2)]
+    with MemoryStore(threads=1) as store:
+        whole = trained(store, whole_spec, ids, changes)
+    for shard in range(shards):
+        mine, columns = ids % shards == shard, slice(first, first + width)
+        spec = table(dtype, dim=width, origin=ShardOrigin(shards, shard, first))
+        with MemoryStore(threads=1) as store:
+            part = trained(store, spec, ids[mine] // shards, [change[mine, columns] for change in changes])
+        np.testing.assert_array_equal(part, whole[mine, columns])
+
+
+def test_rows_come_back_as_they_were_and_others_are_rounded_to_nearest(dtype: str) -> None:
+    spec, ids = table(dtype), np.arange(100)
+    with MemoryStore(threads=1) as store, MemoryStore(threads=1) as copy:
+        trained(store, spec, ids, [update(ids, DIM).gradients])
+        copy.create_table(spec)
+        copy.put("t", store.scan("t", 7))
+        assert rows_by_id(copy, "t") == rows_by_id(store, "t")
+        random = np.random.default_rng(2)
+        weights, slots = random.normal(size=(100, DIM)).astype(np.float32), np.ones((100, 2 * DIM), np.float32)
+        copy.put("t", [RowBlock(ids, weights, slots)])
+        np.testing.assert_array_equal(copy.lookup({"t": ids})["t"], nearest(dtype, weights))
+
+
+def test_weights_take_half_the_memory_and_slots_what_they_took(dtype: str) -> None:
+    def bytes_of(spec: TableSpec) -> dict[str, int]:
+        made: dict[str, Slab] = {}
+
+        def new_slab(part: str, rows: int, columns: int, kind: npt.DTypeLike = np.float32, /) -> Slab:
+            made[part] = Slab(rows, columns, kind)
+            return made[part]
+
+        MemoryTable(spec, 1 << 30, new_slab)
+        return {part: slab.array.nbytes for part, slab in made.items()}
+
+    narrow, wide = bytes_of(table(dtype, 10_000, 64)), bytes_of(table("float32", 10_000, 64))
+    assert 2 * narrow["weights"] == wide["weights"] == 10_000 * 64 * 4
+    assert narrow["slots"] == wide["slots"] == 2 * 10_000 * 64 * 4
+
+
+def test_more_rows_than_before_fit_into_a_direct_table(dtype: str) -> None:
+    spec = table(dtype, 1000, optimizer=OptimizerSpec.of("sgd"))
+    assert spec.weight_bytes == 2 * DIM
+    assert MemoryTable(spec, 1000 * 2 * DIM)._direct == 1000
+    assert MemoryTable(spec, 1000 * 2 * DIM - 1)._direct is None
+
+
+def test_a_weight_that_float16_cannot_hold_is_refused(dtype: str) -> None:
+    ids = np.array([3, 4])
+    weights = np.array([[1, 2, 3, 4, 5], [1, 65519, 65520, 4, 5]], np.float32)
+    with MemoryStore(threads=1) as store:
+        store.create_table(table(dtype))
+        block = RowBlock(ids, weights, np.ones((2, 2 * DIM), np.float32))
+        if dtype == "bfloat16":
+            store.put("t", [block])
+            return
+        with pytest.raises(BadInput, match=r"'t'.*id 4 \(position 1\) is 65520.0 in column 2; float16.*65504"):
+            store.put("t", [block])
+        assert store.row_count("t") == 0
+        infinite = np.where(weights == 65520, np.inf, weights).astype(np.float32)
+        store.put("t", [RowBlock(ids, infinite, block.slots)])
+        assert np.isinf(store.lookup({"t": ids})["t"][1, 2])
+
+
+def test_training_ends_where_float32_does_but_for_rounding(dtype: str) -> None:
+    """A least-squares fit: rows of a narrow table reach the targets that float32 rows reach."""
+    ids, targets = np.arange(200), np.random.default_rng(8).normal(size=(200, DIM)).astype(np.float32)
+    losses = {}
+    for kind in (dtype, "float32"):
+        with MemoryStore(threads=1) as store:
+            store.create_table(table(kind, 200))
+            for _ in range(600):
+                rows = store.lookup({"t": ids})["t"]
+                commit(store, {"t": TableUpdate(ids, rows - targets)})
+            losses[kind] = float(np.square(store.lookup({"t": ids})["t"] - targets).mean())
+    assert losses["float32"] < 1e-4
+    assert losses[dtype] < (1e-3 if dtype == "bfloat16" else 2e-4)

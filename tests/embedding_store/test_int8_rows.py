@@ -1,0 +1,156 @@
+"""int8 tables: what is read lies within half a scale of what was written, and stays there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from embedding_store.conversion import convert_table
+from embedding_store.errors import BadInput, SpecConflict, TableNotFound, Unsupported
+from embedding_store.initial_values import initial_rows
+from embedding_store.int8_rows import Int8Rows
+from embedding_store.memory import MemoryStore
+from embedding_store.slab import anonymous_slab
+from embedding_store.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import RowBlock
+from tests.contracts.store_samples import commit, rows_by_id, update
+
+DIM = 5
+NO_SLOTS = np.empty((1, 0), np.float32)
+SERVED = TableSpec("t", DIM, None, "int8", InitializerSpec("normal", 0, 0.1), optimizer=OptimizerSpec.of("sgd"))
+
+
+def written(rows: np.ndarray) -> np.ndarray:
+    """What rows float32 `[n, dim]` read once they are written."""
+    values = Int8Rows(TableSpec("t", rows.shape[1], dtype="int8"), len(rows), anonymous_slab)
+    values.write(np.arange(len(rows)), rows)
+    out = np.empty_like(rows)
+    values.read(np.arange(len(rows)), out)
+    return out
+
+
+def scales(rows: np.ndarray) -> np.ndarray:
+    """float64 `[n, 1]`: the largest size in each row by 127."""
+    return np.maximum(np.abs(rows).max(axis=1, keepdims=True).astype(np.float64) / 127, 2.0**-110)
+
+
+@settings(max_examples=200)
+@given(arrays(np.float32, (3, 4), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
+def test_no_value_is_off_by_more_than_half_a_scale_and_writing_again_changes_nothing(rows: np.ndarray) -> None:
+    read = written(rows)
+    error = np.abs(read.astype(np.float64) - rows)
+    assert (error <= scales(rows) / 2 * (1 + 2.0**-22)).all()
+    assert np.isfinite(read).all()
+    assert written(read).tobytes() == read.tobytes()
+
+
+def test_weights_of_every_size_stay_within_half_a_scale() -> None:
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(20_000, 16)) * 10.0 ** random.integers(-30, 30, (20_000, 1))
+    rows = rows.astype(np.float32)
+    read = written(rows)
+    assert (np.abs(read.astype(np.float64) - rows) <= scales(rows) / 2 * (1 + 2.0**-22)).all()
+    assert written(read).tobytes() == read.tobytes()
+    largest = np.abs(rows).max(axis=1)
+    np.testing.assert_allclose(np.abs(read).max(axis=1), largest, rtol=2.0**-16)
+
+
+def test_rows_of_zeros_and_of_the_largest_numbers() -> None:
+    largest = np.finfo(np.float32).max
+    rows = np.array([[0, -0.0, 0], [largest, -largest, 1], [1e-45, 0, 0]], np.float32)
+    read = written(rows)
+    assert (read[0] == 0).all()
+    assert np.isfinite(read).all()
+    np.testing.assert_allclose(read[1, :2], rows[1, :2], rtol=2.0**-16)
+
+
+def test_a_table_takes_a_quarter_of_the_memory() -> None:
+    assert TableSpec("t", 64, dtype="int8").weight_bytes == 68
+
+
+def test_a_commit_is_refused_and_says_what_to_do() -> None:
+    trained = TableSpec("trained", DIM)
+    with MemoryStore(threads=1) as store:
+        store.create_table(SERVED)
+        store.create_table(trained)
+        ids = np.arange(3)
+        with pytest.raises(Unsupported, match=r"'t' keeps int8 weights.*train it in float32, bfloat16.*convert_table"):
+            commit(store, {"trained": update(ids, DIM), "t": update(ids, DIM)})
+        assert (store.version(), store.row_count("trained"), store.row_count("t")) == (0, 0, 0)
+        commit(store, {"trained": update(ids, DIM)})
+
+
+def test_unseen_ids_read_their_initial_values_whole() -> None:
+    ids = np.array([-5, 2**50])
+    with MemoryStore(threads=1) as store:
+        store.create_table(SERVED)
+        np.testing.assert_array_equal(store.lookup({"t": ids})["t"], initial_rows(SERVED, ids))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_refused(value: float) -> None:
+    with MemoryStore(threads=1) as store:
+        store.create_table(SERVED)
+        row = np.array([[1, 2, value, 4, 5]], np.float32)
+        with pytest.raises(BadInput, match=r"'t'.*id 7 \(position 0\) is -?(nan|inf) in column 2; int8.*finite"):
+            store.put("t", [RowBlock(np.array([7]), row, NO_SLOTS)])
+        assert store.row_count("t") == 0
+
+
+def trained(dtype: str = "float32", **other: object) -> MemoryStore:
+    """A store with a table of 500 rows that was trained for a while."""
+    adam = OptimizerSpec.of("adam", learning_rate=0.1)
+    store = MemoryStore(threads=1)
+    store.create_table(TableSpec("t", DIM, None, dtype, SERVED.initializer, optimizer=adam, **other))  # type: ignore[arg-type]
+    for seed in range(3):
+        commit(store, {"t": update(np.arange(-250, 250), DIM, seed)})
+    return store
+
+
+def test_a_trained_table_is_served_in_int8() -> None:
+    ids = np.arange(-260, 260)
+    with trained(admission=AdmissionSpec(1)) as source, MemoryStore(threads=1) as target:
+        done = convert_table(source, "t", target, "int8", block_rows=64)
+        assert done.spec == target.specs()["t"]
+        assert (done.spec.dtype, done.spec.optimizer, done.spec.admission) == ("int8", OptimizerSpec(), None)
+        assert (done.rows, done.weight_bytes, done.weight_bytes_before) == (500, 500 * 9, 500 * 20)
+        before, after = source.lookup({"t": ids})["t"], target.lookup({"t": ids})["t"]
+        np.testing.assert_array_equal(before[:10], after[:10])  # never trained, so never quantised
+        error = np.abs(before.astype(np.float64) - after)
+        assert done.largest_error == error.max() > 0
+        assert done.largest_error <= done.error_bound == np.abs(before[10:-10]).max() / np.float32(127) / 2
+        kept = rows_by_id(target, "t")
+        target.put("t", list(target.scan("t")))
+        assert rows_by_id(target, "t") == kept
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_other_dtypes_take_their_slots_along_and_train_on(dtype: str) -> None:
+    with trained() as source, MemoryStore(threads=1) as target, MemoryStore(threads=1) as back:
+        done = convert_table(source, "t", target, dtype)
+        assert done.spec.optimizer == source.specs()["t"].optimizer
+        assert done.largest_error <= done.error_bound
+        assert (done.largest_error > 0) == (dtype != "float32")
+        slots = [{one: slots for one, (_, slots) in rows_by_id(store, "t").items()} for store in (source, target)]
+        assert slots[0] == slots[1]
+        target.reset_version(source.version())
+        commit(target, {"t": update(np.arange(9), DIM)})
+        exact = convert_table(target, "t", back, "float32")
+        assert (exact.largest_error, exact.error_bound) == (0, 0)
+        assert rows_by_id(back, "t") == rows_by_id(target, "t")
+
+
+def test_a_conversion_that_cannot_be_leaves_nothing_behind() -> None:
+    with trained() as source, MemoryStore(threads=1) as target:
+        with pytest.raises(TableNotFound, match="'u'; tables there: t"):
+            convert_table(source, "u", target, "int8")
+        source.put("t", [RowBlock(np.array([1]), np.full((1, DIM), 1e6, np.float32), np.zeros((1, 10), np.float32))])
+        with pytest.raises(BadInput, match="float16"):
+            convert_table(source, "t", target, "float16")
+        assert target.specs() == {}
+        convert_table(source, "t", target, "int8")
+        with pytest.raises(SpecConflict, match="has a table 't' already"):
+            convert_table(source, "t", target, "int8")
