@@ -10,7 +10,7 @@ from embedding_store.kernel import kernel, prefetch
 from embedding_store.rounding_bits import rounding_bits
 from embedding_store.row_optimizer import RowOptimizer
 from embedding_store.row_values import RowValues
-from embedding_store.slab import SlabMaker
+from embedding_store.slab import Slab, SlabMaker
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 
@@ -41,6 +41,10 @@ class HalfRows(RowValues):
     def read(self, positions: Int64, out: Float32) -> None:
         """As in `RowValues.read`."""
         gather_half(self._kind, self._slab.array, positions, out)
+
+    def slabs(self) -> tuple[Slab, ...]:
+        """As in `RowValues.slabs`."""
+        return (self._slab,)
 
     def write(self, positions: Int64, rows: Float32) -> None:
         """As in `RowValues.write`, rounded to nearest."""

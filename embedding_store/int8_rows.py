@@ -10,7 +10,7 @@ from embedding_store.kernel import kernel, prefetch
 from embedding_store.number_bits import bits_of, float_of
 from embedding_store.row_optimizer import RowOptimizer
 from embedding_store.row_values import RowValues
-from embedding_store.slab import SlabMaker
+from embedding_store.slab import Slab, SlabMaker
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 
@@ -42,6 +42,10 @@ class Int8Rows(RowValues):
     def read(self, positions: Int64, out: Float32) -> None:
         """As in `RowValues.read`."""
         _gather(self._slab.array, positions, out)
+
+    def slabs(self) -> tuple[Slab, ...]:
+        """As in `RowValues.slabs`."""
+        return (self._slab,)
 
     def write(self, positions: Int64, rows: Float32) -> None:
         """As in `RowValues.write`, quantised; the numbers must be finite."""

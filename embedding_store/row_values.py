@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from embedding_store.initial_values import write_initial_rows
 from embedding_store.kernel import kernel, prefetch
 from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.slab import SlabMaker
+from embedding_store.slab import Slab, SlabMaker
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 
@@ -29,6 +29,10 @@ class RowValues(ABC):
     @abstractmethod
     def read(self, positions: Int64, out: Float32) -> None:
         """Rows at `positions` int64 `[n]` into `out` float32 `[n, dim]`; rows at negative positions are left alone."""
+
+    @abstractmethod
+    def slabs(self) -> tuple[Slab, ...]:
+        """What `read` reads, in the order in which the constructor asks for it; see `RowDirectory.slabs`."""
 
     @abstractmethod
     def write(self, positions: Int64, rows: Float32) -> None:
@@ -70,6 +74,10 @@ class Float32Rows(RowValues):
     def read(self, positions: Int64, out: Float32) -> None:
         """As in `RowValues.read`."""
         _gather(self._slab.array, positions, out)
+
+    def slabs(self) -> tuple[Slab, ...]:
+        """As in `RowValues.slabs`."""
+        return (self._slab,)
 
     def write(self, positions: Int64, rows: Float32) -> None:
         """As in `RowValues.write`."""

@@ -10,7 +10,7 @@ import numpy as np
 from embedding_store.range_pool import RangePool
 from embedding_store.row_dtypes import row_values
 from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.slab import SlabMaker, anonymous_slab
+from embedding_store.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 
@@ -53,6 +53,10 @@ class TableRows(ABC):
     @abstractmethod
     def block(self, positions: Int64) -> tuple[Float32, Float32]:
         """Copies of weights float32 `[n, dim]` and slots float32 `[n, slot_width]`; no negative positions."""
+
+    def slabs(self) -> tuple[Slab, ...] | None:
+        """As in `RowValues.slabs`; None: these rows are not for other processes to read."""
+        return None
 
     @abstractmethod
     def write(self, positions: Int64, weights: Float32, slots: Float32) -> None:
@@ -111,6 +115,10 @@ class ResidentRows(TableRows):
         weights = np.empty((len(positions), self._dim), np.float32)
         self._weights.read(positions, weights)
         return weights, self._slots.array[positions]
+
+    def slabs(self) -> tuple[Slab, ...] | None:
+        """As in `TableRows.slabs`."""
+        return self._weights.slabs()
 
     def write(self, positions: Int64, weights: Float32, slots: Float32) -> None:
         """As in `TableRows.write`."""
