@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from embedding_store.half_numbers import HALF_DTYPES, round_half_randomly
+import numpy as np
+
+from embedding_store.half_numbers import HALF_DTYPES, round_half, round_half_randomly
 from embedding_store.half_rows import HalfRows
 from embedding_store.int8_rows import Int8Rows
 from embedding_store.rounding_bits import rounding_bits
@@ -11,7 +13,7 @@ from embedding_store.slab import SlabMaker
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 
-__all__ = ["round_update", "row_values"]
+__all__ = ["round_update", "rounded_rows", "row_values"]
 
 _PIECE = 1 << 14  # values that are rounded at a time, for the cache
 
@@ -21,6 +23,15 @@ def row_values(spec: TableSpec, rows: int, new_slab: SlabMaker) -> RowValues:
     if spec.dtype in HALF_DTYPES:
         return HalfRows(spec, rows, new_slab)
     return (Int8Rows if spec.dtype == "int8" else Float32Rows)(spec, rows, new_slab)
+
+
+def rounded_rows(dtype: str, weights: Float32) -> Float32:
+    """Rows float32 `[n, dim]` rounded to nearest, as a table of that dtype takes them; itself, where nothing is."""
+    if dtype not in HALF_DTYPES:
+        return weights
+    rounded = weights.copy()
+    round_half(HALF_DTYPES[dtype], rounded, np.arange(len(rounded)))
+    return rounded
 
 
 def round_update(spec: TableSpec, ids: Int64, step: int, weights: Float32) -> None:

@@ -12,6 +12,7 @@ from embedding_store.checks import require_ids
 from embedding_store.errors import BadSpec, ModelError
 from embedding_store.fresh_rows import fresh_rows
 from embedding_store.initial_values import initial_rows
+from embedding_store.row_dtypes import rounded_rows
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore, Float32, Int64, RowSource
 from worker.combine import COMBINERS, flatten_ids, shape_rows
@@ -19,6 +20,8 @@ from worker.initializers import initializer_spec, seed_of
 from worker.scope import current_scope
 
 __all__ = ["Embedding", "StoreBacked"]
+
+_TABLE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class StoreBacked:
@@ -38,6 +41,7 @@ class StoreBacked:
     combiner: str | None
     mask_zero: bool
     table: str | None
+    table_dtype: str | None = None
     pretrained: Float32 | None = None
     compute_dtype: Any
     _source: RowSource | None
@@ -67,6 +71,7 @@ class StoreBacked:
             name=self.table_name,
             dim=self.output_dim,
             vocabulary_size=self.input_dim,
+            dtype=self.table_dtype or "float32",
             initializer=spec,
             seed=seed_of(self.embeddings_initializer, seed),
             optimizer=optimizer or OptimizerSpec(),
@@ -95,6 +100,9 @@ class StoreBacked:
     def read_rows(self, ids: Int64) -> Float32:
         """The rows of int64 `[n]` ids as float32 `[n, dim]`."""
         ids = np.ascontiguousarray(ids, dtype=np.int64)
+        if self._here:
+            require_ids(self.table_spec(self._seed), ids)
+            return self.worker_rows()[ids]
         if self._source is None:
             spec = self.table_spec(self._seed)
             require_ids(spec, ids)
@@ -158,6 +166,9 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             they are written when training creates the table.
         table: Name of the table; layers that name the same one share it.
             Default: the layer's own name.
+        table_dtype: How the store keeps the rows: None or "float32", "bfloat16"
+            or "float16". The layer reads float32 in any case; `dtype` is, as in
+            Keras, what it computes in.
 
     Call arguments:
         inputs: Integer ids: a dense tensor of any rank, ragged, or sparse of
@@ -169,7 +180,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         last axis + `[output_dim]`.
 
     Raises:
-        BadSpec: dimensions that are no positive integers, an unknown combiner.
+        BadSpec: dimensions that are no positive integers, an unknown combiner
+            or table_dtype.
         BadIds: ids that are not integers.
         IdOutOfRange: ids outside of a fixed vocabulary.
     """
@@ -185,6 +197,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         mask_zero: bool = False,
         weights: Any = None,
         table: str | None = None,
+        table_dtype: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -195,6 +208,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             raise BadSpec(
                 f"embedding layer {self.name!r}: combiner {combiner!r}; known ones are None, {', '.join(COMBINERS)}"
             )
+        _require_table_dtype(self.name, table_dtype)
         self.output_dim = output_dim
         self.input_dim = input_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -203,7 +217,10 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.combiner = combiner
         self.mask_zero = mask_zero
         self.table = table
+        self.table_dtype = table_dtype
         self.pretrained = None if weights is None else _rows_given(self.name, weights, input_dim, output_dim)
+        if self.pretrained is not None:
+            self.pretrained = rounded_rows(table_dtype or "float32", self.pretrained)
         self.supports_masking = mask_zero
         # Ids are integers at every precision, and a lookup is no XLA operation.
         self.autocast = False
@@ -248,6 +265,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             "combiner": self.combiner,
             "mask_zero": self.mask_zero,
             "table": self.table,
+            "table_dtype": self.table_dtype,
         }
 
     def save_own_variables(self, store: Any) -> None:
@@ -289,6 +307,14 @@ def _rows_given(layer: str, weights: Any, input_dim: int | None, output_dim: int
             "weights need a fixed table of their own shape"
         )
     return rows
+
+
+def _require_table_dtype(layer: str, table_dtype: object) -> None:
+    if table_dtype is None or table_dtype in _TABLE_DTYPES:
+        return
+    told = f"embedding layer {layer!r}: table_dtype {table_dtype!r}; a layer's table is kept in "
+    hint = ": int8 tables are served, not trained (embedding_store.convert_table)" if table_dtype == "int8" else ""
+    raise BadSpec(told + ", ".join(_TABLE_DTYPES) + hint)
 
 
 def _require_size(layer: str, argument: str, value: object) -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import keras
+import numpy as np
 
 from embedding_store.errors import Unsupported
 from embedding_store.spec import InitializerSpec
+from embedding_store.variance_scaling import variance_scaling
 
 __all__ = ["initializer_spec", "seed_of"]
-
-#: Keras draws a truncated normal and widens it so that its standard deviation
-#: after the cut at two sigma is the one asked for (He et al. 2015 as in Keras).
-_TRUNCATION = 0.87962566103423978
 
 
 def initializer_spec(layer: str, initializer: Any, vocabulary_size: int | None, dim: int) -> InitializerSpec:
@@ -25,40 +22,51 @@ def initializer_spec(layer: str, initializer: Any, vocabulary_size: int | None, 
             one scaled by the vocabulary of a table that has none.
     """
     kinds = keras.initializers
-    exact = type(initializer)
-    if exact is kinds.Zeros:
+    known = (kinds.Zeros, kinds.Ones, kinds.Constant, kinds.RandomUniform, kinds.RandomNormal, kinds.TruncatedNormal)
+    # A class derived from one of them counts as that one, unless it draws in a way of its own.
+    kind = next((base for base in (*known, kinds.VarianceScaling) if _draws_as(initializer, base)), None)
+    if kind is kinds.Zeros:
         return InitializerSpec("zeros")
-    if exact is kinds.Ones:
+    if kind is kinds.Ones:
         return InitializerSpec("ones")
-    if exact is kinds.Constant:
-        return InitializerSpec("constant", float(initializer.value))
-    if exact is kinds.RandomUniform:
+    if kind is kinds.Constant:
+        return InitializerSpec("constant", _scalar(layer, initializer.value))
+    if kind is kinds.RandomUniform:
         return InitializerSpec("uniform", float(initializer.minval), float(initializer.maxval))
-    if exact in (kinds.RandomNormal, kinds.TruncatedNormal):
-        kind = "normal" if exact is kinds.RandomNormal else "truncated_normal"
-        return InitializerSpec(kind, float(initializer.mean), float(initializer.stddev))
-    if isinstance(initializer, kinds.VarianceScaling):
+    if kind in (kinds.RandomNormal, kinds.TruncatedNormal):
+        name = "normal" if kind is kinds.RandomNormal else "truncated_normal"
+        return InitializerSpec(name, float(initializer.mean), float(initializer.stddev))
+    if kind is kinds.VarianceScaling:
         return _scaled(layer, initializer, vocabulary_size, dim)
+    name = getattr(initializer, "__name__", type(initializer).__name__)
     raise Unsupported(
-        f"embedding layer {layer!r}: initializer {exact.__name__} cannot be computed row by row; use zeros, ones, "
+        f"embedding layer {layer!r}: initializer {name} cannot be computed row by row; use zeros, ones, "
         "Constant, RandomUniform, RandomNormal, TruncatedNormal or a Glorot, He, LeCun or VarianceScaling one"
     )
 
 
+def _draws_as(initializer: Any, base: Any) -> bool:
+    return isinstance(initializer, base) and type(initializer).__call__ is base.__call__
+
+
+def _scalar(layer: str, value: Any) -> float:
+    if np.ndim(value):
+        raise Unsupported(
+            f"embedding layer {layer!r}: Constant of shape {np.shape(value)} is no one number; give rows to begin with "
+            "as weights="
+        )
+    return float(value)
+
+
 def _scaled(layer: str, initializer: Any, vocabulary_size: int | None, dim: int) -> InitializerSpec:
-    if vocabulary_size is None:
+    if vocabulary_size is None and initializer.mode != "fan_out":
         raise Unsupported(
             f"embedding layer {layer!r}: {type(initializer).__name__} scales with the size of the vocabulary, and "
-            "input_dim=None has none; give input_dim, or an initializer with a scale of its own"
+            "input_dim=None has none; give input_dim, or an initializer with a scale of its own: "
+            'VarianceScaling(mode="fan_out"), which scales with output_dim alone, or RandomUniform(-limit, limit)'
         )
-    fans = {"fan_in": vocabulary_size, "fan_out": dim, "fan_avg": (vocabulary_size + dim) / 2}
-    variance = initializer.scale / max(1.0, fans[initializer.mode])
-    if initializer.distribution == "uniform":
-        limit = math.sqrt(3.0 * variance)
-        return InitializerSpec("uniform", -limit, limit)
-    if initializer.distribution == "truncated_normal":
-        return InitializerSpec("truncated_normal", 0.0, math.sqrt(variance) / _TRUNCATION)
-    return InitializerSpec("normal", 0.0, math.sqrt(variance))
+    rows = float(vocabulary_size or 1)
+    return InitializerSpec(*variance_scaling(initializer.scale, initializer.mode, initializer.distribution, rows, dim))
 
 
 def seed_of(initializer: Any, otherwise: int) -> int:

@@ -8,7 +8,11 @@ import pytest
 import tensorflow as tf
 
 from embedding_store.errors import BadIds, BadSpec, IdOutOfRange, ModelError, Unsupported
+from embedding_store.fresh_rows import fresh_rows
 from embedding_store.initial_values import initial_rows
+from embedding_store.memory import MemoryStore
+from embedding_store.spec import InitializerSpec, TableSpec
+from embedding_store.variance_scaling import SCALED_INITIALIZERS
 from tests.worker.in_step import column, ids_as_rows, record_calls, run_in_step
 from worker.edl_embedding import EdlEmbedding
 from worker.embedding import Embedding
@@ -173,11 +177,13 @@ def test_unattached_layers_read_initial_values_of_their_table(shared: bool) -> N
 
 def test_config_round_trip() -> None:
     layer = Embedding(
-        4, 9, "he_normal", "l2", keras.constraints.NonNeg(), "mean", mask_zero=True, table="t", name="layer"
-    )
+        4, 9, "he_normal", "l2", keras.constraints.NonNeg(), "mean", mask_zero=True, table="t", name="layer",
+        table_dtype="bfloat16",
+    )  # fmt: skip
     again = Embedding.from_config(layer.get_config())
     assert again.get_config() == layer.get_config()
-    edl = EdlEmbedding(10, 4, "edl", "ones")
+    edl = EdlEmbedding(10, 4, "edl", "ones", table_dtype="float16")
+    assert edl.table_spec().dtype == "float16"
     assert EdlEmbedding.from_config(edl.get_config()).get_config() == edl.get_config()
     model = keras.Sequential([keras.Input((3,), dtype="int64"), layer])
     again = keras.Sequential.from_config(model.get_config())
@@ -190,6 +196,8 @@ def test_config_round_trip() -> None:
         ("zeros", "zeros"), ("ones", "ones"), (keras.initializers.Constant(3.0), "constant"), ("uniform", "uniform"),
         ("random_normal", "normal"), ("truncated_normal", "truncated_normal"), ("glorot_uniform", "uniform"),
         ("glorot_normal", "truncated_normal"), ("he_uniform", "uniform"), ("lecun_normal", "truncated_normal"),
+        (keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal"), "normal"),
+        (keras.initializers.HeUniform(seed=5), "uniform"), (keras.initializers.RandomNormal(1.0, 0.5), "normal"),
     ],
 )  # fmt: skip
 def test_initializers_keep_their_distribution(name: object, kind: str) -> None:
@@ -221,6 +229,8 @@ def test_ids_outside_of_a_fixed_vocabulary_are_refused(bad: int) -> None:
         ({"output_dim": 2.5}, "output_dim"),
         ({"output_dim": 4, "input_dim": -1}, "input_dim"),
         ({"output_dim": 4, "combiner": "max"}, "combiner 'max'"),
+        ({"output_dim": 4, "table_dtype": "double"}, "'bad': table_dtype 'double'.*float32, bfloat16, float16"),
+        ({"output_dim": 4, "table_dtype": "int8"}, "'int8'.*served, not trained"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments: dict[str, object], told: str) -> None:
@@ -250,6 +260,59 @@ def test_initializers_that_cannot_be_computed_by_row_are_refused() -> None:
         Embedding(4, 8, embeddings_initializer="orthogonal", name="o").table_spec()
     with pytest.raises(Unsupported, match="vocabulary"):
         Embedding(4, None, embeddings_initializer="glorot_uniform", name="g").table_spec()
+    with pytest.raises(Unsupported, match=r"'c': Constant of shape \(4,\).*weights="):
+        Embedding(4, 8, embeddings_initializer=keras.initializers.Constant(np.ones(4)), name="c").table_spec()
+    with pytest.raises(Unsupported, match="my_rows"):
+        Embedding(4, 8, embeddings_initializer=my_rows, name="own").table_spec()
+    with pytest.raises(Unsupported, match="OwnDraw"):
+        Embedding(4, 8, embeddings_initializer=OwnDraw(), name="own").table_spec()
+
+
+def my_rows(shape: object, dtype: object = None) -> object:
+    return tf.ones(shape)
+
+
+class OwnDraw(keras.initializers.RandomUniform):  # type: ignore[misc]
+    def __call__(self, shape: object, dtype: object = None) -> object:
+        return 2 * super().__call__(shape, dtype)
+
+
+class Narrow(keras.initializers.RandomUniform):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__(-0.01, 0.01)
+
+
+def test_initializers_of_ones_own_count_as_what_they_draw_as() -> None:
+    spec = Embedding(4, 8, embeddings_initializer=Narrow(), name="narrow").table_spec()
+    assert spec.initializer == InitializerSpec("uniform", -0.01, 0.01)
+
+
+def test_a_scale_by_columns_alone_needs_no_vocabulary() -> None:
+    scaled = keras.initializers.VarianceScaling(1.0, "fan_out", "uniform")
+    specs = [Embedding(12, size, embeddings_initializer=scaled, name="t").table_spec() for size in (None, 100)]
+    assert specs[0].initializer == specs[1].initializer == InitializerSpec("uniform", -0.5, 0.5)
+
+
+@pytest.mark.parametrize("name", SCALED_INITIALIZERS)
+def test_a_specs_own_scaled_kinds_are_kerass(name: str) -> None:
+    layer = Embedding(24, 1000, embeddings_initializer=name, name="t")
+    assert layer.table_spec().initializer == TableSpec("t", 24, 1000, initializer=InitializerSpec(name)).initializer
+
+
+@pytest.mark.parametrize("table_dtype", ["bfloat16", "float16"])
+def test_a_layer_reads_what_its_narrow_table_keeps(table_dtype: str) -> None:
+    rows = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    ids = np.arange(5)
+    layer = Embedding(3, 5, weights=rows, name="t", table_dtype=table_dtype)
+    with MemoryStore(threads=1) as store:
+        store.create_table(layer.table_spec())
+        store.put("t", [fresh_rows(layer.table_spec(), ids, rows)])
+        unattached = np.asarray(layer(ids))
+        layer.attach(store)
+        np.testing.assert_array_equal(unattached, layer(ids))
+    fresh = Embedding(3, 5, name="t", table_dtype=table_dtype)
+    assert fresh(ids).dtype == tf.float32
+    np.testing.assert_array_equal(fresh(ids), initial_rows(fresh.table_spec(), ids))
 
 
 def test_plain_fit_refuses_what_it_could_not_train() -> None:
