@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from embedding_store.errors import BadGradient
-from embedding_store.indexer import Grouping, Int32, group_ids, unique_ids
+from embedding_store.indexer import Grouping, Indexer, Int32, group_ids, unique_ids
 from embedding_store.kernel import kernel
 from embedding_store.range_pool import SERIAL, RangePool
+from embedding_store.scratch import Scratch
 from embedding_store.store import Float32, Int64, TableUpdate
 
 __all__ = [
+    "Coalescer",
     "GradientPart",
     "Grouping",
     "Int32",
@@ -67,25 +69,46 @@ def coalesce_many(parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> Ta
         BadGradient: no parts, not one gradient row for each id, or pushes of
             different dims.
     """
-    dim = _common_dim(parts)
-    unique, inverse = unique_ids(np.concatenate([ids for ids, _, _ in parts]) if len(parts) > 1 else parts[0][0])
-    if len(parts) == 1 and len(unique) == len(inverse) and parts[0][2] == 1.0:
-        # Every id once, as workers send them: there is nothing to sum.
-        return TableUpdate(unique, np.ascontiguousarray(parts[0][1]))
-    ends = np.cumsum([len(ids) for ids, _, _ in parts])
-    total = np.empty((len(unique), dim), np.float32)
-    pieces = [
-        (inverse[end - len(ids) : end], np.ascontiguousarray(gradients), np.float32(scale))
-        for (ids, gradients, scale), end in zip(parts, ends, strict=True)
-    ]
+    return Coalescer().coalesce_many(parts, pool)
 
-    def add(start: int, stop: int) -> None:
-        seen = start
-        for piece in pieces:
-            seen = _add_scaled(total, start, stop, seen, *piece)
 
-    pool.run(add, len(unique), max(1, _VALUES_A_THREAD // dim))
-    return TableUpdate(unique, total)
+class Coalescer:
+    """Sums one batch of gradients after the other in the same memory.
+
+    One thread at a time may use a coalescer; each call lets go of what the
+    call before returned.
+    """
+
+    def __init__(self) -> None:
+        self._indexer = Indexer()
+        self._sums = Scratch(np.float32)
+
+    def coalesce(self, ids: Int64, gradients: Float32, pool: RangePool = SERIAL) -> TableUpdate:
+        """As `coalesce`, in memory that the next call overwrites."""
+        return self.coalesce_many([(ids, gradients, 1.0)], pool)
+
+    def coalesce_many(self, parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> TableUpdate:
+        """As `coalesce_many`, in memory that the next call overwrites."""
+        dim = _common_dim(parts)
+        ids = np.concatenate([part[0] for part in parts]) if len(parts) > 1 else parts[0][0]
+        unique, inverse = self._indexer.unique(ids)
+        if len(parts) == 1 and len(unique) == len(inverse) and parts[0][2] == 1.0:
+            # Every id once, as workers send them: there is nothing to sum.
+            return TableUpdate(unique, np.ascontiguousarray(parts[0][1]))
+        ends = np.cumsum([len(ids) for ids, _, _ in parts])
+        sums = self._sums.take(len(unique), dim)
+        pieces = [
+            (inverse[end - len(ids) : end], np.ascontiguousarray(gradients), np.float32(scale))
+            for (ids, gradients, scale), end in zip(parts, ends, strict=True)
+        ]
+
+        def add(start: int, stop: int) -> None:
+            seen = start
+            for piece in pieces:
+                seen = _add_scaled(sums, start, stop, seen, *piece)
+
+        pool.run(add, len(unique), max(1, _VALUES_A_THREAD // dim))
+        return TableUpdate(unique, sums)
 
 
 def sum_by_position(positions: Int32, gradients: Float32, rows: int) -> tuple[Int64, Float32]:
@@ -159,7 +182,7 @@ def _add_at(total: Float32, seen: npt.NDArray[np.bool_], positions: Int32, gradi
 
 @kernel
 def _add_scaled(
-    total: Float32, start: int, stop: int, seen: int, inverse: Int32, gradients: Float32, scale: np.float32
+    sums: Float32, start: int, stop: int, seen: int, inverse: Int32, gradients: Float32, scale: np.float32
 ) -> int:
     """Adds the gradients of groups start..stop; groups below `seen` have a value already.
 
@@ -171,7 +194,7 @@ def _add_scaled(
         group = np.int64(inverse[i])
         if group < start or group >= stop:
             continue
-        row = total[group]
+        row = sums[group]
         gradient = gradients[i]
         if group == seen:
             for j in range(dim):

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embedding_store.errors import BadGradient
-from embedding_store.grouping import coalesce, coalesce_many, sum_by_position
+from embedding_store.grouping import Coalescer, coalesce, coalesce_many, sum_by_position
 from embedding_store.range_pool import RangePool
 
 ids_lists = st.lists(st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1, 2**32])), max_size=60)
@@ -113,3 +115,31 @@ def test_ids_that_stand_once_keep_their_gradients_to_the_bit() -> None:
     assert update.gradients.tobytes() == gradients.tobytes()
     strided = np.repeat(gradients, 2, axis=0)[::2]
     assert coalesce(ids, strided).gradients.flags.c_contiguous
+
+
+@given(st.lists(ids_lists, max_size=4), st.integers(1, 5))
+def test_one_coalescer_for_batch_after_batch(batches: list[list[int]], dim: int) -> None:
+    coalescer = Coalescer()
+    for values in batches:
+        ids = np.array(values, np.int64)
+        gradients = np.random.default_rng(len(values)).normal(size=(len(values), dim)).astype(np.float32)
+        found, expected = coalescer.coalesce(ids, gradients), coalesce(ids, gradients)
+        assert found.ids.tobytes() == expected.ids.tobytes()
+        assert found.gradients.tobytes() == expected.gradients.tobytes()
+
+
+def test_a_loop_allocates_nothing() -> None:
+    random = np.random.default_rng(0)
+    batches = [random.integers(0, 3000, random.integers(9000, 9500)) for _ in range(8)]
+    gradients = random.normal(size=(9500, 16)).astype(np.float32)
+    coalescer = Coalescer()
+    for ids in batches:
+        coalescer.coalesce(ids, gradients[: len(ids)])
+    tracemalloc.start()
+    try:
+        for ids in batches:
+            coalescer.coalesce(ids, gradients[: len(ids)])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16_384
