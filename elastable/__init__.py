@@ -6,6 +6,7 @@
 * training here: `fit`
 * data: `NumpyReader`, `ParquetReader`, `CsvReader`
 * stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
+* locations: `LocationSettings`, `TensorLocationSettings`, `TensorLocation`
 * export: `export_keras`
 * errors: `ElastableError`; its kinds are in `embedding_store.errors`
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastable.in_process import fit
     from embedding_store.errors import ElastableError
+    from embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
     from embedding_store.memory import MemoryStore
     from embedding_store.open_store import open_store
     from embedding_store.redis_store import RedisStore
@@ -35,12 +37,15 @@ __all__ = [
     "ElastableError",
     "Embedding",
     "InitializerSpec",
+    "LocationSettings",
     "MemoryStore",
     "NumpyReader",
     "OptimizerSpec",
     "ParquetReader",
     "RedisStore",
     "TableSpec",
+    "TensorLocation",
+    "TensorLocationSettings",
     "export_keras",
     "fit",
     "open_store",
@@ -53,12 +58,15 @@ _HOMES = {
     "ElastableError": "embedding_store.errors",
     "Embedding": "worker.embedding",
     "InitializerSpec": "embedding_store.spec",
+    "LocationSettings": "embedding_store.locations",
     "MemoryStore": "embedding_store.memory",
     "NumpyReader": "worker.readers",
     "OptimizerSpec": "embedding_store.spec",
     "ParquetReader": "worker.readers",
     "RedisStore": "embedding_store.redis_store",
     "TableSpec": "embedding_store.spec",
+    "TensorLocation": "embedding_store.locations",
+    "TensorLocationSettings": "embedding_store.locations",
     "export_keras": "worker.export",
     "fit": "elastable.in_process",
     "open_store": "embedding_store.open_store",

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from elastable.commands.job import master, train
 from elastable.commands.look import lookup, status
+from elastable.commands.plan import plan
 from elastable.commands.use import evaluate, export, predict
 from elastable.commands.work import worker
 from elastable.exit_codes import ExitCode, exit_code_of, exit_code_table
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     add_completion=False,
 )
-for command in (train, master, worker, evaluate, predict, export, status, lookup):
+for command in (train, master, worker, evaluate, predict, export, plan, status, lookup):
     app.command()(command)
 
 

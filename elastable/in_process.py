@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,9 +15,11 @@ from rich.console import Console
 
 from elastable.callbacks import JobCallbacks
 from elastable.job_hooks import JobHooks
+from elastable.places import join_stores, on_worker
 from elastable.progress import JobProgress
 from embedding_store.errors import BadInput, ElastableError
 from embedding_store.fresh_rows import fresh_rows
+from embedding_store.locations import LocationSettings, plan_tables, storage_of_tables
 from embedding_store.memory import MemoryStore
 from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore, Float32
@@ -33,6 +35,7 @@ from worker.build import build_model, sample_batch
 from worker.compute import MicroBatchComputer
 from worker.loop import Worker
 from worker.offload import offload_built
+from worker.on_worker import keep_on_worker
 from worker.readers import Reader, as_reader
 from worker.train_step import pretrained_rows, store_layers
 
@@ -51,7 +54,8 @@ def fit(
     callbacks: Sequence[Any] = (),
     shuffle: bool = True,
     seed: int = 0,
-    store: EmbeddingStore | None = None,
+    store: EmbeddingStore | Mapping[str, EmbeddingStore] | None = None,
+    locations: LocationSettings | None = None,
     offload_embeddings_above: int = 0,
     not_finite: str = "refuse",
     verbose: bool = True,
@@ -76,7 +80,9 @@ def fit(
         callbacks: Keras callbacks.
         shuffle: Whether records are shuffled, by `seed`.
         seed: Of the record order, initial rows and dropout.
-        store: Where the tables live; None: in this process's memory.
+        store: Where the tables live; None: in this process's memory. With
+            `locations` it may be several: "memory", "file" or "redis" -> store.
+        locations: Which tables live where; None: all in the (first) store.
         offload_embeddings_above: Plain `keras.layers.Embedding` layers of more
             elements than this move to the store, with their values; 0: none.
         not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
@@ -114,7 +120,10 @@ def fit(
         if initial_epoch
         else Progress()
     )
-    held = _tables_in_store(model, tables, store, moved, seed, start.version)
+    stores, places = _stores_and_places(store, locations, tables)
+    keep_on_worker(model, {name: tables[name] for name in on_worker(places)}, moved)
+    tables = {name: spec for name, spec in tables.items() if places[name] != "worker"}
+    held = _tables_in_store(model, tables, join_stores(stores, places), moved, seed, start.version)
     dense = DenseState(model)
     master = Master(job, held, dense, MetricBook(model), start=start)
     readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: reader}
@@ -135,10 +144,24 @@ def fit(
     return joined.history
 
 
+def _stores_and_places(
+    store: EmbeddingStore | Mapping[str, EmbeddingStore] | None,
+    locations: LocationSettings | None,
+    tables: Mapping[str, TableSpec],
+) -> tuple[dict[str, EmbeddingStore], dict[str, str]]:
+    """Storage -> store, and table -> storage."""
+    stores = dict(store) if isinstance(store, Mapping) else {"memory": MemoryStore() if store is None else store}
+    if not stores:
+        raise BadInput("store={}: give at least one store, or None")
+    if locations is not None:
+        return stores, storage_of_tables(plan_tables(tables, locations))
+    return stores, dict.fromkeys(tables, next(iter(stores)))
+
+
 def _tables_in_store(
     model: Any,
     tables: dict[str, TableSpec],
-    store: EmbeddingStore | None,
+    held: EmbeddingStore,
     moved: dict[str, Float32],
     seed: int,
     version: int,
@@ -146,7 +169,6 @@ def _tables_in_store(
     """The store with the model's tables, holding the rows that its layers had before."""
     layers = store_layers(model)
     before = {layer.table_name: layer.source for layer in layers if isinstance(layer.source, EmbeddingStore)}
-    held = MemoryStore() if store is None else store
     given = {**pretrained_rows(layers), **moved}
     create_tables(held, tables)
     for name, spec in tables.items():

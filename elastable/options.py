@@ -27,6 +27,7 @@ class JobOptions:
         not_finite: "refuse" or "skip" gradients with NaN or Inf.
         intra_op_threads: TensorFlow threads of every worker.
         offload_above: Keras embeddings of more elements go to the store; 0: none.
+        locations: TOML file of tensor locations; None: every table is in `store`.
         run_dir: Home of run directories.
         checkpoint_dir: Where checkpoints go; None: in the run directory.
         checkpoint_every: Versions between checkpoints; 0: only at the end.
@@ -50,6 +51,7 @@ class JobOptions:
     not_finite: str = "refuse"
     intra_op_threads: int = 1
     offload_above: int = 0
+    locations: Path | None = None
     run_dir: Path = Path("runs")
     checkpoint_dir: Path | None = None
     checkpoint_every: int = 0

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from elastable.options import JobOptions
+from elastable.places import locations_of, on_worker, open_places
 from embedding_store.errors import BadInput, CheckpointError, ModelError, Unsupported
 from embedding_store.fresh_rows import fresh_rows
-from embedding_store.open_store import open_store
+from embedding_store.location_file import storage_of_url
+from embedding_store.locations import plan_tables, storage_of_tables
 from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore
 from master.api import JobSpec
@@ -25,9 +27,11 @@ from master.metrics import MetricBook
 from master.progress import Progress
 from worker.build import make_model, sample_batch
 from worker.model_file import ModelFile, load_model_file
+from worker.on_worker import keep_on_worker
+from worker.readers import Reader
 from worker.train_step import pretrained_rows, store_layers
 
-__all__ = ["PreparedJob", "claim_store", "prepare_job"]
+__all__ = ["PreparedJob", "claim_store", "prepare_job", "tables_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,13 @@ def prepare_job(options: JobOptions) -> PreparedJob:
             store or the checkpoint cannot be used, by name.
     """
     file = load_model_file(options.model_file)
-    train, validation = file.reader("train"), file.reader("validation")
-    if train is None:
-        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
-    model = make_model(file.model, sample_batch(train), options.seed, options.offload_above)
+    train, model, tables = _discovered(file, options.offload_above, options.seed)
+    validation = file.reader("validation")
+    locations = locations_of(options.locations, options.store)
+    places = storage_of_tables(plan_tables(tables, locations.settings))
+    here = on_worker(places)
+    keep_on_worker(model, {name: tables[name] for name in here})
+    tables = {name: spec for name, spec in tables.items() if name not in here}
     job = JobSpec(
         job=uuid.uuid4().hex[:12],
         mode=options.mode,
@@ -75,20 +82,20 @@ def prepare_job(options: JobOptions) -> PreparedJob:
         epochs=options.epochs,
         seed=options.seed,
         intra_op_threads=options.intra_op_threads,
-        store_url="master" if options.store == "memory" else options.store,
+        store_url=_where_workers_look(options),
         model_file=str(file.path),
         model_sha256=file.sha256,
         offload_above=options.offload_above,
+        on_worker=here,
         train_records=len(train),
         validation_records=0 if validation is None else len(validation),
         shuffle=options.shuffle,
         average=options.average,
         not_finite=options.not_finite,
     )
-    tables = discover_tables(model, options.seed, table_optimizer(model.optimizer))
     dense = DenseState(model)
     checkpoint = _checkpoint_to_resume(options)
-    store = open_store(options.store)
+    store = open_places(locations, places, options.store)
     try:
         progress = _fill(store, tables, dense, checkpoint, job, options.overwrite)
         if checkpoint is None:
@@ -102,6 +109,30 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     if checkpoint is not None:
         job = replace(job, job=str(checkpoint.job["job"]))
     return PreparedJob(job, file, model, store, tables, dense, MetricBook(model), progress)
+
+
+def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[Any, dict[str, TableSpec]]:
+    """The built model of a model file, and the tables that it needs, before any is placed.
+
+    Raises:
+        ElastableError: the file, its model or its data cannot be used.
+    """
+    _, model, tables = _discovered(load_model_file(model_file), offload_above, seed)
+    return model, tables
+
+
+def _discovered(file: ModelFile, offload_above: int, seed: int) -> tuple[Reader, Any, dict[str, TableSpec]]:
+    train = file.reader("train")
+    if train is None:
+        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
+    model = make_model(file.model, sample_batch(train), seed, offload_above)
+    return train, model, discover_tables(model, seed, table_optimizer(model.optimizer))
+
+
+def _where_workers_look(options: JobOptions) -> str:
+    """Rows that are in Redis alone are read there; all others at the master."""
+    only_redis = options.locations is None and storage_of_url(options.store) == "redis"
+    return options.store if only_redis else "master"
 
 
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:
@@ -159,11 +190,21 @@ def claim_store(store: EmbeddingStore, overwrite: bool) -> None:
     store.reset_version(0)
 
 
-_SAME = ("mode", "micro_batch_size", "grads_to_wait", "seed", "train_records", "shuffle", "average", "intra_op_threads")
+_SAME = (
+    "mode",
+    "micro_batch_size",
+    "grads_to_wait",
+    "seed",
+    "train_records",
+    "shuffle",
+    "average",
+    "intra_op_threads",
+    "on_worker",
+)
 
 
 def _refuse_other_job(checkpoint: Checkpoint, job: JobSpec) -> None:
-    saved = checkpoint.job
+    saved = {**checkpoint.job, "on_worker": tuple(checkpoint.job.get("on_worker", ()))}
     differing = [
         f"{name} was {saved[name]} and is {getattr(job, name)}" for name in _SAME if saved[name] != getattr(job, name)
     ]

@@ -47,6 +47,8 @@ def store_backed_layers(model: Any) -> tuple[StoreBackedLayer, ...]:
 def discover_tables(model: Any, seed: int, optimizer: OptimizerSpec) -> dict[str, TableSpec]:
     """The tables that a model needs, by name, in the order in which its layers come.
 
+    None where all of them were kept on the worker.
+
     Args:
         model: A built Keras model.
         seed: Of the initial values, where a layer has none of its own.
@@ -59,7 +61,7 @@ def discover_tables(model: Any, seed: int, optimizer: OptimizerSpec) -> dict[str
         Unsupported: a constraint that is not one of a row alone.
     """
     layers = store_backed_layers(model)
-    if not layers:
+    if not layers and not any(getattr(layer, "on_worker", False) for layer in model._flatten_layers()):
         raise ModelError(
             f"model {model.name!r} has no embedding layer with a table in a store: use et.Embedding in the place of "
             "keras.layers.Embedding, or move the large ones with --offload-embeddings-above"

@@ -21,16 +21,18 @@ from worker.train_step import store_layers
 __all__ = ["keep_on_worker"]
 
 
-def keep_on_worker(model: Any, tables: Mapping[str, TableSpec]) -> None:
+def keep_on_worker(model: Any, tables: Mapping[str, TableSpec], given: Mapping[str, Float32] | None = None) -> None:
     """Gives the layers of these tables a Keras variable in the place of the store.
 
-    It begins with the rows that the store would have begun with: those the
-    layer was given, else the initial values. Layers that share a table share
-    the variable. Must be done before the optimizer is built.
+    It begins with the rows that the store would have begun with: those given
+    here or to the layer, those that the layer reads already, else the initial
+    values. Layers that share a table share the variable. Must be done before
+    the optimizer is built.
 
     Args:
         model: A built model.
         tables: Of fixed vocabulary, by name.
+        given: Table name -> float32 `[vocabulary, dim]`, where there are such.
 
     Raises:
         ModelError: the optimizer has counted its variables already.
@@ -45,7 +47,7 @@ def keep_on_worker(model: Any, tables: Mapping[str, TableSpec]) -> None:
         spec = tables.get(layer.table_name)
         if spec is None:
             continue
-        rows = layer.pretrained if layer.pretrained is not None else _all_rows(spec)
+        rows = _rows_of(layer, spec, (given or {}).get(spec.name))
         if isinstance(layer, OffloadedEmbedding):
             bring_back(layer, rows)
             continue
@@ -54,9 +56,14 @@ def keep_on_worker(model: Any, tables: Mapping[str, TableSpec]) -> None:
         layer.keep_on_worker(variables[spec.name])
 
 
-def _all_rows(spec: TableSpec) -> Float32:
+def _rows_of(layer: Any, spec: TableSpec, given: Float32 | None) -> Float32:
+    if given is not None:
+        return given
+    if layer.pretrained is not None:
+        return np.asarray(layer.pretrained, np.float32)
     assert spec.vocabulary_size is not None
-    return initial_rows(spec, np.arange(spec.vocabulary_size, dtype=np.int64))
+    ids = np.arange(spec.vocabulary_size, dtype=np.int64)
+    return initial_rows(spec, ids) if layer.source is None else np.asarray(layer.read_rows(ids), np.float32)
 
 
 def _variable_of(layer: Any, spec: TableSpec, rows: Float32) -> Any:

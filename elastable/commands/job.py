@@ -61,6 +61,14 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         metavar="ELEMENTS",
         help="Move plain keras.layers.Embedding of more elements to the store; 0: none.",
     ),
+    "locations": _option(
+        _PLACES,
+        Path | None,
+        None,
+        "--locations",
+        metavar="FILE.toml",
+        help="Which tables live where; elastable plan shows it \\[default: all in --store].",
+    ),
     "run_dir": _option(_PLACES, Path, Path("runs"), "--run-dir", help="Home of run directories."),
     "checkpoint_dir": _option(
         _PLACES, Path | None, None, "--checkpoint-dir", help="Checkpoints \\[default: in the run directory]."

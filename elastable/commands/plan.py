@@ -1,0 +1,90 @@
+"""`elastable plan`: what of a model would live where, how large it is, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from elastable.places import locations_of
+from elastable.quiet import import_tensorflow
+from embedding_store.locations import Placement, plan_tables
+
+__all__ = ["plan"]
+
+
+def plan(
+    model_file: Annotated[Path, typer.Argument(metavar="MODEL.py", help="Defines model() and data(split).")],
+    locations: Annotated[
+        Path | None,
+        typer.Option("--locations", metavar="FILE.toml", help="Location settings \\[default: all in --store]."),
+    ] = None,
+    store: Annotated[str, typer.Option("--store", help="The store of tables that have no other place.")] = "memory",
+    offload_above: Annotated[
+        int, typer.Option("--offload-embeddings-above", min=0, metavar="ELEMENTS", help="As for elastable train.")
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show where the tensors of a model would live, with sizes and reasons; nothing is created."""
+    import_tensorflow()
+    from elastable.prepare import tables_of
+
+    model, tables = tables_of(model_file, offload_above)
+    placements = plan_tables(tables, locations_of(locations, store).settings)
+    dense = [(variable.path, tuple(variable.shape), _bytes(variable)) for variable in model.weights]
+    if as_json:
+        typer.echo(json.dumps(_as_json(placements, dense), indent=2))
+        return
+    shown = Table(
+        "table", "tensor", "shape", "elements", "size", "location", "reason", title=f"plan of {model_file.name}"
+    )
+    for line in placements:
+        rows = "any id" if line.rows is None else f"{line.rows:,}"
+        elements = "grows" if line.elements is None else f"{line.elements:,}"
+        size = f"{line.row_bytes:,} B a row" if line.bytes is None else _size(line.bytes)
+        shown.add_row(line.table, line.kind, f"{rows} x {line.row}", elements, size, line.location.storage, line.reason)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(shown)
+    total = sum(size for _, _, size in dense)
+    console.print(
+        f"{len(dense)} dense variables, {_size(total)}: on the master, with their optimizer state, and on every worker"
+    )
+
+
+def _as_json(placements: tuple[Placement, ...], dense: list[tuple[str, tuple[int, ...], int]]) -> dict[str, Any]:
+    return {
+        "tables": [
+            {
+                "table": line.table,
+                "kind": line.kind,
+                "rows": line.rows,
+                "row": line.row,
+                "elements": line.elements,
+                "row_bytes": line.row_bytes,
+                "bytes": line.bytes,
+                "location": line.location.storage,
+                "reason": line.reason,
+            }
+            for line in placements
+        ],
+        "dense": [{"variable": path, "shape": list(shape), "bytes": size} for path, shape, size in dense],
+    }
+
+
+def _bytes(variable: Any) -> int:
+    return int(variable.value.dtype.size * variable.value.shape.num_elements())
+
+
+def _size(count: int) -> str:
+    value, units = float(count), ("B", "KiB", "MiB", "GiB", "TiB")
+    for unit in units[:-1]:
+        if value < 1024:
+            return f"{value:,.0f} B" if unit == "B" else f"{value:,.1f} {unit}"
+        value /= 1024
+    return f"{value:,.1f} {units[-1]}"

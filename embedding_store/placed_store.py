@@ -1,0 +1,188 @@
+"""Several stores as one: each table in the one that it was placed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from embedding_store.errors import BadInput, StoreFailed, TableNotFound
+from embedding_store.readers_writer_lock import ReadersWriterLock
+from embedding_store.spec import TableSpec
+from embedding_store.store import (
+    Commit,
+    EmbeddingStore,
+    Float32,
+    Int64,
+    RowBlock,
+    TableStatistics,
+    refuse_other_version,
+)
+
+__all__ = ["PlacedStore"]
+
+
+class PlacedStore(EmbeddingStore):
+    """Tables in different kinds of stores, at one version.
+
+    A commit goes to every store, also where none of its tables is, so that all
+    count the same versions: it is staged everywhere before anything changes
+    anywhere. Should a store fail after that, the others are a version ahead:
+    nothing is read or committed until the very same commit was repeated, which
+    only the stores that lack it apply.
+    """
+
+    def __init__(
+        self, stores: Mapping[str, EmbeddingStore], places: Mapping[str, str], default: str, timeout_s: float = 60.0
+    ) -> None:
+        """Joins stores, which this one then owns.
+
+        Args:
+            stores: By the name of the place.
+            places: Table name -> name of its place.
+            default: The place of tables that `places` does not name.
+            timeout_s: Seconds that a lookup waits for a commit, or a commit for lookups.
+
+        Raises:
+            BadInput: a place without a store.
+        """
+        for place in {*places.values(), default}:
+            if place not in stores:
+                raise BadInput(f"no store for the place {place!r}; stores are given for {', '.join(sorted(stores))}")
+        # What can fail is asked first: once it has agreed, memory follows.
+        order = sorted(stores, key=lambda place: (place == "memory", place))
+        self._stores = {place: stores[place] for place in order}
+        self._places = dict(places)
+        self._default = default
+        self._lock = ReadersWriterLock(timeout_s, "the stores of several places")
+
+    def place(self, table: str) -> str:
+        """The name of the place where a table of this name is."""
+        return self._places.get(table, self._default)
+
+    def create_table(self, spec: TableSpec) -> bool:
+        """As in `EmbeddingStore.create_table`."""
+        with self._lock.writing():
+            return self._home(spec.name).create_table(spec)
+
+    def drop_table(self, table: str) -> None:
+        """As in `EmbeddingStore.drop_table`."""
+        with self._lock.writing():
+            self._holder(table).drop_table(table)
+
+    def specs(self) -> dict[str, TableSpec]:
+        """As in `RowSource.specs`."""
+        return {name: spec for store in self._stores.values() for name, spec in store.specs().items()}
+
+    def version(self) -> int:
+        """As in `RowSource.version`; while a commit is half done, the version before it."""
+        return min(store.version() for store in self._stores.values())
+
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        """As in `RowSource.wait_for_version`."""
+        return self._lock.wait_until(lambda: self.version() >= version, timeout_s)
+
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        """As in `RowSource.lookup`."""
+        by_place: dict[str, dict[str, Int64]] = {}
+        for table, wanted in ids.items():
+            by_place.setdefault(self.place(table), {})[table] = wanted
+        with self._lock.reading():
+            current = self._whole_version()
+            refuse_other_version(current, version)
+            self._require_tables(ids)
+            found = {
+                table: rows
+                for place, asked in by_place.items()
+                for table, rows in self._stores[place].lookup(asked, current).items()
+            }
+        return {table: found[table] for table in ids}
+
+    def commit(self, commit: Commit) -> None:
+        """As in `EmbeddingStore.commit`; see the class for a store that fails."""
+        with self._lock.writing():
+            for second_half in self._staged(commit):
+                second_half()
+
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        """As in `EmbeddingStore.stage`."""
+        halves = self._staged(commit)
+
+        def apply() -> None:
+            with self._lock.writing():
+                for second_half in halves:
+                    second_half()
+
+        return apply
+
+    def reset_version(self, version: int) -> None:
+        """As in `EmbeddingStore.reset_version`."""
+        with self._lock.writing():
+            for store in self._stores.values():
+                store.reset_version(version)
+
+    def row_count(self, table: str) -> int:
+        """As in `EmbeddingStore.row_count`."""
+        return self._holder(table).row_count(table)
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """As in `EmbeddingStore.scan`."""
+        return self._holder(table).scan(table, block_rows)
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As in `EmbeddingStore.read_rows`."""
+        with self._lock.reading():
+            return self._holder(table).read_rows(table, ids)
+
+    def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
+        """As in `EmbeddingStore.put`."""
+        self._holder(table).put(table, blocks)
+
+    def clear(self, table: str) -> None:
+        """As in `EmbeddingStore.clear`."""
+        with self._lock.writing():
+            self._holder(table).clear(table)
+
+    def delete(self, table: str, ids: Int64) -> int:
+        """As in `EmbeddingStore.delete`."""
+        with self._lock.writing():
+            return self._holder(table).delete(table, ids)
+
+    def table_statistics(self, table: str) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`."""
+        return self._holder(table).table_statistics(table)
+
+    def close(self) -> None:
+        """Closes every store."""
+        for store in self._stores.values():
+            store.close()
+
+    def _staged(self, commit: Commit) -> list[Callable[[], None]]:
+        """The second halves of this commit at every store that lacks it."""
+        refuse_other_version(self.version(), commit.version - 1)
+        self._require_tables(commit.updates)
+        parts: dict[str, Commit] = {}
+        for place, store in self._stores.items():
+            if store.version() == commit.version:
+                continue  # it has this one already, from an attempt that failed elsewhere
+            updates = {table: update for table, update in commit.updates.items() if self.place(table) == place}
+            parts[place] = Commit(commit.version, updates, commit.step, commit.learning_rates)
+        return [self._stores[place].stage(part) for place, part in parts.items()]
+
+    def _whole_version(self) -> int:
+        versions = {place: store.version() for place, store in self._stores.items()}
+        if len(set(versions.values())) > 1:
+            told = ", ".join(f"{place} at {version}" for place, version in versions.items())
+            raise StoreFailed(f"a commit is half done ({told}): it must be repeated before anything is read")
+        return next(iter(versions.values()))
+
+    def _home(self, table: str) -> EmbeddingStore:
+        return self._stores[self.place(table)]
+
+    def _holder(self, table: str) -> EmbeddingStore:
+        self._require_tables([table])
+        return self._home(table)
+
+    def _require_tables(self, tables: Iterable[str]) -> None:
+        held = self.specs()
+        for table in tables:
+            if table not in held:
+                raise TableNotFound(f"no table {table!r}; tables here: {', '.join(sorted(held)) or 'none'}")

@@ -1,0 +1,79 @@
+"""Location settings as people write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embedding_store.errors import BadInput, BadSpec
+from embedding_store.location_file import read_locations, storage_of_url
+
+WHOLE = """
+[stores]
+redis = "redis://localhost:7000"
+
+[weight]
+storage = "redis"
+min_elements_for_off_worker = 4096
+
+[overrides]
+users = "memory"
+"cities/large" = "file"
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "locations.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    locations = read_locations(written(tmp_path, WHOLE), "file:///rows")
+    found = locations.settings
+    assert found.weight == found.optimizer_state
+    assert (found.weight.location.storage, found.weight.min_elements_for_off_worker) == ("redis", 4096)
+    assert {name: place.storage for name, place in found.overrides.items()} == {
+        "users": "memory",
+        "cities/large": "file",
+    }
+    assert locations.stores == {"memory": "memory", "file": "file:///rows", "redis": "redis://localhost:7000"}
+
+
+def test_an_empty_file_leaves_everything_in_the_store(tmp_path: Path) -> None:
+    locations = read_locations(written(tmp_path, ""), "redis://h:1")
+    assert locations.settings.weight.location.storage == "redis"
+    assert locations.settings.optimizer_state == locations.settings.weight
+    assert locations.stores == {"memory": "memory", "redis": "redis://h:1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "told"),
+    [
+        ("[weight", BadInput, r"locations\.toml"),
+        ("wieght = 1", BadInput, "'wieght' is unknown; known are stores, weight"),
+        ("[weight]\nplace = 'x'", BadInput, r"\[weight\] 'place' is unknown"),
+        ("[weight]\nstorage = 'tape'", BadSpec, "'tape'"),
+        ("[weight]\nmin_elements_for_off_worker = 'many'", BadInput, "must be an integer, got 'many'"),
+        ("weight = 3", BadInput, r"weight must be a table"),
+        ("overrides = 3", BadInput, r"overrides must be a table"),
+        ("[stores]\nworker = 'x'", BadInput, r"\[stores\] worker = 'x'; give URLs of memory, file, redis"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, text: str, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        read_locations(written(tmp_path, text), "memory")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"none\.toml"):
+        read_locations(tmp_path / "none.toml", "memory")
+
+
+@pytest.mark.parametrize(
+    ("url", "storage"),
+    [("memory", "memory"), ("file:///x", "file"), ("redis://h", "redis"), ("rediss://h", "redis")],
+)
+def test_what_a_url_stands_for(url: str, storage: str) -> None:
+    assert storage_of_url(url) == storage

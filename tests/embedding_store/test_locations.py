@@ -1,0 +1,111 @@
+"""Which tensor of a table lives where, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from embedding_store.errors import BadSpec
+from embedding_store.locations import (
+    LocationSettings,
+    TensorLocation,
+    TensorLocationSettings,
+    plan_tables,
+    storage_of_tables,
+)
+from embedding_store.spec import OptimizerSpec, TableSpec
+
+
+def tables(*specs: TableSpec) -> dict[str, TableSpec]:
+    return {spec.name: spec for spec in specs}
+
+
+def settings(storage: str, least: int = 2) -> TensorLocationSettings:
+    return TensorLocationSettings(TensorLocation(storage), least)
+
+
+def both(storage: str, least: int = 2, **overrides: str) -> LocationSettings:
+    places = {name: TensorLocation(place) for name, place in overrides.items()}
+    return LocationSettings(settings(storage, least), settings(storage, least), overrides=places)
+
+
+ADAM = OptimizerSpec.of("adam")
+SMALL = TableSpec("small", 4, 10, optimizer=ADAM)
+LARGE = TableSpec("large", 64, 1_000_000, optimizer=ADAM)
+ANY = TableSpec("any", 8, None, optimizer=OptimizerSpec.of("adagrad"))
+
+
+def test_sizes_are_those_of_the_tensors() -> None:
+    lines = {(line.table, line.kind): line for line in plan_tables(tables(LARGE, ANY), both("memory"))}
+    weight, state = lines["large", "weight"], lines["large", "optimizer_state"]
+    assert (weight.elements, weight.bytes) == (64_000_000, 256_000_000)
+    assert (state.elements, state.bytes) == (128_000_000, 512_000_000)
+    assert (lines["any", "weight"].elements, lines["any", "weight"].bytes, lines["any", "weight"].row_bytes) == (
+        None,
+        None,
+        32,
+    )
+    assert lines["large", "accumulator"].location.storage == "memory"
+
+
+@pytest.mark.parametrize(("dtype", "bytes_"), [("float16", 2), ("bfloat16", 2), ("float32", 4)])
+def test_weights_count_in_their_dtype_and_slots_in_float32(dtype: str, bytes_: int) -> None:
+    spec = TableSpec("t", 4, 10, dtype, optimizer=ADAM)
+    weight, state, _ = plan_tables(tables(spec), both("memory"))
+    assert (weight.bytes, state.bytes) == (40 * bytes_, 80 * 4)
+
+
+def test_fewer_elements_than_the_threshold_stay_on_the_worker() -> None:
+    # The largest of the linked tensors counts: 80 elements of Adam's state beside 40 of the rows.
+    assert storage_of_tables(plan_tables(tables(SMALL), both("redis", 81))) == {"small": "worker"}
+    assert storage_of_tables(plan_tables(tables(SMALL), both("redis", 80))) == {"small": "redis"}
+    told = plan_tables(tables(SMALL), both("redis", 81))[0].reason
+    assert told == "80 elements, fewer than min_elements_for_off_worker=81"
+
+
+def test_the_default_threshold_is_two_elements() -> None:
+    scalar = TableSpec("one", 1, 1, optimizer=OptimizerSpec.of("sgd"))
+    pair = TableSpec("two", 1, 2, optimizer=OptimizerSpec.of("sgd"))
+    assert storage_of_tables(plan_tables(tables(scalar, pair), LocationSettings())) == {
+        "one": "worker",
+        "two": "memory",
+    }
+
+
+def test_a_table_of_any_id_never_stays_for_its_size() -> None:
+    assert storage_of_tables(plan_tables(tables(ANY), both("file", 1 << 60))) == {"any": "file"}
+    with pytest.raises(BadSpec, match="'any' holds any id"):
+        plan_tables(tables(ANY), both("memory", any="worker"))
+
+
+def test_an_override_is_taken_as_it_is() -> None:
+    # As small as it is, and as large as the other: no threshold is looked at.
+    places = storage_of_tables(plan_tables(tables(SMALL, LARGE), both("file", 100, small="redis", large="worker")))
+    assert places == {"small": "redis", "large": "worker"}
+    assert {line.reason for line in plan_tables(tables(SMALL), both("file", small="redis"))[:2]} == {"override by name"}
+
+
+def test_an_override_of_no_table_names_the_nearest() -> None:
+    with pytest.raises(BadSpec, match="override 'smal': there is no such table; did you mean 'small'"):
+        plan_tables(tables(SMALL), both("memory", smal="redis"))
+
+
+def test_a_row_and_its_slots_belong_together() -> None:
+    apart = LocationSettings(settings("redis"), settings("memory"))
+    with pytest.raises(BadSpec, match=r"'small': its rows go to redis .* optimizer state to memory .* linked"):
+        plan_tables(tables(SMALL), apart)
+    # Without slots there is nothing to disagree with; an override is for both.
+    plain = TableSpec("plain", 4, 10, optimizer=OptimizerSpec.of("sgd"))
+    assert storage_of_tables(plan_tables(tables(plain), apart)) == {"plain": "redis"}
+    overridden = LocationSettings(settings("redis"), settings("memory"), overrides={"small": TensorLocation("file")})
+    assert storage_of_tables(plan_tables(tables(SMALL), overridden)) == {"small": "file"}
+
+
+@pytest.mark.parametrize("make", [lambda: TensorLocation("tape"), lambda: settings("memory", -1)])
+def test_what_cannot_be_is_refused(make: object) -> None:
+    with pytest.raises(BadSpec, match=r"'tape'.*worker, memory, file, redis|must not be negative, got -1"):
+        make()  # type: ignore[operator]
+
+
+def test_gradients_are_summed_in_memory() -> None:
+    with pytest.raises(BadSpec, match="accumulator on 'redis'"):
+        LocationSettings(accumulator=settings("redis"))
