@@ -158,7 +158,9 @@ def _table_lines(spec: TableSpec, settings: LocationSettings) -> tuple[Placement
     slot_width = row_optimizer(spec.optimizer).slot_width(spec.dim)
     override = settings.overrides.get(spec.name)
     # Linked tensors are measured together: a small accumulator goes where its large table goes.
-    largest = None if spec.vocabulary_size is None else spec.vocabulary_size * max(spec.dim, slot_width)
+    size = spec.vocabulary_size
+    # The worker's variables are float32: a table of another dtype never stays for its size.
+    largest = None if size is None or spec.dtype != "float32" else size * max(spec.dim, slot_width)
     weight, why = _decided(largest, settings.weight, override)
     lines = [_line(spec, "weight", spec.dim, _VALUE_BYTES[spec.dtype], weight, why)]
     if slot_width:
@@ -173,6 +175,11 @@ def _table_lines(spec: TableSpec, settings: LocationSettings) -> tuple[Placement
         raise BadSpec(
             f"table {spec.name!r} holds any id and has no end: it cannot stay on the worker; give the layer an "
             "input_dim, or place the table in memory, file or redis"
+        )
+    if weight.storage == "worker" and spec.dtype != "float32":
+        raise BadSpec(
+            f"table {spec.name!r} keeps its rows in {spec.dtype}, which the worker's variables cannot: leave the "
+            "layer's table_dtype out, or place the table in memory or file"
         )
     on_worker = weight.storage == "worker"
     why_sum = "a Keras variable's gradient, summed" if on_worker else "of the ids of one version, summed"

@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
+from embedding_store.errors import BadInput, BadSpec
 from embedding_store.half_numbers import HALF_DTYPES, round_half
 from embedding_store.initial_values import initial_rows
+from embedding_store.locations import (
+    LocationSettings,
+    TensorLocation,
+    TensorLocationSettings,
+    plan_tables,
+    storage_of_tables,
+)
 from embedding_store.memory import MemoryStore
 from embedding_store.memory_table import MemoryTable
 from embedding_store.row_dtypes import round_update
@@ -191,6 +198,14 @@ def test_a_weight_that_float16_cannot_hold_is_refused(dtype: str) -> None:
         infinite = np.where(weights == 65520, np.inf, weights).astype(np.float32)
         store.put("t", [RowBlock(ids, infinite, block.slots)])
         assert np.isinf(store.lookup({"t": ids})["t"][1, 2])
+
+
+def test_a_narrow_table_never_stays_on_the_worker_for_its_size(dtype: str) -> None:
+    tables = {"t": table(dtype, 10)}
+    small = TensorLocationSettings(min_elements_for_off_worker=1_000_000)
+    assert storage_of_tables(plan_tables(tables, LocationSettings(small, small))) == {"t": "memory"}
+    with pytest.raises(BadSpec, match=rf"'t' keeps its rows in {dtype}, which the worker's variables cannot"):
+        plan_tables(tables, LocationSettings(overrides={"t": TensorLocation("worker")}))
 
 
 def test_training_ends_where_float32_does_but_for_rounding(dtype: str) -> None:
