@@ -2,129 +2,164 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
-from embedding_store.kernel import kernel, prefetch
+from embedding_store import id_cells as layout
 from embedding_store.row_directory import RowDirectory
 from embedding_store.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.store import Int64
 
 __all__ = ["IdIndex"]
 
-_FIRST_CELLS = 1 << 10
-_AHEAD = 12
+_FIRST_ROWS = 512
+_MOST_ROWS = 1 << 37  # positions have so many bits
 
 
 class IdIndex(RowDirectory):
-    """Rows in first-come order, found by open addressing with linear probing.
+    """Rows in first-come order, found by open addressing over lines of the cache (`id_cells`).
 
-    A cell is two int64: the id, and its position + 1 (0: the cell is free, so
-    fresh memory is an empty index). Cells are a power of two, at most half of
-    them taken. Ids are never removed one by one.
+    Half of the cells are in use on the average. With the ids by position a row
+    takes 34 bytes, also while the index grows: it grows by one segment (some
+    thousand cells at most) for about as many new ids, whatever its size.
+    Positions of removed ids are given to the next new ones.
     """
 
     _cells: Slab
+    _scratch: layout.Cells
     _ids: Slab
-    """The id at each position."""
+    """The id at each position; at a free one, 1 + the next free one."""
 
     def __init__(self, new_slab: SlabMaker = anonymous_slab) -> None:
         self._new_slab = new_slab
         self.clear()
 
     @property
+    def _state(self) -> Int64:
+        state: Int64 = self._state_slab.array[:, 0]
+        return state
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        """As in `RowDirectory`."""
+        return int(self._state[layout.COUNT])
+
+    @property
     def capacity(self) -> int:
-        """Ids that there is room for now."""
+        """Positions that there is room for now."""
         return len(self._ids.array)
+
+    @property
+    def positions_given(self) -> int:
+        """Positions that have ever been given: rows beyond them were never touched."""
+        return int(self._state[layout.HIGH])
+
+    @property
+    def cells_moved(self) -> int:
+        """Cells that growth has moved so far."""
+        return int(self._state[layout.MOVED])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory in use: lines of all segments, and ids by position."""
+        bits, lines, new_bits, new_lines, unmoved = self._state[: layout.COUNT].tolist()
+        moved = (1 << bits) - unmoved
+        in_cells: int = 64 * (unmoved * lines + moved * (new_lines << (new_bits - bits)))
+        return in_cells + 8 * self.positions_given
 
     def find(self, ids: Int64, positions: Int64) -> int:
         """As in `RowDirectory.find`."""
-        return int(_find(self._cells.array, ids, positions))
+        return int(layout.find(self._cells.array, self._state, ids, positions))
+
+    def slabs(self) -> tuple[Slab, ...]:
+        """As in `RowDirectory.slabs`."""
+        return self._state_slab, self._cells, self._ids
 
     def reserve(self, more: int) -> None:
-        """As in `RowDirectory.reserve`; room is doubled, so growing is cheap in the mean."""
-        needed = self.count + more
-        if needed <= self.capacity:
-            return
-        cells = self._new_slab("cells", 1 << (2 * needed - 1).bit_length(), 2, np.int64)
-        self._ids.grow(len(cells.array) // 2)
-        _insert(cells.array, self._ids.array[: self.count, 0])
-        self._cells = cells
+        """As in `RowDirectory.reserve`: address space, which takes memory only once it is used."""
+        needed = max(self.positions_given, self.count + more)
+        if needed > _MOST_ROWS:
+            raise MemoryError(f"{needed} rows in one table: the index counts up to {_MOST_ROWS}")
+        lines, scratch = self._lines_for(self.count + more)
+        self._cells.grow(lines)
+        if needed > self.capacity:
+            self._ids.grow(max(needed, self.capacity * 5 // 4))
+        if len(self._scratch) < scratch:
+            self._scratch = np.empty((scratch, 8), np.uint64)
 
     def places(self, ids: Int64) -> Int64:
-        """As in `RowDirectory.places`: positions are given one after the other."""
-        return np.arange(self.count, self.count + len(ids))
+        """As in `RowDirectory.places`: free positions, the last one first, and then new ones."""
+        positions = np.empty(len(ids), np.int64)
+        layout.free_positions(self._ids.array[:, 0], self._state, positions)
+        return positions
 
     def claim(self, ids: Int64, positions: Int64) -> Int64:
         """As in `RowDirectory.claim`."""
         fresh = np.empty(len(ids), np.int64)
-        count = _claim(self._cells.array, self._ids.array[:, 0], self.count, ids, positions, fresh)
-        self.count += count
-        return fresh[:count]
+        count = done = 0
+        while True:
+            row_ids, state = self._ids.array[:, 0], self._state
+            found, done = layout.claim(
+                self._cells.array, row_ids, state, self._scratch, ids, positions, fresh[count:], done
+            )
+            count += found
+            if done == len(ids):
+                return fresh[:count]
+            self._hash_anew()
+
+    def remove(self, ids: Int64) -> int:
+        """As in `RowDirectory.remove`."""
+        return int(layout.remove(self._cells.array, self._ids.array[:, 0], self._state, ids))
 
     def scan(self, cursor: int, limit: int) -> tuple[Int64, Int64, int]:
-        """As in `RowDirectory.scan`, in first-come order; the cursor is the next position."""
-        stop = min(self.count, cursor + limit)
-        return self._ids.array[cursor:stop, 0].copy(), np.arange(cursor, stop), max(cursor, stop)
+        """As in `RowDirectory.scan`, by position; the cursor is the next position.
+
+        Rows that are claimed while the scan goes on are seen or not, all others once.
+        """
+        high = self.positions_given
+        while cursor < high:
+            stop = min(high, cursor + limit)
+            ids, positions = self._ids.array[cursor:stop, 0].copy(), np.arange(cursor, stop)
+            cursor = stop
+            if self.count < high:
+                found = np.empty_like(positions)
+                self.find(ids, found)
+                # What stands at a free position may be an id, but that id lies elsewhere.
+                live = found == positions
+                ids, positions = ids[live], positions[live]
+            if len(ids):
+                return ids, positions, cursor
+        return np.empty(0, np.int64), np.empty(0, np.int64), cursor
 
     def clear(self) -> None:
         """As in `RowDirectory.clear`; the memory is given back."""
-        self.count = 0
-        self._cells = self._new_slab("cells", _FIRST_CELLS, 2, np.int64)
-        self._ids = self._new_slab("ids", _FIRST_CELLS // 2, 1, np.int64)
+        self._state_slab = self._new_slab("index", layout.STATE_WORDS, 1, np.int64)
+        if self._state[layout.OLD_LINES] == 0:  # memory of nobody else
+            self._state[[layout.OLD_LINES, layout.NEW_LINES]] = layout.FIRST_LINES, layout.FIRST_LINES * 3 // 2
+            self._state[layout.UNMOVED] = 1
+        self._scratch = np.empty((0, 8), np.uint64)
+        self._cells = self._new_slab("cells", layout.FIRST_LINES, 8, np.uint64)
+        self._ids = self._new_slab("ids", _FIRST_ROWS, 1, np.int64)
 
+    def _lines_for(self, rows: int) -> tuple[int, int]:
+        """Lines that there must be to grow to so many rows, and the longest segment that moves then."""
+        state, longest = self._state.copy(), 0
+        while rows > layout.GROW_ABOVE * layout.LINE_CELLS * layout.all_lines(state):
+            longest = max(longest, int(state[layout.OLD_LINES]))
+            state[layout.UNMOVED] = 0
+            layout.plan_growth(state)
+        bits, lines, new_bits, new_lines, unmoved = state[: layout.COUNT].tolist()
+        grows = unmoved < 1 << bits
+        return (new_lines << new_bits if grows else lines << bits), longest
 
-@kernel
-def _first_cell(wanted: int, mask: np.uint64) -> np.uint64:
-    """The finalizer of splitmix64 (Steele, Lea, Flood: OOPSLA 2014), cut to the cells there are."""
-    h = np.uint64(wanted)
-    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (h ^ (h >> np.uint64(31))) & mask
-
-
-@kernel
-def _find(cells: Int64, ids: Int64, positions: Int64) -> int:
-    mask = np.uint64(len(cells) - 1)
-    missing = 0
-    for i in range(len(ids)):
-        prefetch(cells, _first_cell(ids[min(i + _AHEAD, len(ids) - 1)], mask))
-        wanted = ids[i]
-        cell = _first_cell(wanted, mask)
-        while cells[cell, 1] != 0 and cells[cell, 0] != wanted:
-            cell = (cell + np.uint64(1)) & mask
-        positions[i] = cells[cell, 1] - 1
-        missing += positions[i] < 0
-    return missing
-
-
-@kernel
-def _claim(cells: Int64, row_ids: Int64, count: int, ids: Int64, positions: Int64, fresh: Int64) -> int:
-    mask = np.uint64(len(cells) - 1)
-    before = count
-    for i in range(len(ids)):
-        prefetch(cells, _first_cell(ids[min(i + _AHEAD, len(ids) - 1)], mask))
-        wanted = ids[i]
-        cell = _first_cell(wanted, mask)
-        while cells[cell, 1] != 0 and cells[cell, 0] != wanted:
-            cell = (cell + np.uint64(1)) & mask
-        if cells[cell, 1] == 0:
-            row_ids[count] = wanted
-            fresh[count - before] = i
-            count += 1
-            cells[cell, 0] = wanted
-            cells[cell, 1] = count
-        positions[i] = cells[cell, 1] - 1
-    return count - before
-
-
-@kernel
-def _insert(cells: Int64, row_ids: Int64) -> None:
-    """Fills empty cells with ids that differ; row_ids[p] lies at position p."""
-    mask = np.uint64(len(cells) - 1)
-    for p in range(len(row_ids)):
-        prefetch(cells, _first_cell(row_ids[min(p + _AHEAD, len(row_ids) - 1)], mask))
-        cell = _first_cell(row_ids[p], mask)
-        while cells[cell, 1] != 0:
-            cell = (cell + np.uint64(1)) & mask
-        cells[cell, 0] = row_ids[p]
-        cells[cell, 1] = p + 1
+    def _hash_anew(self) -> None:
+        """Somebody has found ids that fall together: under a seed that nobody knows they are strewn again."""
+        while True:
+            state = self._state.copy()
+            state[layout.SEED] = int.from_bytes(os.urandom(8), "little", signed=True)
+            cells = self._new_slab("cells", len(self._cells.array), 8, np.uint64)
+            if layout.refill(self._cells.array, self._state, cells.array, state):
+                self._cells = cells
+                self._state[:] = state
+                return

@@ -151,6 +151,14 @@ class MemoryStore(EmbeddingStore):
         """As in `EmbeddingStore.clear`."""
         with self._lock.writing():
             self._table(table).clear()
+    def delete(self, table: str, ids: Int64) -> int:
+        """As in `EmbeddingStore.delete`."""
+        with self._lock.writing():
+            found = self._table(table)
+            count = found.delete(require_ids(found.spec, ids))
+            self._changes += 1
+            return count
+
             self._changes += 1
 
     def drop_table(self, table: str) -> None:

@@ -177,3 +177,7 @@ class MemoryTable:
         live = positions >= 0
         slots[live] = self._rows.block(positions[live])[1]
         return RowBlock(ids, weights, slots)
+    def delete(self, ids: Int64) -> int:
+        """Takes the rows of `ids` int64 `[n]` away; returns how many there were."""
+        return self._directory.remove(ids)
+

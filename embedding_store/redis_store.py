@@ -14,6 +14,7 @@ from embedding_store.errors import BadIds, BadInput, DeadlineExceeded, StoreFail
 from embedding_store.redis_block import Block, TableRows
 from embedding_store.redis_catalog import Catalog, TableKeys
 from embedding_store.redis_connection import Deadline
+from embedding_store.redis_deletion import deletions, rows_deleted
 from embedding_store.redis_reader import RedisReader
 from embedding_store.redis_schema import STAMP_FIELD, TableRecord, slots_key, tables_key, version_key, weights_key
 from embedding_store.redis_transfer import Reading, read_block, write_block
@@ -66,8 +67,14 @@ class RedisStore(RedisReader, EmbeddingStore):
         """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer.
 
         An existing table keeps the number of partitions it was made with.
-        Raises `Unsupported` for weights that are not float32.
+        Raises `Unsupported` for weights that are not float32, admission, and eviction.
         """
+        for part in ("admission", "eviction"):
+            if getattr(spec, part) is not None:
+                raise Unsupported(
+                    f"table {spec.name!r}: redis has no {part}; keep the table in a store in memory, or leave "
+                    f"{part} out and delete rows by their ids"
+                )
         if spec.dtype != "float32":
             raise Unsupported(
                 f"table {spec.name!r}: redis keeps float32 weights, not {spec.dtype}; use dtype float32, or a store in "
@@ -193,6 +200,15 @@ class RedisStore(RedisReader, EmbeddingStore):
             block.tables[table].weights[:] = checked.weights
             block.tables[table].slots[:] = checked.slots
             write_block(self._topology, block, np.arange(len(block.weights)), self._deadline())
+
+    def delete(self, table: str, ids: Int64) -> int:
+        """As in `EmbeddingStore.delete`, each partition at once or not at all; repeat it where it broke off."""
+        deadline = self._deadline()
+        found = self._table(table, deadline)
+        commands = deletions(self.url.namespace, found, require_ids(found.spec, ids))
+        with self._alone(deadline):
+            self._topology.refresh(deadline)  # a transaction cannot be redirected in its middle
+            return rows_deleted(self._topology.call(commands, deadline))
 
     def clear(self, table: str) -> None:
         """As in `EmbeddingStore.clear`, partition by partition."""

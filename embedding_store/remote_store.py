@@ -40,6 +40,7 @@ class RemoteStore(RemoteSource, EmbeddingStore):
         channel, path = self._connection.channel, f"/{STORE_SERVICE}"
         self._commit = Upload(channel, f"{path}/Commit", store_pb2.CommitReply.FromString)
         self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
+        self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
         self._read_rows = StreamingUpload(channel, f"{path}/ReadRows")
         self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
 
@@ -135,6 +136,10 @@ class RemoteStore(RemoteSource, EmbeddingStore):
 
     def _put_block(self, table: str, block: RowBlock) -> None:
         self._connection.call(lambda timeout: self._put(block_frames(table, block), timeout))
+
+    def delete(self, table: str, ids: Int64) -> int:
+        """As in `EmbeddingStore.delete`; rows that an attempt whose answer was lost took away are not counted."""
+        return int(self._connection.call(lambda timeout: self._delete(ids_frames(table, ids), timeout)).rows)
 
     def clear(self, table: str) -> None:
         """As in `EmbeddingStore.clear`."""

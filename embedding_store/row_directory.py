@@ -39,6 +39,16 @@ class RowDirectory(ABC):
         """Makes room for `more` further ids, so that `claim` cannot fail.
 
         Raises:
+    @abstractmethod
+    def slabs(self) -> tuple[Slab, ...]:
+        """What `find` reads, in the order in which the constructor asks for it.
+
+        Another process finds ids through a directory of its own, made over
+        the very same slabs, while `claim` may be running here. So there is
+        nothing else that `find` needs, the constructor writes nothing, and a
+        `find` that meets half of a change ends, with whatever positions.
+        """
+
             MemoryError: the directory is as it was.
         """
 
@@ -58,6 +68,10 @@ class RowDirectory(ABC):
         """Up to `limit` (>= 1) ids that have a row, from `cursor` on, which starts at 0.
 
         Returns:
+    @abstractmethod
+    def remove(self, ids: Int64) -> int:
+        """Takes the rows of `ids` int64 `[n]` away; returns how many there were. Ids may repeat, or have none."""
+
             ids int64 `[n]`, positions int64 `[n]`, and the next cursor; no ids
             mean that there are no more.
         """
@@ -95,6 +109,10 @@ class DirectRows(RowDirectory):
     def claim(self, ids: Int64, positions: Int64) -> Int64:
         """As in `RowDirectory.claim`."""
         fresh = np.empty(len(ids), np.int64)
+    def slabs(self) -> tuple[Slab, ...]:
+        """As in `RowDirectory.slabs`."""
+        return (self._live,)
+
         count = _claim(self._live.array[:, 0], ids, positions, fresh)
         self.count += count
         return fresh[:count]
@@ -109,6 +127,12 @@ class DirectRows(RowDirectory):
         """As in `RowDirectory.clear`."""
         self._live = self._bits()
         self.count = 0
+    def remove(self, ids: Int64) -> int:
+        """As in `RowDirectory.remove`; ids must lie in the vocabulary."""
+        count = int(_remove(self._live.array[:, 0], ids))
+        self.count -= count
+        return count
+
 
     def _bits(self) -> Slab:
         return self._new_slab("live", -(-self._size // 64), 1, np.uint64)
@@ -145,7 +169,19 @@ def _claim(live: _Words, ids: Int64, positions: Int64, fresh: Int64) -> int:
 
 
 @kernel
-def _scan(live: _Words, cursor: int, size: int, ids: Int64) -> tuple[int, int]:
+def _remove(live: Words, ids: Int64) -> int:
+    count = 0
+    for i in range(len(ids)):
+        row = ids[i]
+        bit = np.uint64(1) << np.uint64(row & 63)
+        if live[row >> 6] & bit:
+            live[row >> 6] ^= bit
+            count += 1
+    return count
+
+
+@kernel
+def _scan(live: Words, cursor: int, size: int, ids: Int64) -> tuple[int, int]:
     count = 0
     while cursor < size and count < len(ids):
         word = live[cursor >> 6] >> np.uint64(cursor & 63)

@@ -6,18 +6,33 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import FutureVersion, SpecConflict, StaleVersion
+from embedding_store.errors import BadInput, FutureVersion, SpecConflict, StaleVersion
 from embedding_store.spec import TableSpec
 
-__all__ = ["Commit", "EmbeddingStore", "Float32", "Int64", "RowBlock", "RowSource", "TableUpdate"]
+if TYPE_CHECKING:
+    from embedding_store.lookup_request import LookupRequest
+    from embedding_store.table import EmbeddingTable
+
+__all__ = [
+    "Commit",
+    "EmbeddingStore",
+    "Float32",
+    "Int64",
+    "RowBlock",
+    "RowSource",
+    "TableStatistics",
+    "TableUpdate",
+    "UInt8",
+]
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
+UInt8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +78,32 @@ class RowBlock:
         ids: int64 `[n]`, each id once.
         weights: float32 `[n, dim]`.
         slots: float32 `[n, slot_width]`: the optimizer's slots side by side.
+        touches: int64 `[n, 2]`, of tables with eviction: the version that last
+            touched the row, and how often it was touched since rows were last
+            looked at. None: as if touched when it is put.
     """
 
     ids: Int64
     weights: Float32
     slots: Float32
+    touches: Int64 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatistics:
+    """What a table holds, and what it gave up since the store was opened.
+
+    Attributes:
+        rows: That hold a value of their own.
+        bytes: Of memory that they take, with their directory; None: unknown here.
+        refused: Gradients that were dropped, as their ids were not admitted yet.
+        evicted: Rows that were evicted.
+    """
+
+    rows: int
+    bytes: int | None = None
+    refused: int = 0
+    evicted: int = 0
 
 
 class RowSource(ABC):
@@ -230,3 +266,37 @@ def refuse_other_version(current: int, wanted: int | None) -> None:
     if wanted < current:
         raise StaleVersion(f"version {wanted} is past; the current version is {current}")
     raise FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")
+    @abstractmethod
+    def delete(self, table: str, ids: Int64) -> int:
+        """Takes the rows of `ids` int64 `[n]` away with their slots; the ids read their initial values again.
+
+        The version stays. Ids without a row are passed over.
+
+        Returns:
+            How many rows there were.
+
+        Raises:
+            TableNotFound, BadIds, IdOutOfRange: as `lookup`; nothing is deleted.
+        """
+
+    def table_statistics(self, table: str) -> TableStatistics:
+        """What the table holds. Raises `TableNotFound`."""
+        return TableStatistics(self.row_count(table))
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """A copy of the sketch in which a table with admission counts its ids; None where there is none.
+
+        Raises:
+            TableNotFound: there is no table of that name.
+        """
+        return None
+
+    def put_sightings(self, table: str, counters: UInt8) -> None:
+        """Writes the sketch of a table with admission as `sightings` gave it (restore).
+
+        Raises:
+            TableNotFound: there is no table of that name.
+            BadInput: the table has no sketch, or one of another size.
+        """
+        raise BadInput(f"table {table!r} has no sketch of sightings here")
+

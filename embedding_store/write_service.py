@@ -13,7 +13,7 @@ from embedding_store.errors import DeadlineExceeded, Unsupported, VersionError
 from embedding_store.rpc_errors import answering
 from embedding_store.spec_messages import spec_from_message
 from embedding_store.store import EmbeddingStore
-from embedding_store.store_messages import blocks_from_frames, commit_from_frames
+from embedding_store.store_messages import blocks_from_frames, commit_from_frames, ids_from_frames
 from embedding_store.v1 import store_pb2
 
 __all__ = ["write_handlers"]
@@ -44,6 +44,7 @@ def write_handlers(
         "Commit": bulk(servicer.commit, store_pb2.CommitReply),
         "CommitStaged": control(servicer.commit_staged, store_pb2.CommitStagedRequest, store_pb2.CommitReply),
         "Put": bulk(servicer.put, store_pb2.PutReply),
+        "Delete": bulk(servicer.delete, store_pb2.DeleteReply),
         "ClearTable": control(servicer.clear_table, store_pb2.ClearTableRequest, store_pb2.ClearTableReply),
         "DropTable": control(servicer.drop_table, store_pb2.DropTableRequest, store_pb2.DropTableReply),
         "ResetVersion": control(servicer.reset_version, store_pb2.ResetVersionRequest, store_pb2.ResetVersionReply),
@@ -113,6 +114,11 @@ class _WriteServicer:
             for table, block in blocks_from_frames(frames):
                 self._store.put(table, [block])
             return store_pb2.PutReply()
+
+    def delete(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> store_pb2.DeleteReply:
+        with answering(context):
+            self._require_writable("Delete")
+            return store_pb2.DeleteReply(rows=self._store.delete(*ids_from_frames(frames)))
 
     def clear_table(
         self, request: store_pb2.ClearTableRequest, context: grpc.ServicerContext

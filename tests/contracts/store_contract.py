@@ -23,6 +23,7 @@ from embedding_store.initial_values import initial_rows
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
 from tests.contracts.store_commits import CommitContract
+from tests.contracts.store_deletions import DeletionContract
 from tests.contracts.store_lookups import LookupContract
 from tests.contracts.store_samples import (
     JOIN_S,
@@ -36,7 +37,7 @@ from tests.contracts.store_samples import (
 )
 
 
-class StoreContract(LookupContract, CommitContract):
+class StoreContract(LookupContract, CommitContract, DeletionContract):
     """The suite. Subclasses override `make_store`, and say what they do not promise."""
 
     sees_whole_commits: ClassVar[bool] = True
