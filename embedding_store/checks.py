@@ -12,7 +12,15 @@ from embedding_store.kernel import kernel
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64, RowBlock, TableUpdate
 
-__all__ = ["as_ids", "require_block", "require_finite", "require_gradients", "require_ids", "require_update"]
+__all__ = [
+    "any_outside",
+    "as_ids",
+    "require_block",
+    "require_finite",
+    "require_gradients",
+    "require_ids",
+    "require_update",
+]
 
 _BEYOND_FLOAT16 = np.float32(65520)  # nearer to infinity than to the largest number
 
@@ -53,16 +61,25 @@ def require_ids(spec: TableSpec, ids: Int64) -> Int64:
         BadIds: another dtype (`as_ids` converts integers) or shape.
         IdOutOfRange: an id outside a fixed table; names table, id, position.
     """
-    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-        raise BadIds(f"table {spec.name!r}: ids must be int64 [n], got {_kind(ids)}{_example(ids)}")
-    ids = np.ascontiguousarray(ids)
+    ids = require_id_array(spec, ids)
     size = spec.vocabulary_size
-    if size is not None and _any_outside(ids, size):
+    if size is not None and any_outside(ids, size):
         position = int(np.argmax((ids < 0) | (ids >= size)))
         raise IdOutOfRange(
             f"table {spec.name!r}: id {ids[position]} at position {position} is outside 0 <= id < {size}"
         )
     return ids
+
+
+def require_id_array(spec: TableSpec, ids: Int64) -> Int64:
+    """As `require_ids`, whatever the ids' values.
+
+    Raises:
+        BadIds: another dtype (`as_ids` converts integers) or shape.
+    """
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+        raise BadIds(f"table {spec.name!r}: ids must be int64 [n], got {_kind(ids)}{_example(ids)}")
+    return np.ascontiguousarray(ids)
 
 
 def require_gradients(spec: TableSpec, count: int, gradients: Float32) -> Float32:
@@ -166,8 +183,8 @@ def _example(values: Any) -> str:
 
 
 @kernel
-def _any_outside(ids: Int64, size: int) -> bool:
-    """One comparison an id: as unsigned, a negative id is above every size."""
+def any_outside(ids: Int64, size: int) -> bool:
+    """Whether an id is not in `0 <= id < size`. One comparison an id: as unsigned, negative ones are above all."""
     outside = 0
     for i in range(len(ids)):
         outside += 1 if np.uint64(ids[i]) >= np.uint64(size) else 0

@@ -8,8 +8,10 @@ import numpy as np
 
 from embedding_store.checks import require_block, require_ids, require_update
 from embedding_store.errors import StoreFailed, TableNotFound
+from embedding_store.lookup_request import LookupRequest, rows_request
+from embedding_store.memory_lookup import answer_requests
 from embedding_store.memory_table import MemoryTable, StagedUpdate
-from embedding_store.range_pool import RangePool, available_cores
+from embedding_store.range_pool import SERIAL, RangePool, available_cores
 from embedding_store.readers_writer_lock import ReadersWriterLock
 from embedding_store.spec import TableSpec
 from embedding_store.store import (
@@ -64,7 +66,7 @@ class MemoryStore(EmbeddingStore):
             if known is not None:
                 refuse_conflict(known.spec, spec)
                 return False
-            self._tables[spec.name] = MemoryTable(spec, self._direct_bytes)
+            self._tables[spec.name] = self._new_table(spec)
             return True
 
     def specs(self) -> dict[str, TableSpec]:
@@ -85,14 +87,16 @@ class MemoryStore(EmbeddingStore):
         with self._lock.reading():
             refuse_other_version(self._version, version)
             tables = [self._table(name) for name in ids]
-            wanted = [require_ids(table.spec, of) for table, of in zip(tables, ids.values(), strict=True)]
-            rows = [np.empty((len(of), table.spec.dim), np.float32) for table, of in zip(tables, wanted, strict=True)]
+            requests = [rows_request(table.spec, of) for table, of in zip(tables, ids.values(), strict=True)]
+            answer_requests(tables, requests, self._pool)
+        return {request.table: request.out for request in requests}
 
-            def read(number: int, start: int, stop: int) -> None:
-                tables[number].read(wanted[number][start:stop], rows[number][start:stop])
-
-            self._run([len(of) for of in wanted], read)
-        return dict(zip(ids, rows, strict=True))
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        """As in `RowSource.lookup_into`: rows are folded where they lie, all requests at one version."""
+        with self._lock.reading():
+            refuse_other_version(self._version, version)
+            tables = [self._table(request.table) for request in requests]
+            answer_requests(tables, requests, self._pool if split else SERIAL)
 
     def commit(self, commit: Commit) -> None:
         """As in `EmbeddingStore.commit`."""
@@ -147,10 +151,6 @@ class MemoryStore(EmbeddingStore):
                 self._changes += 1
                 found.put(checked)
 
-    def clear(self, table: str) -> None:
-        """As in `EmbeddingStore.clear`."""
-        with self._lock.writing():
-            self._table(table).clear()
     def delete(self, table: str, ids: Int64) -> int:
         """As in `EmbeddingStore.delete`."""
         with self._lock.writing():
@@ -159,6 +159,10 @@ class MemoryStore(EmbeddingStore):
             self._changes += 1
             return count
 
+    def clear(self, table: str) -> None:
+        """As in `EmbeddingStore.clear`."""
+        with self._lock.writing():
+            self._table(table).clear()
             self._changes += 1
 
     def drop_table(self, table: str) -> None:
@@ -220,6 +224,9 @@ class MemoryStore(EmbeddingStore):
             if not len(block.ids):
                 return
             yield block
+
+    def _new_table(self, spec: TableSpec) -> MemoryTable:
+        return MemoryTable(spec, self._direct_bytes)
 
     def _table(self, name: str) -> MemoryTable:
         self._require_open()

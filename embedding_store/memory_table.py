@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedding_store.id_index import IdIndex
-from embedding_store.initial_values import write_initial_rows
+from embedding_store.initial_values import initial_rows, write_initial_rows
 from embedding_store.range_pool import RangePool
 from embedding_store.row_directory import DirectRows, RowDirectory
 from embedding_store.row_dtypes import round_update
+from embedding_store.row_fold import fold_bags
+from embedding_store.row_gather import gather, gather_marked
 from embedding_store.row_optimizer import row_optimizer
-from embedding_store.slab import SlabMaker, anonymous_slab
+from embedding_store.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64, RowBlock, TableUpdate
 from embedding_store.table_rows import MakeRows, TableRows, resident_rows
@@ -74,15 +76,53 @@ class MemoryTable:
         """Rows that hold a value of their own."""
         return self._directory.count
 
-    def read(self, ids: Int64, out: Float32) -> None:
-        """Rows of `ids` int64 `[n]` into `out` float32 `[n, dim]`; writes nothing else."""
+    @property
+    def direct(self) -> bool:
+        """Whether row i lies at position i; else an index says where."""
+        return self._direct is not None
+
+    def reading_slabs(self) -> tuple[tuple[Slab, ...], tuple[Slab, ...]] | None:
+        """What `read` reads: the slabs of the directory and those of the weights; None: not only slabs."""
+        values = self._rows.slabs()
+        return None if values is None else (self._directory.slabs(), values)
+
+    def read(self, ids: Int64, out: Float32, stream: bool = False) -> None:
+        """Rows of `ids` int64 `[n]` into `out` float32 `[n, dim]`; writes nothing else.
+
+        Rows of `out` may lie apart, columns may not. `stream`: past the caches, where `can_stream(out)`.
+        """
+        plain, marks = self._rows.plain, self._directory.marks
+        positions = np.empty(len(ids), np.int64)
+        if plain is not None and marks is not None:
+            if self._directory.count == len(plain):
+                gather(plain, ids, out, stream)
+                return
+            unseen = positions[: gather_marked(plain, marks, ids, out, positions, stream)]
+        else:
+            missing = self._directory.find(ids, positions)
+            if plain is not None:
+                gather(plain, positions, out, stream)
+            elif missing < len(ids):
+                self._rows.read(positions, out)
+            unseen = np.flatnonzero(positions < 0) if missing else positions[:0]
+        if len(unseen):
+            write_initial_rows(self.spec, ids[unseen], unseen, out)
+
+    def fold(self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32) -> None:
+        """Bags of `ids` int64 `[n]` into `out` float32 `[bags, dim]`; other arguments as those of `fold_bags`."""
         positions = np.empty(len(ids), np.int64)
         missing = self._directory.find(ids, positions)
-        if missing < len(ids):
-            self._rows.read(positions, out)
+        rows = self._rows.plain
+        fresh = np.empty((missing, self.spec.dim), np.float32)
         if missing:
             unseen = np.flatnonzero(positions < 0)
-            write_initial_rows(self.spec, ids[unseen], unseen, out)
+            initial_rows(self.spec, ids[unseen], fresh)
+            positions[unseen] = ~np.arange(missing)
+        if rows is None:
+            rows = np.empty((len(ids), self.spec.dim), np.float32)
+            self._rows.read(positions, rows)
+            positions = np.where(positions < 0, positions, np.arange(len(ids)))
+        fold_bags(rows, fresh, positions, offsets, weights, combiner, out)
 
     def stage(self, update: TableUpdate, step: int, learning_rate: float) -> StagedUpdate:
         """Does everything about an update that can fail, and changes no row.
@@ -147,6 +187,10 @@ class MemoryTable:
             ids, positions = ids[live], positions[live]
         return RowBlock(ids, *self._rows.block(positions))
 
+    def delete(self, ids: Int64) -> int:
+        """Takes the rows of `ids` int64 `[n]` away; returns how many there were."""
+        return self._directory.remove(ids)
+
     def clear(self) -> None:
         """Forgets every row and gives the memory back."""
         self._rows.close()
@@ -177,7 +221,3 @@ class MemoryTable:
         live = positions >= 0
         slots[live] = self._rows.block(positions[live])[1]
         return RowBlock(ids, weights, slots)
-    def delete(self, ids: Int64) -> int:
-        """Takes the rows of `ids` int64 `[n]` away; returns how many there were."""
-        return self._directory.remove(ids)
-

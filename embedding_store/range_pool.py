@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import lru_cache
+from itertools import accumulate
+from itertools import count as numbers
 
 from embedding_store.errors import StoreFailed
 
-__all__ = ["SERIAL", "RangePool", "available_cores"]
+__all__ = ["SERIAL", "RangePool", "available_cores", "shared_pool"]
 
+_MOST_SHARED = 8
 _DEADLINE_S = 600.0  # kernels are finite; this only keeps a dead thread from hanging its caller
 
 
@@ -52,10 +56,59 @@ class RangePool:
             work(0, bounds[1])
         finally:
             unfinished = wait(futures, timeout=_DEADLINE_S).not_done
-        if unfinished:
-            raise StoreFailed(f"{len(unfinished)} of {parts} threads did not end within {_DEADLINE_S:.0f} s")
-        for future in futures:
-            future.result(timeout=0)
+        _finish(futures, len(unfinished))
+
+    def share(self, work: Callable[[int, int], None], count: int, piece: int) -> None:
+        """As `run`, in pieces that threads take as they come free, so that one that starts late takes fewer.
+
+        Args:
+            work: Must give the same result wherever the range is cut.
+            count: Length of the whole range.
+            piece: Length of a piece; the last may be shorter.
+
+        Raises:
+            StoreFailed: a thread did not end. Errors of `work` pass through,
+                after every thread has ended.
+        """
+        pieces = -(-count // piece)
+        turns = numbers()
+
+        def take() -> None:
+            turn = next(turns)  # one step of the interpreter: no two threads get the same
+            while turn < pieces:
+                work(turn * piece, min(count, (turn + 1) * piece))
+                turn = next(turns)
+
+        helpers = min(self.threads, pieces) - 1
+        executor = self._executor
+        futures = [executor.submit(take) for _ in range(helpers)] if executor is not None else []
+        try:
+            take()
+        finally:
+            # Whoever has not begun by now has nothing left to do.
+            begun = [future for future in futures if not future.cancel()]
+            unfinished = wait(begun, timeout=_DEADLINE_S).not_done
+        _finish(begun, len(unfinished))
+
+    def run_many(self, work: Callable[[int, int, int], None], lengths: Sequence[int], minimum: int) -> None:
+        """Calls `work(number, start, stop)` on ranges that together are all of `0..lengths[number]`.
+
+        Args:
+            work, minimum: As of `run`.
+            lengths: Of several ranges; all together are shared out evenly.
+
+        Raises:
+            StoreFailed: as `run`.
+        """
+        ends = list(accumulate(lengths))
+
+        def span(first: int, last: int) -> None:
+            for number, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+                start, stop = max(first, end - length), min(last, end)
+                if start < stop:
+                    work(number, start - end + length, stop - end + length)
+
+        self.run(span, ends[-1] if ends else 0, minimum)
 
     def close(self) -> None:
         """Ends the threads; afterwards everything runs in the caller's own."""
@@ -64,5 +117,22 @@ class RangePool:
             executor.shutdown(wait=True, cancel_futures=False)
 
 
+def _finish(futures: list[Future[None]], unfinished: int) -> None:
+    if unfinished:
+        raise StoreFailed(f"{unfinished} of {len(futures)} threads did not end within {_DEADLINE_S:.0f} s")
+    for future in futures:
+        future.result(timeout=0)
+
+
 SERIAL = RangePool(1)
 """Everything in the caller's thread."""
+
+
+@lru_cache(maxsize=1)
+def shared_pool() -> RangePool:
+    """The process's own threads, one a core and at most 8, for what belongs to no store."""
+    return RangePool(min(available_cores(), _MOST_SHARED))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=shared_pool.cache_clear)  # threads do not survive a fork

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
-import numpy.typing as npt
 
 from embedding_store.kernel import kernel
+from embedding_store.row_gather import Words
 from embedding_store.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.store import Int64
 
@@ -30,15 +30,15 @@ class RowDirectory(ABC):
     def capacity(self) -> int:
         """Rows that slabs beside this directory need room for."""
 
+    @property
+    def marks(self) -> Words | None:
+        """One bit an id for whether it has a row, where that lies at `position = id`; None where it does not."""
+        return None
+
     @abstractmethod
     def find(self, ids: Int64, positions: Int64) -> int:
         """Writes each id's position into `positions` int64 `[n]`, -1 for none; returns how many have none."""
 
-    @abstractmethod
-    def reserve(self, more: int) -> None:
-        """Makes room for `more` further ids, so that `claim` cannot fail.
-
-        Raises:
     @abstractmethod
     def slabs(self) -> tuple[Slab, ...]:
         """What `find` reads, in the order in which the constructor asks for it.
@@ -49,6 +49,11 @@ class RowDirectory(ABC):
         `find` that meets half of a change ends, with whatever positions.
         """
 
+    @abstractmethod
+    def reserve(self, more: int) -> None:
+        """Makes room for `more` further ids, so that `claim` cannot fail.
+
+        Raises:
             MemoryError: the directory is as it was.
         """
 
@@ -64,14 +69,14 @@ class RowDirectory(ABC):
         """
 
     @abstractmethod
+    def remove(self, ids: Int64) -> int:
+        """Takes the rows of `ids` int64 `[n]` away; returns how many there were. Ids may repeat, or have none."""
+
+    @abstractmethod
     def scan(self, cursor: int, limit: int) -> tuple[Int64, Int64, int]:
         """Up to `limit` (>= 1) ids that have a row, from `cursor` on, which starts at 0.
 
         Returns:
-    @abstractmethod
-    def remove(self, ids: Int64) -> int:
-        """Takes the rows of `ids` int64 `[n]` away; returns how many there were. Ids may repeat, or have none."""
-
             ids int64 `[n]`, positions int64 `[n]`, and the next cursor; no ids
             mean that there are no more.
         """
@@ -95,9 +100,18 @@ class DirectRows(RowDirectory):
         """The vocabulary size."""
         return self._size
 
+    @property
+    def marks(self) -> Words:
+        """As in `RowDirectory.marks`."""
+        return self._live.array[:, 0]
+
     def find(self, ids: Int64, positions: Int64) -> int:
         """As in `RowDirectory.find`; ids must lie in the vocabulary."""
         return int(_find(self._live.array[:, 0], ids, positions))
+
+    def slabs(self) -> tuple[Slab, ...]:
+        """As in `RowDirectory.slabs`."""
+        return (self._live,)
 
     def reserve(self, more: int) -> None:
         """There is always room."""
@@ -109,13 +123,15 @@ class DirectRows(RowDirectory):
     def claim(self, ids: Int64, positions: Int64) -> Int64:
         """As in `RowDirectory.claim`."""
         fresh = np.empty(len(ids), np.int64)
-    def slabs(self) -> tuple[Slab, ...]:
-        """As in `RowDirectory.slabs`."""
-        return (self._live,)
-
         count = _claim(self._live.array[:, 0], ids, positions, fresh)
         self.count += count
         return fresh[:count]
+
+    def remove(self, ids: Int64) -> int:
+        """As in `RowDirectory.remove`; ids must lie in the vocabulary."""
+        count = int(_remove(self._live.array[:, 0], ids))
+        self.count -= count
+        return count
 
     def scan(self, cursor: int, limit: int) -> tuple[Int64, Int64, int]:
         """As in `RowDirectory.scan`, in ascending order; the cursor is the next id."""
@@ -127,22 +143,13 @@ class DirectRows(RowDirectory):
         """As in `RowDirectory.clear`."""
         self._live = self._bits()
         self.count = 0
-    def remove(self, ids: Int64) -> int:
-        """As in `RowDirectory.remove`; ids must lie in the vocabulary."""
-        count = int(_remove(self._live.array[:, 0], ids))
-        self.count -= count
-        return count
-
 
     def _bits(self) -> Slab:
         return self._new_slab("live", -(-self._size // 64), 1, np.uint64)
 
 
-_Words = npt.NDArray[np.uint64]
-
-
 @kernel
-def _find(live: _Words, ids: Int64, positions: Int64) -> int:
+def _find(live: Words, ids: Int64, positions: Int64) -> int:
     missing = 0
     for i in range(len(ids)):
         row = ids[i]
@@ -155,7 +162,7 @@ def _find(live: _Words, ids: Int64, positions: Int64) -> int:
 
 
 @kernel
-def _claim(live: _Words, ids: Int64, positions: Int64, fresh: Int64) -> int:
+def _claim(live: Words, ids: Int64, positions: Int64, fresh: Int64) -> int:
     count = 0
     for i in range(len(ids)):
         row = ids[i]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from embedding_store.initial_values import write_initial_rows
-from embedding_store.kernel import kernel, prefetch
+from embedding_store.row_gather import gather
 from embedding_store.row_optimizer import RowOptimizer
 from embedding_store.slab import Slab, SlabMaker
 from embedding_store.spec import TableSpec
@@ -13,14 +13,20 @@ from embedding_store.store import Float32, Int64
 
 __all__ = ["Float32Rows", "RowValues"]
 
-_AHEAD = 16
-
 
 class RowValues(ABC):
     """Weights at positions; callers see float32, however they are kept.
 
     Different positions may be read, written and updated from different threads.
     """
+
+    @property
+    def plain(self) -> Float32 | None:
+        """float32 `[rows, dim]` where the weights lie as they are, one row a position; None where they do not.
+
+        To be read and not kept: `grow` may put another array in its place.
+        """
+        return None
 
     @abstractmethod
     def grow(self, rows: int) -> None:
@@ -67,13 +73,18 @@ class Float32Rows(RowValues):
         self._spec = spec
         self._slab = new_slab("weights", rows, spec.dim)
 
+    @property
+    def plain(self) -> Float32:
+        """As in `RowValues.plain`."""
+        return self._slab.array
+
     def grow(self, rows: int) -> None:
         """As in `RowValues.grow`."""
         self._slab.grow(rows)
 
     def read(self, positions: Int64, out: Float32) -> None:
         """As in `RowValues.read`."""
-        _gather(self._slab.array, positions, out)
+        gather(self._slab.array, positions, out, False)
 
     def slabs(self) -> tuple[Slab, ...]:
         """As in `RowValues.slabs`."""
@@ -100,17 +111,3 @@ class Float32Rows(RowValues):
     ) -> None:
         """As in `RowValues.update`."""
         optimizer.apply_columns(self._slab.array, slots, positions, gradients, squares, step, learning_rate)
-
-
-@kernel
-def _gather(rows: Float32, positions: Int64, out: Float32) -> None:
-    """out[i] = rows[positions[i]], rows at negative positions left alone."""
-    count, dim = out.shape
-    for i in range(count):
-        # A position of -1 asks for an address before the slab: harmless, and no branch.
-        prefetch(rows, positions[min(i + _AHEAD, count - 1)])
-        p = positions[i]
-        if p >= 0:
-            # Not through views of the rows: under a condition they cost ten times the copy.
-            for j in range(dim):
-                out[i, j] = rows[p, j]

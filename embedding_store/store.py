@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -135,6 +135,21 @@ class RowSource(ABC):
             StoreFailed, Unavailable: the backend failed; no value is made up.
         """
 
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        """Answers requests, each into memory of its own.
+
+        Args:
+            requests: Checked by `embedding_store.lookup_request`.
+            version: When given, the version that must be current.
+            split: Whether several threads may share the rows of one request.
+
+        Raises:
+            As `lookup`; outputs may be half written then.
+        """
+        from embedding_store.plain_lookup import lookup_through  # which needs this module
+
+        lookup_through(self, requests, version)
+
     @abstractmethod
     def version(self) -> int:
         """The current version; 0 for a store that was never committed to."""
@@ -182,6 +197,19 @@ class EmbeddingStore(RowSource):
         Raises:
             SpecConflict: a table of that name has another spec.
         """
+
+    def table(self, of: TableSpec | str) -> EmbeddingTable:
+        """A view of one table; created here when a spec is given and there is none of that name.
+
+        Raises:
+            TableNotFound: there is no table of that name.
+            SpecConflict: a table of that name has another spec.
+        """
+        from embedding_store.table import EmbeddingTable  # which needs this module
+
+        if isinstance(of, TableSpec):
+            self.create_table(of)
+        return EmbeddingTable(self, of.name if isinstance(of, TableSpec) else of)
 
     @abstractmethod
     def drop_table(self, table: str) -> None:
@@ -247,26 +275,6 @@ class EmbeddingStore(RowSource):
         """Writes rows and their slots as they are (restore, import)."""
 
     @abstractmethod
-    def clear(self, table: str) -> None:
-        """Forgets every row of the table; they read their initial values again."""
-
-
-def refuse_conflict(ours: TableSpec, theirs: TableSpec) -> None:
-    """Raises `SpecConflict` where a table is declared again with another spec."""
-    differences = ours.differences(theirs)
-    if differences:
-        told = "; ".join(f"{name} is {mine!r}, not {other!r}" for name, (mine, other) in differences.items())
-        raise SpecConflict(f"table {ours.name!r} already exists with another spec: {told}")
-
-
-def refuse_other_version(current: int, wanted: int | None) -> None:
-    """Raises unless `wanted` is None or the current version."""
-    if wanted is None or wanted == current:
-        return
-    if wanted < current:
-        raise StaleVersion(f"version {wanted} is past; the current version is {current}")
-    raise FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")
-    @abstractmethod
     def delete(self, table: str, ids: Int64) -> int:
         """Takes the rows of `ids` int64 `[n]` away with their slots; the ids read their initial values again.
 
@@ -300,3 +308,23 @@ def refuse_other_version(current: int, wanted: int | None) -> None:
         """
         raise BadInput(f"table {table!r} has no sketch of sightings here")
 
+    @abstractmethod
+    def clear(self, table: str) -> None:
+        """Forgets every row of the table; they read their initial values again."""
+
+
+def refuse_conflict(ours: TableSpec, theirs: TableSpec) -> None:
+    """Raises `SpecConflict` where a table is declared again with another spec."""
+    differences = ours.differences(theirs)
+    if differences:
+        told = "; ".join(f"{name} is {mine!r}, not {other!r}" for name, (mine, other) in differences.items())
+        raise SpecConflict(f"table {ours.name!r} already exists with another spec: {told}")
+
+
+def refuse_other_version(current: int, wanted: int | None) -> None:
+    """Raises unless `wanted` is None or the current version."""
+    if wanted is None or wanted == current:
+        return
+    if wanted < current:
+        raise StaleVersion(f"version {wanted} is past; the current version is {current}")
+    raise FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")

@@ -24,6 +24,11 @@ class TableRows(ABC):
     threads. Positions stand once in each call that changes rows.
     """
 
+    @property
+    def plain(self) -> Float32 | None:
+        """Weights float32 `[rows, dim]` as `RowValues.plain`; None where they do not lie so in memory."""
+        return None
+
     @abstractmethod
     def grow(self, rows: int) -> None:
         """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
@@ -94,6 +99,11 @@ class ResidentRows(TableRows):
         self._dim = spec.dim
         self._weights = row_values(spec, rows, new_slab)
         self._slots = new_slab("slots", rows, optimizer.slot_width(spec.dim))
+
+    @property
+    def plain(self) -> Float32 | None:
+        """As in `TableRows.plain`."""
+        return self._weights.plain
 
     def grow(self, rows: int) -> None:
         """As in `TableRows.grow`."""

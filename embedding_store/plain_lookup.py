@@ -1,0 +1,37 @@
+"""Lookups of rows and bags by way of a source's plain `lookup`: one for all tables, then bags are folded here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from embedding_store.lookup_request import LookupRequest
+from embedding_store.row_fold import fold_bags
+from embedding_store.store import Float32, Int64, RowSource
+
+__all__ = ["lookup_through"]
+
+
+def lookup_through(source: RowSource, requests: Sequence[LookupRequest], version: int | None) -> None:
+    """As `RowSource.lookup_into`; the ids of all requests travel in one lookup."""
+    parts: dict[str, list[Int64]] = {}
+    for request in requests:
+        parts.setdefault(request.table, []).append(request.ids)
+    rows = source.lookup(
+        {name: np.concatenate(ids) if len(ids) > 1 else ids[0] for name, ids in parts.items()}, version
+    )
+    begin = dict.fromkeys(parts, 0)
+    for request in requests:
+        start = begin[request.table]
+        begin[request.table] = stop = start + len(request.ids)
+        _deliver(request, rows[request.table][start:stop])
+
+
+def _deliver(request: LookupRequest, rows: Float32) -> None:
+    if request.offsets is None:
+        request.out[...] = rows
+        return
+    rows = np.ascontiguousarray(rows)
+    order = np.arange(len(rows))
+    fold_bags(rows, rows[:0], order, request.offsets, request.weights, request.combiner, request.out)

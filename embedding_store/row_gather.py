@@ -1,0 +1,89 @@
+"""Rows at positions, or of ids that are marked as present, gathered in one pass over memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.kernel import kernel
+from embedding_store.row_moves import copy_row, drain_streams, prefetch_row, stream_row
+from embedding_store.store import Float32, Int64
+
+__all__ = ["Words", "can_stream", "gather", "gather_marked", "rows_ahead"]
+
+Words = npt.NDArray[np.uint64]
+"""64 bits a word: bit `i & 63` of word `i >> 6` says whether id i has a row."""
+
+_VALUES_AHEAD = 2048  # 8 KiB on their way; half of it is too few, twice as many gains nothing
+
+
+def rows_ahead(dim: int) -> int:
+    """How many rows before its turn a row of `dim` values is asked for."""
+    return max(8, min(64, _VALUES_AHEAD // dim))
+
+
+def can_stream(out: Float32) -> bool:
+    """Whether rows of `out` float32 `[n, dim]` can be written past the caches, which wants them aligned."""
+    return out.ctypes.data % 16 == 0 and out.strides[0] % 16 == 0 and out.shape[1] % 4 == 0
+
+
+def gather(rows: Float32, positions: Int64, out: Float32, stream: bool) -> None:
+    """out[i] = rows[positions[i]]; rows at negative positions are left alone.
+
+    Args:
+        rows: float32 `[m, dim]`.
+        positions: int64 `[n]`, below m.
+        out: float32 `[n, dim]`; rows may lie apart, columns may not.
+        stream: Past the caches; only where `can_stream(out)`.
+    """
+    _gather(rows, positions, out, stream, rows_ahead(rows.shape[1]))
+
+
+def gather_marked(rows: Float32, marks: Words, ids: Int64, out: Float32, missing: Int64, stream: bool) -> int:
+    """out[i] = rows[ids[i]] where the id's bit is set; `missing` gets the other i, and their number is returned.
+
+    Args:
+        rows: float32 `[m, dim]`.
+        marks: uint64 `[ceil(m / 64)]`.
+        ids: int64 `[n]`, `0 <= id < m`.
+        out: float32 `[n, dim]`; rows may lie apart, columns may not.
+        missing: int64 `[n]`.
+        stream: As in `gather`.
+    """
+    return int(_gather_marked(rows, marks, ids, out, missing, stream, rows_ahead(rows.shape[1])))
+
+
+@kernel
+def _gather(rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int) -> None:
+    last = len(positions) - 1
+    for i in range(len(positions)):
+        # A position of -1 asks for an address before the rows: harmless, and no branch.
+        prefetch_row(rows, positions[min(i + ahead, last)])
+        p = positions[i]
+        if p >= 0:
+            if stream:
+                stream_row(out, i, rows, p)
+            else:
+                copy_row(out, i, rows, p)
+    drain_streams()
+
+
+@kernel
+def _gather_marked(
+    rows: Float32, marks: Words, ids: Int64, out: Float32, missing: Int64, stream: bool, ahead: int
+) -> int:
+    last = len(ids) - 1
+    count = 0
+    for i in range(len(ids)):
+        prefetch_row(rows, ids[min(i + ahead, last)])
+        p = ids[i]
+        if (marks[p >> 6] >> np.uint64(p & 63)) & np.uint64(1):
+            if stream:
+                stream_row(out, i, rows, p)
+            else:
+                copy_row(out, i, rows, p)
+        else:
+            missing[count] = i
+            count += 1
+    drain_streams()
+    return count

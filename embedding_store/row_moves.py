@@ -1,0 +1,263 @@
+"""Moves of whole rows for numba kernels: copied, streamed past the caches, asked for ahead, folded in registers.
+
+numba's own loops over a row check at every row whether source and target
+overlap, and do not know its length. These moves are written down as vector
+instructions; where the length of a row is common they are unrolled for it,
+which a branch per row decides. They check nothing: rows must be there, must
+not overlap, and their columns must lie side by side (rows may lie apart, so
+that a target may be some columns of a wider buffer).
+
+A kernel that uses them is compiled anew only when its own file changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+__all__ = ["FOLDS", "WEIGHTED_FOLDS", "copy_row", "drain_streams", "prefetch_row", "stream_row"]
+
+_UNROLLED = (8, 16, 32, 64, 128)  # values in a row
+_LANES = 16  # float32 in a cache line of 64 bytes; on older processors the compiler splits it
+_STREAM_LANES = 4  # streaming stores need aligned targets: NumPy gives 16 bytes
+_LINE = 64
+_MOST_LINES = 8  # asked for ahead; the processor sees a longer run by itself
+
+_BYTE, _INT32, _INT64, _FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def _vector(lanes: int) -> Any:
+    return _FLOAT if lanes == 1 else ir.VectorType(_FLOAT, lanes)
+
+
+def _row_address(context: Any, builder: Any, kind: Any, array: Any, row: Any, row_kind: Any) -> Any:
+    """Address of the first value of `array[row]`, whatever the row."""
+    parts = context.make_array(kind)(context, builder, array)
+    stride = cgutils.unpack_tuple(builder, parts.strides)[0]
+    start = builder.bitcast(parts.data, _BYTE.as_pointer())
+    return builder.gep(start, [builder.mul(context.cast(builder, row, row_kind, types.intp), stride)])
+
+
+def _columns(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    return cgutils.unpack_tuple(builder, context.make_array(kind)(context, builder, array).shape)[1]
+
+
+def _load(builder: Any, row: Any, lanes: int, index: Any) -> Any:
+    value = builder.load(builder.gep(builder.bitcast(row, _vector(lanes).as_pointer()), [index]))
+    value.align = 4
+    return value
+
+
+def _store(builder: Any, value: Any, row: Any, lanes: int, index: Any, stream: bool = False) -> None:
+    store = builder.store(value, builder.gep(builder.bitcast(row, _vector(lanes).as_pointer()), [index]))
+    store.align = 4 * lanes if stream else 4
+    if stream:
+        store.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
+
+
+def _by_columns(builder: Any, columns: Any, unrolled: Callable[[int], None], any_length: Callable[[], None]) -> None:
+    """Runs `unrolled(n)` where `columns` is one of the common n, else `any_length()`."""
+    otherwise, done = builder.append_basic_block("any_columns"), builder.append_basic_block("row_done")
+    choice = builder.switch(columns, otherwise)
+    for known in _UNROLLED:
+        block = builder.append_basic_block(f"columns_{known}")
+        choice.add_case(_INT64(known), block)
+        builder.position_at_end(block)
+        unrolled(known)
+        builder.branch(done)
+    builder.position_at_end(otherwise)
+    any_length()
+    builder.branch(done)
+    builder.position_at_end(done)
+
+
+def _copying(stream: bool) -> Any:
+    widest = _STREAM_LANES if stream else _LANES
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def copy(typing_context: Any, out: Any, at: Any, rows: Any, position: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kinds = signature.args
+            to = _row_address(context, builder, kinds[0], arguments[0], arguments[1], kinds[1])
+            of = _row_address(context, builder, kinds[2], arguments[2], arguments[3], kinds[3])
+            columns = _columns(context, builder, kinds[2], arguments[2])
+
+            def unrolled(known: int) -> None:
+                lanes = min(known, widest)
+                values = [_load(builder, of, lanes, _INT64(k)) for k in range(known // lanes)]
+                for k, value in enumerate(values):
+                    _store(builder, value, to, lanes, _INT64(k), stream)
+
+            def any_length() -> None:
+                blocks = builder.udiv(columns, _INT64(widest))
+                with cgutils.for_range(builder, blocks, intp=_INT64) as loop:
+                    _store(builder, _load(builder, of, widest, loop.index), to, widest, loop.index, stream)
+                if stream:
+                    return
+                whole = builder.mul(blocks, _INT64(widest))
+                with cgutils.for_range_slice(builder, whole, columns, _INT64(1), intp=_INT64) as (column, _):
+                    _store(builder, _load(builder, of, 1, column), to, 1, column)
+
+            _by_columns(builder, columns, unrolled, any_length)
+            return context.get_dummy_value()
+
+        return types.void(out, at, rows, position), generate
+
+    return copy
+
+
+copy_row = _copying(stream=False)
+"""`copy_row(out, at, rows, position)`: out[at] = rows[position], float32 of as many columns."""
+
+stream_row = _copying(stream=True)
+"""As `copy_row`, past the caches. Rows of `out` begin at multiples of 16 bytes, and columns are a multiple of 4.
+
+A kernel ends with `drain_streams()`, so that other threads see what it wrote.
+"""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def drain_streams(typing_context: Any) -> Any:
+    """Whatever `stream_row` wrote is there for every thread that hears of it later."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+def _ask_for(builder: Any, address: Any) -> None:
+    byte_pointer = _BYTE.as_pointer()
+    call = ir.FunctionType(ir.VoidType(), [byte_pointer, _INT32, _INT32, _INT32])
+    ask = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], call)
+    builder.call(ask, [address, _INT32(0), _INT32(3), _INT32(1)])
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch_row(typing_context: Any, rows: Any, position: Any) -> Any:
+    """Asks for the cache lines of `rows[position]`, of long rows the first; never faults, whatever the position."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = signature.args
+        row = _row_address(context, builder, kinds[0], arguments[0], arguments[1], kinds[1])
+        columns = _columns(context, builder, kinds[0], arguments[0])
+
+        def unrolled(known: int) -> None:
+            for line in range(max(1, known // _LANES)):
+                _ask_for(builder, builder.gep(row, [_INT64(_LINE * line)]))
+
+        def any_length() -> None:
+            lines = builder.udiv(builder.add(columns, _INT64(_LANES - 1)), _INT64(_LANES))
+            few = builder.icmp_unsigned("<", lines, _INT64(_MOST_LINES))
+            with cgutils.for_range(builder, builder.select(few, lines, _INT64(_MOST_LINES)), intp=_INT64) as loop:
+                _ask_for(builder, builder.gep(row, [builder.mul(loop.index, _INT64(_LINE))]))
+
+        _by_columns(builder, columns, unrolled, any_length)
+        return context.get_dummy_value()
+
+    return types.void(rows, position), generate
+
+
+def _folding(vectors: int, lanes: int, weighted: bool) -> Any:
+    """A left fold of `vectors * lanes` columns, kept in registers from the first row to the last."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def fold(
+        typing_context: Any,
+        out: Any,
+        at: Any,
+        column: Any,
+        rows: Any,
+        fresh: Any,
+        positions: Any,
+        weights: Any,
+        start: Any,
+        stop: Any,
+        ahead: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            kinds = signature.args
+
+            def number(k: int) -> Any:
+                return context.cast(builder, arguments[k], kinds[k], types.int64)
+
+            def items(k: int) -> Any:
+                return context.make_array(kinds[k])(context, builder, arguments[k]).data
+
+            offset = builder.mul(number(2), _INT64(4))
+            start, stop, ahead, ids, factors = number(7), number(8), number(9), items(5), items(6)
+            count = cgutils.unpack_tuple(builder, context.make_array(kinds[5])(context, builder, arguments[5]).shape)[0]
+            last = builder.sub(count, _INT64(1))
+            zero = ir.Constant(_vector(lanes), 0.0 if lanes == 1 else [0.0] * lanes)
+            entry = builder.block
+            head, body, done = (builder.append_basic_block(f"fold_{name}") for name in ("head", "body", "done"))
+            builder.branch(head)
+
+            builder.position_at_end(head)
+            i = builder.phi(_INT64)
+            i.add_incoming(start, entry)
+            totals = [builder.phi(_vector(lanes)) for _ in range(vectors)]
+            for total in totals:
+                total.add_incoming(zero, entry)
+            builder.cbranch(builder.icmp_signed("<", i, stop), body, done)
+
+            builder.position_at_end(body)
+            later = builder.add(i, ahead)
+            later = builder.select(builder.icmp_signed("<", later, last), later, last)
+            asked = builder.load(builder.gep(ids, [later]))
+            coming = builder.gep(_row_address(context, builder, kinds[3], arguments[3], asked, types.int64), [offset])
+            for line in range(max(1, vectors * lanes // _LANES)):
+                _ask_for(builder, builder.gep(coming, [_INT64(_LINE * line)]))
+            position = builder.load(builder.gep(ids, [i]))
+            own = _row_address(context, builder, kinds[3], arguments[3], position, types.int64)
+            new = _row_address(context, builder, kinds[4], arguments[4], builder.not_(position), types.int64)
+            row = builder.select(builder.icmp_signed("<", position, _INT64(0)), new, own)
+            row = builder.gep(row, [offset])
+            factor = None
+            if weighted:
+                factor = builder.load(builder.gep(factors, [i]))
+                if lanes > 1:
+                    one = builder.insert_element(ir.Constant(_vector(lanes), ir.Undefined), factor, _INT32(0))
+                    spread = ir.Constant(ir.VectorType(_INT32, lanes), [0] * lanes)
+                    factor = builder.shuffle_vector(one, ir.Constant(_vector(lanes), ir.Undefined), spread)
+            for k, total in enumerate(totals):
+                value = _load(builder, row, lanes, _INT64(k))
+                if factor is not None:
+                    value = builder.fmul(value, factor)
+                total.add_incoming(builder.fadd(total, value), body)
+            i.add_incoming(builder.add(i, _INT64(1)), body)
+            builder.branch(head)
+
+            builder.position_at_end(done)
+            to = _row_address(context, builder, kinds[0], arguments[0], arguments[1], kinds[1])
+            to = builder.gep(to, [offset])
+            for k, total in enumerate(totals):
+                _store(builder, total, to, lanes, _INT64(k))
+            return context.get_dummy_value()
+
+        return types.void(out, at, column, rows, fresh, positions, weights, start, stop, ahead), generate
+
+    return fold
+
+
+_SHAPES = ((8, 16), (4, 16), (2, 16), (1, 16), (1, 8), (1, 4), (1, 2), (1, 1))
+"""Vectors and lanes of each fold."""
+
+FOLDS = tuple(_folding(vectors, lanes, weighted=False) for vectors, lanes in _SHAPES)
+"""Folds of 128, 64, 32, 16, 8, 4, 2 and 1 columns.
+
+`fold(out, at, column, rows, fresh, positions, weights, start, stop, ahead)`:
+out[at, column:] = 0 + rows[positions[start]] + ... + rows[positions[stop - 1]]
+in those columns, one addition after the other. A position p < 0 stands for
+row `~p` of `fresh`. Rows are asked for `ahead` positions before their turn.
+Positions are int64 `[m]` and contiguous, with m >= 1; so are weights, which
+are not looked at.
+"""
+
+WEIGHTED_FOLDS = tuple(_folding(vectors, lanes, weighted=True) for vectors, lanes in _SHAPES)
+"""As `FOLDS`, each row multiplied by its entry of `weights` float32 `[m]` and rounded before it is added."""
