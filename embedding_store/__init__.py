@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from embedding_store.indexer import Grouping, Indexer, group_ids, unique_ids
     from embedding_store.initial_values import initial_rows
     from embedding_store.memory import MemoryStore
+    from embedding_store.partitioned import PartitionedStore
+    from embedding_store.repartition import repartition
     from embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
 
 __all__ = [  # noqa: RUF022 - grouped, as a map of the package
@@ -71,6 +73,8 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "TableUpdate",
     # Stores.
     "MemoryStore",
+    "PartitionedStore",
+    "repartition",
     # Tables in another dtype.
     "Conversion",
     "convert_table",
@@ -119,6 +123,7 @@ _LOADED_LATE = {
     "Grouping": "indexer",
     "Indexer": "indexer",
     "MemoryStore": "memory",
+    "PartitionedStore": "partitioned",
     "RowOptimizer": "row_optimizer",
     "SlotSpec": "row_optimizer",
     "as_ids": "checks",
@@ -128,6 +133,7 @@ _LOADED_LATE = {
     "group_ids": "indexer",
     "initial_rows": "initial_values",
     "register_row_optimizer": "row_optimizer",
+    "repartition": "repartition",
     "require_finite": "checks",
     "require_gradients": "checks",
     "require_ids": "checks",

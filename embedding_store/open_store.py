@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from embedding_store.errors import BadInput
 from embedding_store.memory import MemoryStore
+from embedding_store.partition import STRATEGIES
+from embedding_store.partitioned import PartitionedStore
+from embedding_store.partitioned_source import PartitionedSource
 from embedding_store.redis_reader import RedisReader
 from embedding_store.redis_store import RedisStore
 from embedding_store.redis_url import SCHEMES
@@ -13,19 +18,26 @@ from embedding_store.store import EmbeddingStore, RowSource
 
 __all__ = ["open_source", "open_store"]
 
+# The comma between two URLs; those between the hosts of one stand before no scheme.
+_NEXT_URL = re.compile(r",(?=memory(?:,|$)|[a-z]+(?:[:+][a-z]+)*://)")
+
 
 def open_store(url: str, threads: int | None = None) -> EmbeddingStore:
     """The store at a URL, to read and to write.
 
     Args:
         url: "memory", `grpc://host:port` of a bare parameter server (`elastable master`
-            without a model), or `redis://...` or `rediss://...` as `RedisUrl` describes.
+            without a model), or `redis://...` or `rediss://...` as `RedisUrl` describes;
+            `token:URL,URL,...` or `encoding:URL,URL,...` for tables that are split over several of them.
         threads: Of a memory store; None: one a core.
 
     Raises:
         BadInput: no such URL can be.
         Unavailable, DeadlineExceeded, StoreFailed: as the store itself.
     """
+    strategy, shards = _shards(url)
+    if strategy:
+        return PartitionedStore([open_store(shard, threads) for shard in shards], strategy)
     if url == "memory":
         return MemoryStore(threads)
     if _scheme(url) == "grpc":
@@ -39,17 +51,33 @@ def open_source(url: str) -> RowSource:
     """The rows at a URL, to read from any process.
 
     Args:
-        url: `grpc://host:port` of a master, or `redis://...` or `rediss://...`.
+        url: `grpc://host:port` of a master, or `redis://...` or `rediss://...`;
+            `token:URL,URL,...` or `encoding:URL,URL,...` where tables are split over several of them.
 
     Raises:
         BadInput: no such URL can be.
         Unavailable, DeadlineExceeded, StoreFailed: as the source itself.
     """
+    strategy, shards = _shards(url)
+    if strategy:
+        return PartitionedSource([open_source(shard) for shard in shards])
     if _scheme(url) == "grpc":
         return RemoteSource(url.removeprefix("grpc://"))
     if _scheme(url) in SCHEMES:
         return RedisReader(url)
     raise _unknown(url, ("grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES)))
+
+
+def _shards(url: str) -> tuple[str, list[str]]:
+    """Strategy and shards of a partitioned store's URL; "" for any other."""
+    strategy, separator, rest = url.partition(":")
+    if not separator or strategy not in STRATEGIES:
+        return "", []
+    shards = _NEXT_URL.split(rest)
+    for shard in shards:
+        if shard.partition(":")[0] in STRATEGIES:
+            raise BadInput(f"store {strategy}:...: a shard cannot be partitioned by URL; join stores in Python instead")
+    return strategy, shards
 
 
 def _scheme(url: str) -> str:

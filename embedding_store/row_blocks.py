@@ -18,7 +18,8 @@ __all__ = ["chosen_rows", "joined_rows", "rows_by_scan"]
 
 def chosen_rows(block: RowBlock, choice: npt.NDArray[np.bool_] | Int64) -> RowBlock:
     """The rows that `choice` picks: bool `[n]`, or int64 places in the block."""
-    return RowBlock(block.ids[choice], block.weights[choice], block.slots[choice])
+    touches = None if block.touches is None else block.touches[choice]
+    return RowBlock(block.ids[choice], block.weights[choice], block.slots[choice], touches)
 
 
 def joined_rows(spec: TableSpec, blocks: Sequence[RowBlock]) -> RowBlock:
@@ -26,10 +27,12 @@ def joined_rows(spec: TableSpec, blocks: Sequence[RowBlock]) -> RowBlock:
     if not blocks:
         width = row_optimizer(spec.optimizer).slot_width(spec.dim)
         return RowBlock(np.empty(0, np.int64), np.empty((0, spec.dim), np.float32), np.empty((0, width), np.float32))
+    touches = [block.touches for block in blocks if block.touches is not None]
     return RowBlock(
         np.concatenate([block.ids for block in blocks]),
         np.concatenate([block.weights for block in blocks]),
         np.concatenate([block.slots for block in blocks]),
+        np.concatenate(touches) if len(touches) == len(blocks) else None,
     )
 
 

@@ -71,8 +71,7 @@ class CommitContract:
         signs = [np.sign(update(int64(4, -9, 6), 5, seed).gradients) for seed in range(2)]
         expected = initial_rows(spec, int64(4, -9, 6)) - np.float32(0.25) * signs[0] - np.float32(0.25) * signs[1]
         np.testing.assert_array_equal(store.lookup({"people": int64(4, -9, 6)})["people"], expected)
-        blocks = list(store.scan("people"))
-        assert [block.slots.tolist() for block in blocks] == [[[12.0]] * 3]
+        assert [slots for block in store.scan("people") for slots in block.slots.tolist()] == [[12.0]] * 3
 
     def test_optimizer_that_fails_changes_nothing(self, store: EmbeddingStore) -> None:
         store.create_table(fixed())

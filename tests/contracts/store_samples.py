@@ -56,6 +56,7 @@ class BlockSign(RowOptimizer):
     """Not fused: `w -= lr sign(g)`, counting a row's updates; it wants a block of its own."""
 
     fused = False
+    whole_rows = False  # said, so that the encoding partition takes it
     default_learning_rate = 0.25
     slots = (SlotSpec("updates", 10.0, columns=1),)
 

@@ -7,7 +7,8 @@ import pytest
 
 from embedding_store.errors import BadInput
 from embedding_store.memory import MemoryStore
-from embedding_store.open_store import open_source, open_store
+from embedding_store.open_store import _shards, open_source, open_store
+from embedding_store.partitioned import PartitionedStore
 from embedding_store.redis_store import RedisStore
 from embedding_store.spec import TableSpec
 from embedding_store.store import Commit, EmbeddingStore, TableUpdate
@@ -32,7 +33,9 @@ def test_a_source_reads_what_a_store_wrote(redis_url: str) -> None:
 
 @pytest.mark.parametrize("url", ["", "disk", "http://me:secret@h:1", "rediss//h", "memory://"])
 def test_unknown_schemes(url: str) -> None:
-    with pytest.raises(BadInput, match=r"memory, grpc://host:port, .*redis://host:port or rediss://host:port") as refused:
+    with pytest.raises(
+        BadInput, match=r"memory, grpc://host:port, .*redis://host:port or rediss://host:port"
+    ) as refused:
         open_store(url)
     assert "secret" not in str(refused.value)
     with pytest.raises(BadInput, match="redis://host:port or rediss://host:port"):
@@ -42,3 +45,36 @@ def test_unknown_schemes(url: str) -> None:
 def test_memory_is_no_source_of_its_own() -> None:
     with pytest.raises(BadInput, match="'memory' is unknown"):
         open_source("memory")
+
+
+def test_partitioned_stores(redis_url: str) -> None:
+    ids = np.arange(7)
+    with open_store("encoding:memory,memory,memory") as store:
+        assert isinstance(store, PartitionedStore)
+        store.create_table(TableSpec("t", 4))
+        assert (store.shards, store.lookup({"t": ids})["t"].shape) == (3, (7, 4))
+    shards = ",".join(f"{redis_url}?namespace=shard/{number}&partitions=4" for number in range(2))
+    with open_store(f"token:{shards}") as store, open_source(f"token:{shards}") as source:
+        assert not isinstance(source, EmbeddingStore)
+        store.create_table(TableSpec("t", 4))
+        store.commit(Commit(1, {"t": TableUpdate(ids, np.ones((7, 4), np.float32))}, 0, {}))
+        np.testing.assert_array_equal(source.lookup({"t": ids}, version=1)["t"], store.lookup({"t": ids})["t"])
+        assert (source.specs(), source.version()) == (store.specs(), 1)
+
+
+def test_commas_between_hosts_divide_no_shards() -> None:
+    urls = "redis://a:1,b:2/0,redis://me:secret@[::1]:3,memory:4?namespace=x,memory,grpc://c:5"
+    assert _shards(f"token:{urls}") == (
+        "token",
+        ["redis://a:1,b:2/0", "redis://me:secret@[::1]:3,memory:4?namespace=x", "memory", "grpc://c:5"],
+    )
+    assert _shards("redis://token:1") == ("", [])
+
+
+def test_shards_by_url_that_cannot_be() -> None:
+    with pytest.raises(BadInput, match="cannot be partitioned by URL"):
+        open_store("token:encoding:memory,memory")
+    with pytest.raises(BadInput, match="store 'disk' is unknown"):
+        open_store("token:disk,memory")
+    with pytest.raises(BadInput, match="store '' is unknown"):
+        open_store("token:")

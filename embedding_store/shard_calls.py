@@ -1,0 +1,89 @@
+"""Several stores asked at once, one thread each; errors say which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import NoReturn, TypeVar
+
+from embedding_store.errors import ElastableError, StoreFailed
+
+__all__ = ["ShardCalls"]
+
+T = TypeVar("T")
+
+_DEADLINE_S = 600.0  # every store has a deadline of its own; this only keeps a dead thread from hanging its caller
+_CALLERS = 4  # that are served side by side without waiting for each other's threads
+
+
+class ShardCalls:
+    """Threads for calls to shards; they live as long as their owner."""
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        # The caller works too. Threads are started when they are first needed.
+        others = _CALLERS * (shards - 1)
+        self._executor = ThreadPoolExecutor(others, thread_name_prefix="shard") if others else None
+
+    def outcomes(
+        self, calls: Mapping[int, Callable[[], T]], together: bool = True
+    ) -> tuple[dict[int, T], dict[int, Exception]]:
+        """Makes all calls; by shard, what they returned and what they raised.
+
+        Args:
+            calls: Shard -> what to call.
+            together: Whether to use threads; else one after the other.
+
+        Raises:
+            StoreFailed: a call did not end.
+        """
+        started: dict[int, Future[T]] = {}
+        if together and self._executor is not None:
+            started = {shard: self._executor.submit(call) for shard, call in list(calls.items())[1:]}
+        results: dict[int, T] = {}
+        errors: dict[int, Exception] = {}
+        try:
+            for shard, call in calls.items():
+                if shard not in started:
+                    _keep(shard, call, results, errors)
+        finally:
+            unfinished = wait(started.values(), timeout=_DEADLINE_S).not_done
+        if unfinished:
+            raise StoreFailed(f"{len(unfinished)} of {len(calls)} shards did not answer within {_DEADLINE_S:.0f} s")
+        for shard, future in started.items():
+            _keep(shard, future.result, results, errors)
+        return results, errors
+
+    def run(self, calls: Mapping[int, Callable[[], T]], together: bool = True) -> dict[int, T]:
+        """As `outcomes`, where every call has to succeed.
+
+        Raises:
+            StoreFailed: a call did not end.
+            Exception: what the first shard that failed raised, naming the shard; every call has ended.
+        """
+        results, errors = self.outcomes(calls, together)
+        if errors:
+            self.raise_first(errors)
+        return results
+
+    def raise_first(self, errors: Mapping[int, Exception]) -> NoReturn:
+        """Raises the error of the first shard that has one, saying which shard it is."""
+        shard = min(errors)
+        error = errors[shard]
+        if isinstance(error, ElastableError):
+            raise type(error)(f"shard {shard} of {self._shards}: {error}") from error
+        error.add_note(f"on shard {shard} of {self._shards}")
+        raise error
+
+    def close(self) -> None:
+        """Ends the threads; afterwards calls are made one after the other."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True)
+
+
+def _keep(shard: int, call: Callable[[], T], results: dict[int, T], errors: dict[int, Exception]) -> None:
+    try:
+        results[shard] = call()
+    except Exception as error:  # noqa: BLE001 - raised once all calls have ended
+        errors[shard] = error

@@ -1,0 +1,154 @@
+"""Where rows and columns lie: the host-embedding document's cases, and that splitting can be undone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedding_store.errors import BadSpec, StoreFailed, Unsupported
+from embedding_store.fused.rowwise_adagrad import row_squares
+from embedding_store.initial_values import initial_rows
+from embedding_store.partition import encoding_columns, partition, partition_of_shards
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
+from embedding_store.store import RowBlock, TableUpdate
+from embedding_store.token_split import global_ids, split_ids
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+DOCUMENT = [(14, 64, 4), (13, 7, 4), (5, 3, 8), (1, 1, 2)]
+"""(rows, dim, shards), the host-embedding document's."""
+
+
+@given(st.lists(INT64 | st.integers(-20, 20), max_size=60), st.sampled_from([1, 2, 3, 4, 5, 7, 8, 64, 1000]))
+def test_ids_are_split_by_floor_division_and_come_back(ids: list[int], shards: int) -> None:
+    local, places, ends = split_ids(np.array(ids, np.int64), shards)
+    starts = [0, *ends[:-1]]
+    assert sorted(places.tolist()) == list(range(len(ids)))
+    for shard, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        wanted = [(place, one // shards) for place, one in enumerate(ids) if one % shards == shard]
+        assert list(zip(places[start:end].tolist(), local[start:end].tolist(), strict=True)) == wanted
+        back = global_ids(local[start:end], shards, shard)
+        assert back.tolist() == [ids[place] for place, _ in wanted]
+
+
+@pytest.mark.parametrize(("rows", "dim", "shards"), DOCUMENT)
+def test_token_shards_of_the_document(rows: int, dim: int, shards: int) -> None:
+    table = partition(TableSpec("t", dim, rows), "token", shards)
+    lie = {one: (one % shards, one // shards) for one in range(rows)}
+    for shard, spec in enumerate(table.shards):
+        mine = [one for one, (where, _) in lie.items() if where == shard]
+        assert (0 if spec is None else spec.vocabulary_size) == len(mine)
+    for part in table.parts(np.arange(rows)):
+        assert part.places is not None
+        found = list(zip(part.places.tolist(), [part.shard] * len(part.ids), part.ids.tolist(), strict=True))
+        assert found == [(one, *place) for one, place in lie.items() if place[0] == part.shard]
+        assert table.whole_ids(part.shard, part.ids).tolist() == part.places.tolist()
+
+
+@pytest.mark.parametrize(("rows", "dim", "shards"), DOCUMENT)
+def test_encoding_shards_of_the_document(rows: int, dim: int, shards: int) -> None:
+    columns = encoding_columns(dim, shards)
+    width = -(-dim // shards)
+    padded = np.full((rows, width * shards), np.nan)  # a peer padded by dim mod n instead of its complement
+    padded[:, :dim] = np.arange(rows * dim).reshape(rows, dim)
+    for shard, part in enumerate(columns):
+        block = padded[:, shard * width : (shard + 1) * width]
+        np.testing.assert_array_equal(block[:, ~np.isnan(block[0])], padded[:, part])
+    assert [one for part in columns for one in range(dim)[part]] == list(range(dim))
+
+
+@pytest.mark.parametrize("strategy", ["token", "encoding"])
+@pytest.mark.parametrize(("rows", "dim", "shards"), [*DOCUMENT, (20, 12, 1)])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adagrad", "rowwise_adagrad", "ftrl"])
+def test_what_is_split_is_joined_as_it_was(strategy: str, rows: int, dim: int, shards: int, optimizer: str) -> None:
+    spec = TableSpec("t", dim, rows, optimizer=OptimizerSpec.of(optimizer))
+    table = partition(spec, strategy, shards)
+    random = np.random.default_rng(rows)
+    ids = random.permutation(rows)
+    width = row_optimizer(spec.optimizer).slot_width(dim)
+    values = random.normal(size=(rows, dim + width)).astype(np.float32)
+    block = RowBlock(ids, values[:, :dim], values[:, dim:], np.stack([ids, ids], axis=1))
+    parts = [table.block(part, block) for part in table.parts(ids)]
+    for part, held in zip(table.parts(ids), parts, strict=True):
+        shard = table.shards[part.shard]
+        assert shard is not None
+        assert held.weights.shape == (len(part.ids), shard.dim)
+        assert held.slots.shape == (len(part.ids), row_optimizer(spec.optimizer).slot_width(shard.dim))
+        np.testing.assert_array_equal(initial_rows(shard, part.ids), _cut(table, part, initial_rows(spec, ids)))
+    if strategy == "encoding":
+        joined = table.joined(parts)
+        np.testing.assert_array_equal(joined.weights, block.weights)
+        np.testing.assert_array_equal(joined.slots, block.slots)
+    out = np.full((rows, dim), np.nan, np.float32)
+    for part, held in zip(table.parts(ids), parts, strict=True):
+        table.place(part, held.weights, out)
+    np.testing.assert_array_equal(out, block.weights)
+
+
+def _cut(table, part, rows):  # type: ignore[no-untyped-def]
+    return rows[slice(None) if part.places is None else part.places, table.columns[part.shard]]
+
+
+def test_squares_are_those_of_whole_rows() -> None:
+    gradients = np.random.default_rng(3).normal(size=(9, 10)).astype(np.float32)
+    update = TableUpdate(np.arange(9), gradients)
+    by_columns = partition(TableSpec("t", 10, optimizer=OptimizerSpec.of("rowwise_adagrad")), "encoding", 4)
+    np.testing.assert_array_equal(by_columns.row_squares(update), row_squares(gradients))
+    assert partition(TableSpec("t", 10), "encoding", 4).row_squares(update) is None
+    assert partition(by_columns.spec, "token", 4).row_squares(update) is None
+    given = TableUpdate(update.ids, gradients, np.ones(9, np.float32))  # a shard that is split again is told them
+    np.testing.assert_array_equal(by_columns.row_squares(given), np.ones(9))
+
+
+def test_a_shard_can_be_split_again() -> None:
+    spec = TableSpec("t", 11, 23, seed=5)
+    ids, whole = np.arange(23), initial_rows(spec, np.arange(23))
+    outer = partition(spec, "token", 3)
+    for part in outer.parts(ids):
+        shard = outer.shards[part.shard]
+        assert shard is not None
+        for strategy in ("token", "encoding"):
+            inner = partition(shard, strategy, 4)
+            out = np.empty((len(part.ids), 11), np.float32)
+            for piece in inner.parts(part.ids):
+                held = inner.shards[piece.shard]
+                assert held is not None
+                inner.place(piece, initial_rows(held, piece.ids), out)
+            np.testing.assert_array_equal(out, whole[part.places])
+
+
+def test_how_a_table_was_split_is_read_from_its_shards() -> None:
+    for strategy in ("token", "encoding"):
+        table = partition(TableSpec("t", 5, 3), strategy, 4)
+        found, lacking_none = partition_of_shards("t", table.shards)
+        assert (found.spec, found.strategy, found.shards) == (table.spec, strategy, table.shards)
+        assert lacking_none == []
+        lacking = [None if number == 1 else spec for number, spec in enumerate(table.shards)]
+        assert partition_of_shards("t", lacking)[1] == [1]
+        swapped = [table.shards[number] for number in (1, 0, 2, 3)]
+        with pytest.raises(StoreFailed, match="another order"):
+            partition_of_shards("t", swapped)
+        with pytest.raises(StoreFailed, match="split over 4 shards, and 2 are given"):
+            partition_of_shards("t", table.shards[:2])
+    with pytest.raises(StoreFailed, match="shard 1 of 2 holds a table 't' that was not split"):
+        partition_of_shards("t", [None, TableSpec("t", 4)])
+    with pytest.raises(StoreFailed, match="not split"):
+        partition_of_shards("t", [TableSpec("t", 4, origin=ShardOrigin(2, 0))])
+
+
+def test_what_cannot_be_split_is_refused_by_name() -> None:
+    with pytest.raises(BadSpec, match=r"'t'.*'rows'.*token, encoding"):
+        partition(TableSpec("t", 4), "rows", 2)
+    with pytest.raises(BadSpec, match="at least one shard"):
+        partition(TableSpec("t", 4), "token", 0)
+    with pytest.raises(BadSpec, match="unknown optimizer 'magic'"):
+        partition(TableSpec("t", 4, optimizer=OptimizerSpec("magic")), "token", 2)
+    budget = TableSpec("t", 4, eviction=EvictionSpec(max_rows=9))
+    with pytest.raises(Unsupported, match=r"'t'.*max_rows.*token"):
+        partition(budget, "token", 2)
+    partition(budget, "encoding", 2)
+    partition(TableSpec("t", 4, dtype="int8"), "token", 2)
+    with pytest.raises(Unsupported, match=r"'t'.*int8.*encoding"):
+        partition(TableSpec("t", 4, dtype="int8"), "encoding", 2)

@@ -1,0 +1,140 @@
+"""A partitioned store holds, to the bit, the rows and slots of one that is not split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from embedding_store.fresh_rows import fresh_rows
+from embedding_store.fused import FUSED
+from embedding_store.grouping import coalesce
+from embedding_store.memory import MemoryStore
+from embedding_store.partitioned import PartitionedStore
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import EmbeddingStore, TableUpdate
+from tests.contracts.store_samples import commit, rows_by_id
+
+VARIANTS = {
+    "nesterov": OptimizerSpec.of("sgd", momentum=0.9, nesterov=True),
+    "amsgrad": OptimizerSpec.of("adam", amsgrad=True),
+    "centered rmsprop": OptimizerSpec.of("rmsprop", centered=True, momentum=0.5),
+}
+OPTIMIZERS = {**{name: OptimizerSpec.of(name, learning_rate=0.05) for name in sorted(FUSED)}, **VARIANTS}
+EDGES = [-(2**63), -(2**63) + 1, -(2**32), -7, -1, 0, 1, 2**31, 2**63 - 2, 2**63 - 1]
+
+
+def memories(count: int) -> list[EmbeddingStore]:
+    return [MemoryStore(threads=2) for _ in range(count)]
+
+
+COMPOSITIONS: dict[str, Callable[[], EmbeddingStore]] = {
+    "token over 2": lambda: PartitionedStore(memories(2)),
+    "token over 3": lambda: PartitionedStore(memories(3)),
+    "encoding over 1": lambda: PartitionedStore(memories(1), "encoding"),
+    "encoding over 4": lambda: PartitionedStore(memories(4), "encoding"),
+    "token over encoding": lambda: PartitionedStore([PartitionedStore(memories(3), "encoding") for _ in range(2)]),
+    "encoding over token": lambda: PartitionedStore([PartitionedStore(memories(3)) for _ in range(2)], "encoding"),
+    "encoding over encoding": lambda: PartitionedStore(
+        [PartitionedStore(memories(2), "encoding") for _ in range(3)], "encoding"
+    ),
+}
+
+
+def train(store: EmbeddingStore, specs: list[TableSpec]) -> None:
+    """Four versions of random gradients for each table, and a lookup of everything."""
+    random = np.random.default_rng(8)
+    for spec in specs:
+        store.create_table(spec)
+    for _ in range(4):
+        updates = {}
+        for spec in specs:
+            known = np.arange(50) if spec.vocabulary_size else np.array([*EDGES, *range(100, 130)], np.int64)
+            ids = random.choice(known, 25, replace=False)
+            updates[spec.name] = TableUpdate(ids, random.normal(size=(25, spec.dim)).astype(np.float32))
+        commit(store, updates)
+
+
+def same(one: EmbeddingStore, other: EmbeddingStore, specs: list[TableSpec]) -> None:
+    for spec in specs:
+        ids = np.arange(50) if spec.vocabulary_size else np.array([*EDGES, *range(90, 140)], np.int64)
+        wanted = {spec.name: ids}
+        np.testing.assert_array_equal(one.lookup(wanted, 4)[spec.name], other.lookup(wanted)[spec.name])
+        assert rows_by_id(one, spec.name, 9) == rows_by_id(other, spec.name)
+        assert one.row_count(spec.name) == other.row_count(spec.name)
+        assert one.specs()[spec.name] == spec
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_every_optimizer(composition: str) -> None:
+    specs = [
+        TableSpec(f"{number}/{dim}", dim, size, initializer=InitializerSpec("normal", 0, 0.1), optimizer=optimizer)
+        for number, optimizer in enumerate(OPTIMIZERS.values())
+        for dim, size in ((1, None), (7, 50), (37, None))
+    ]
+    with COMPOSITIONS[composition]() as split, MemoryStore(threads=1) as plain:
+        for store in (split, plain):
+            train(store, specs)
+        same(split, plain, specs)
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_weights_are_rounded_alike(composition: str, dtype: str) -> None:
+    specs = [
+        TableSpec(f"{name}/{dim}", dim, size, dtype, optimizer=OPTIMIZERS[name])
+        for name in ("sgd", "adam", "rowwise_adagrad")
+        for dim, size in ((1, None), (9, 50), (37, None))
+    ]
+    with COMPOSITIONS[composition]() as split, MemoryStore(threads=1) as plain:
+        for store in (split, plain):
+            train(store, specs)
+        same(split, plain, specs)
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_initial_values_that_depend_on_the_shape(composition: str) -> None:
+    kinds = ("glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "truncated_normal")
+    specs = [TableSpec(kind, 10, 50, initializer=InitializerSpec(kind, 0.0, 0.1 * (kind[0] == "t"))) for kind in kinds]
+    with COMPOSITIONS[composition]() as split, MemoryStore(threads=1) as plain:
+        for store in (split, plain):
+            train(store, specs)
+        same(split, plain, specs)
+
+
+@pytest.mark.parametrize("strategy", ["token", "encoding"])
+def test_a_table_that_starts_at_its_target_is_never_changed(strategy: str) -> None:
+    """The host-embedding document's oracle: ones[4, 1024], ids 1 and 2, weight 0, target 1: loss 1, rows as they were."""
+    ids, spec = np.array([1, 2], np.int64), TableSpec("t", 1024, 4, initializer=InitializerSpec("ones"))
+    with PartitionedStore(memories(2), strategy) as store:
+        store.create_table(spec)
+        for step in range(3):
+            rows = store.lookup({"t": ids})["t"]
+            weight, target = np.float32(0), np.float32(1)
+            output = rows * weight
+            losses = np.mean((output - target) ** 2, axis=1)
+            gradients = (2 * (output - target) * weight / rows.shape[1]).astype(np.float32)
+            if step == 0:
+                assert losses.tolist() == [1.0, 1.0]
+            commit(store, {"t": TableUpdate(ids, gradients)})
+        np.testing.assert_array_equal(store.lookup({"t": np.arange(4)})["t"], np.ones((4, 1024), np.float32))
+
+
+@pytest.mark.parametrize("strategy", ["token", "encoding"])
+@pytest.mark.parametrize(("rows", "dim", "shards"), [(14, 64, 4), (13, 7, 4), (5, 3, 8), (1, 1, 2)])
+def test_the_documents_cases_with_duplicates(strategy: str, rows: int, dim: int, shards: int) -> None:
+    """Lookups of duplicates, and updates whose duplicates a peer has lost in gather, add, scatter."""
+    table = np.arange(rows * dim, dtype=np.float32).reshape(rows, dim)
+    spec = TableSpec("t", dim, rows, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
+    random = np.random.default_rng(dim)
+    ids = random.integers(0, rows, 3 * rows)
+    with PartitionedStore(memories(shards), strategy) as store:
+        store.create_table(spec)
+        store.put("t", [fresh_rows(spec, np.arange(rows), table)])
+        np.testing.assert_array_equal(store.lookup({"t": ids})["t"], table[ids])
+        gradients = random.integers(-5, 5, (len(ids), dim)).astype(np.float32)
+        commit(store, {"t": coalesce(ids, gradients)})
+        expected = table.copy()
+        np.subtract.at(expected, ids, gradients)
+        np.testing.assert_array_equal(store.lookup({"t": np.arange(rows)})["t"], expected)

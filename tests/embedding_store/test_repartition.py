@@ -1,0 +1,120 @@
+"""Tables moved between stores, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import BadInput, SpecConflict, StoreFailed, TableNotFound
+from embedding_store.memory import MemoryStore
+from embedding_store.partitioned import PartitionedStore
+from embedding_store.redis_store import RedisStore
+from embedding_store.repartition import repartition
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.store import EmbeddingStore
+from tests.contracts.store_samples import EXTREMES, commit, dynamic, fixed, rows_by_id, update
+
+MakeStores = dict[str, Callable[[], EmbeddingStore]]
+
+
+def partitioned(shards: int, strategy: str) -> PartitionedStore:
+    return PartitionedStore([MemoryStore(threads=1) for _ in range(shards)], strategy)
+
+
+@pytest.fixture
+def stores(redis_url: str) -> MakeStores:
+    def redis(name: str) -> RedisStore:
+        return RedisStore(f"{redis_url}?namespace=repartition/{name}&partitions=4")
+
+    return {
+        "memory": lambda: MemoryStore(threads=1),
+        "token 3": lambda: partitioned(3, "token"),
+        "token 5": lambda: partitioned(5, "token"),
+        "encoding 2": lambda: partitioned(2, "encoding"),
+        "encoding 4": lambda: partitioned(4, "encoding"),
+        "encoding over memory and redis": lambda: PartitionedStore([MemoryStore(threads=1), redis("half")], "encoding"),
+        "redis": lambda: redis("whole"),
+    }
+
+
+def filled(store: EmbeddingStore) -> EmbeddingStore:
+    store.create_table(fixed("cities", 7, optimizer=OptimizerSpec.of("adam")))
+    store.create_table(dynamic("people", 3, optimizer=OptimizerSpec.of("rowwise_adagrad")))
+    store.create_table(dynamic("nobody", 3))
+    random = np.random.default_rng(2)
+    for seed in range(3):
+        people = np.concatenate([EXTREMES, random.integers(-1000, 1000, 40)])
+        commit(store, {"cities": update(random.permutation(100)[:60], 7, seed),
+                       "people": update(np.unique(people), 3, seed)})  # fmt: skip
+    return store
+
+
+NAMES = ("memory", "token 3", "token 5", "encoding 2", "encoding 4", "encoding over memory and redis", "redis")
+
+
+@pytest.mark.parametrize("target", NAMES)
+@pytest.mark.parametrize("source", NAMES)
+def test_rows_slots_and_version_are_what_they_were(stores: MakeStores, source: str, target: str) -> None:
+    other = stores["memory"] if source == target else stores[target]
+    with filled(stores[source]()) as before, other() as after:
+        told: list[tuple[str, int, int]] = []
+        copied = repartition(before, after, progress=lambda *step: told.append(step))
+        assert copied == {name: before.row_count(name) for name in ("cities", "people", "nobody")}
+        assert (after.version(), after.specs()) == (3, before.specs())
+        for name, count in copied.items():
+            assert rows_by_id(after, name) == rows_by_id(before, name)
+            assert (name, count, count) in told or count == 0
+        change = {"cities": update(np.arange(0, 100, 3), 7), "people": update(EXTREMES, 3)}
+        for store in (before, after):
+            commit(store, change)
+        for name in copied:
+            assert rows_by_id(after, name) == rows_by_id(before, name)
+
+
+def test_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedding_store.repartition._BLOCK_BYTES", 1000)
+    with filled(MemoryStore(threads=1)) as before, partitioned(3, "token") as after:
+        told: list[tuple[str, int, int]] = []
+        repartition(before, after, tables=["cities"], progress=lambda *step: told.append(step))
+        rows = 1000 // (4 * 21)
+        count = before.row_count("cities")
+        assert [done for _, done, _ in told] == [*range(rows, count, rows), count]
+        assert {total for _, _, total in told} == {count}
+        assert after.specs().keys() == {"cities"}
+
+
+def test_a_target_with_rows_is_refused_unless_asked() -> None:
+    with filled(MemoryStore(threads=1)) as before, partitioned(2, "encoding") as after:
+        after.create_table(before.specs()["people"])
+        commit(after, {"people": update(np.arange(5000, 5004), 3)})
+        with pytest.raises(BadInput, match=r"4 rows in table 'people' already; replace=True"):
+            repartition(before, after)
+        assert (set(after.specs()), after.row_count("people"), after.version()) == ({"people"}, 4, 1)
+        repartition(before, after, replace=True)
+        assert rows_by_id(after, "people") == rows_by_id(before, "people")
+
+
+def test_what_cannot_be_copied() -> None:
+    with filled(MemoryStore(threads=1)) as before, partitioned(2, "token") as after:
+        with pytest.raises(TableNotFound, match=r"'towns'.*cities, nobody, people"):
+            repartition(before, after, tables=["cities", "towns"])
+        assert after.specs() == {}
+        after.create_table(TableSpec("people", 4))
+        with pytest.raises(SpecConflict, match="'people'"):
+            repartition(before, after)
+
+
+def test_a_source_that_moves_on_is_noticed() -> None:
+    with filled(MemoryStore(threads=1)) as before, partitioned(2, "token") as after:
+
+        def disturb(table: str, done: int, total: int) -> None:
+            if table == "cities":
+                commit(before, {"people": update(EXTREMES, 3)})
+
+        with pytest.raises(StoreFailed, match=r"from version 3 to 4.*copy it again"):
+            repartition(before, after, progress=disturb)
+        repartition(before, after, replace=True)
+        assert after.version() == 4
+        assert rows_by_id(after, "people") == rows_by_id(before, "people")
