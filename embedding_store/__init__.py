@@ -46,13 +46,17 @@ from embedding_store.variance_scaling import SCALED_INITIALIZERS
 if TYPE_CHECKING:
     from embedding_store.checks import as_ids, require_finite, require_gradients, require_ids
     from embedding_store.conversion import Conversion, convert_table
-    from embedding_store.grouping import coalesce, coalesce_many
+    from embedding_store.grouping import Coalescer, coalesce, coalesce_many
     from embedding_store.indexer import Grouping, Indexer, group_ids, unique_ids
     from embedding_store.initial_values import initial_rows
+    from embedding_store.lookup_many import LookupStrategy, lookup_many
+    from embedding_store.lookup_request import Bags
     from embedding_store.memory import MemoryStore
     from embedding_store.partitioned import PartitionedStore
     from embedding_store.repartition import repartition
     from embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
+    from embedding_store.table import EmbeddingTable
+    from embedding_store.table_update import IndexedSlices, TableSlices, update_many, update_tables
 
 __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     # What a table is.
@@ -71,6 +75,15 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "RowBlock",
     "RowSource",
     "TableUpdate",
+    # Tables without a cluster.
+    "Bags",
+    "EmbeddingTable",
+    "IndexedSlices",
+    "LookupStrategy",
+    "TableSlices",
+    "lookup_many",
+    "update_many",
+    "update_tables",
     # Stores.
     "MemoryStore",
     "PartitionedStore",
@@ -79,6 +92,7 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "Conversion",
     "convert_table",
     # Rows: initial values, id sets, sums of gradients.
+    "Coalescer",
     "Grouping",
     "Indexer",
     "coalesce",
@@ -119,25 +133,34 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
 ]
 
 _LOADED_LATE = {
+    "Bags": "lookup_request",
+    "Coalescer": "grouping",
     "Conversion": "conversion",
+    "EmbeddingTable": "table",
     "Grouping": "indexer",
+    "IndexedSlices": "table_update",
     "Indexer": "indexer",
+    "LookupStrategy": "lookup_many",
     "MemoryStore": "memory",
     "PartitionedStore": "partitioned",
     "RowOptimizer": "row_optimizer",
     "SlotSpec": "row_optimizer",
+    "TableSlices": "table_update",
     "as_ids": "checks",
     "coalesce": "grouping",
     "coalesce_many": "grouping",
     "convert_table": "conversion",
     "group_ids": "indexer",
     "initial_rows": "initial_values",
+    "lookup_many": "lookup_many",
     "register_row_optimizer": "row_optimizer",
     "repartition": "repartition",
     "require_finite": "checks",
     "require_gradients": "checks",
     "require_ids": "checks",
     "unique_ids": "indexer",
+    "update_many": "table_update",
+    "update_tables": "table_update",
 }
 
 
