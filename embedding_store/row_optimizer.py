@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 
 import numpy as np
 
@@ -50,6 +51,7 @@ class RowOptimizer(ABC):
             `TableUpdate.row_squares` stand for the others: see `apply_columns`.
         whole_rows: Whether a row's columns can only be updated together.
         default_learning_rate: For commits that name none.
+        hyperparameters: All by name, defaults included; of fused ones.
     """
 
     spec: OptimizerSpec
@@ -58,6 +60,7 @@ class RowOptimizer(ABC):
     cross_column: bool = False
     whole_rows: bool = False
     default_learning_rate: float
+    hyperparameters: Mapping[str, float] = MappingProxyType({})
 
     def slot_width(self, dim: int) -> int:
         """float32 values that all slots of one row take."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from embedding_store.errors import BadInput, TableNotFound
 from embedding_store.lookup_request import Bags, lookup_request
-from embedding_store.spec import TableSpec
+from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore, Float32, RowBlock
+from embedding_store.table_update import TableSlices, update_tables
 
 __all__ = ["EmbeddingTable"]
 
@@ -86,6 +88,29 @@ class EmbeddingTable:
         if out is not None:
             return out
         return request.out if isinstance(ids, Bags) else request.out.reshape(*np.shape(ids), self.dim)
+
+    def update(self, optimizer: OptimizerSpec | None, slices: Any, *, step: int | None = None) -> int:
+        """One optimizer step on the rows of a gradient, which are written in one commit.
+
+        Gradients of one id are summed in the order they stand in, then the id
+        takes one step. Nothing of the size of the gradient is allocated once
+        batches have settled.
+
+        Args:
+            optimizer: The table's own, perhaps with another learning rate; None: as the table has it.
+            slices: `IndexedSlices`: values float32 `[n, dim]`, indices integers `[n]`.
+            step: Optimizer steps taken before this one (Keras' `iterations`);
+                None: as many as the store has versions.
+
+        Returns:
+            The version of the store that this made.
+
+        Raises:
+            BadInput: another optimizer than the table's.
+            BadIds, IdOutOfRange, BadGradient: indices or values that do not fit.
+            Whatever else `EmbeddingStore.commit` raises; no row has changed then.
+        """
+        return update_tables(self.store, [TableSlices(self.spec, slices, optimizer)], step=step)
 
     @property
     def row_count(self) -> int:

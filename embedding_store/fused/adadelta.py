@@ -19,7 +19,7 @@ class Adadelta(RowOptimizer):
     """`a = rho a + (1 - rho) g²; d = -sqrt(b + e) g / sqrt(a + e); b = rho b + (1 - rho) d²; w += lr d`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = hyperparameters(spec, _DEFAULTS)
+        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
         require_share(spec, "rho", values["rho"])
         self.spec = spec
         self.default_learning_rate = values["learning_rate"]

@@ -19,7 +19,7 @@ class Adagrad(RowOptimizer):
     """`a += g²; w -= lr g / sqrt(a + epsilon)`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = hyperparameters(spec, _DEFAULTS)
+        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
         self.spec = spec
         self.default_learning_rate = values["learning_rate"]
         self.slots = (SlotSpec("accumulator", values["initial_accumulator_value"]),)

@@ -33,7 +33,7 @@ class Adam(RowOptimizer):
 
     def __init__(self, spec: OptimizerSpec) -> None:
         defaults = {**_DEFAULTS, "weight_decay": 0.004} if spec.name == "adamw" else _DEFAULTS
-        values = hyperparameters(spec, defaults)
+        values = self.hyperparameters = hyperparameters(spec, defaults)
         require_share(spec, "beta_1", values["beta_1"])
         require_share(spec, "beta_2", values["beta_2"])
         self.spec = spec

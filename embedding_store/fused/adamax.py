@@ -20,7 +20,7 @@ class Adamax(RowOptimizer):
     """`m += (g - m)(1 - b1); u = max(b2 u, |g|); w -= lr m / ((1 - b1^t)(u + epsilon))`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = hyperparameters(spec, _DEFAULTS)
+        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
         require_share(spec, "beta_1", values["beta_1"])
         require_share(spec, "beta_2", values["beta_2"])
         self.spec = spec

@@ -29,7 +29,7 @@ class Ftrl(RowOptimizer):
     """Keras' Ftrl; slots are the accumulator of squared gradients and the linear term."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = hyperparameters(spec, _DEFAULTS)
+        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
         if values["initial_accumulator_value"] < 0:
             raise BadSpec(
                 f"optimizer 'ftrl': initial_accumulator_value {values['initial_accumulator_value']} is below 0"

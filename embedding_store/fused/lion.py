@@ -20,7 +20,7 @@ class Lion(RowOptimizer):
     """`w -= lr sign(b1 m + (1 - b1) g); m = b2 m + (1 - b2) g`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = hyperparameters(spec, _DEFAULTS)
+        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
         require_share(spec, "beta_1", values["beta_1"])
         require_share(spec, "beta_2", values["beta_2"])
         self.spec = spec

@@ -27,7 +27,7 @@ class Nadam(RowOptimizer):
     """
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = hyperparameters(spec, _DEFAULTS)
+        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
         require_share(spec, "beta_1", values["beta_1"])
         require_share(spec, "beta_2", values["beta_2"])
         self.spec = spec

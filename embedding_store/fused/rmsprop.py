@@ -30,7 +30,7 @@ class RMSprop(RowOptimizer):
     """
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = hyperparameters(spec, _DEFAULTS)
+        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
         require_share(spec, "rho", values["rho"])
         require_share(spec, "momentum", values["momentum"])
         self.spec = spec

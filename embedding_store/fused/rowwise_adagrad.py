@@ -25,7 +25,7 @@ class RowwiseAdagrad(RowOptimizer):
     cross_column = True
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = hyperparameters(spec, _DEFAULTS)
+        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
         self.spec = spec
         self.default_learning_rate = values["learning_rate"]
         self.slots = (SlotSpec("accumulator", values["initial_accumulator_value"], columns=1),)

@@ -19,7 +19,7 @@ class SGD(RowOptimizer):
     """`w -= lr g`; with momentum `m = mu m - lr g; w += m` (Nesterov: `w += mu m - lr g`)."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = hyperparameters(spec, _DEFAULTS)
+        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
         require_share(spec, "momentum", values["momentum"])
         self.spec = spec
         self.default_learning_rate = values["learning_rate"]

@@ -6,6 +6,8 @@ learning rate) and returns new (weights, slots), slots side by side.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 Row = tuple[np.ndarray, np.ndarray]
@@ -33,3 +35,26 @@ def adam_row(weights: np.ndarray, slots: np.ndarray | None, gradient: np.ndarray
     m = m + (gradient - m) * np.float32(1 - 0.9)
     v = v + (gradient * gradient - v) * np.float32(1 - 0.999)
     return weights - m * alpha / (np.sqrt(v) + np.float32(1e-7)), np.concatenate([m, v])
+
+
+RULES = {"sgd": sgd_row, "adagrad": adagrad_row, "adam": adam_row}
+
+
+class Reference:
+    """A table as a dictionary: gradients folded in the order they come, one step a row."""
+
+    def __init__(self, rule: str, rate: float, initial: Callable[[int], np.ndarray]) -> None:
+        self.rows: dict[int, Row] = {}
+        self._rule, self._rate, self._initial = RULES[rule], np.float32(rate), initial
+
+    def update(self, ids: Sequence[int], gradients: np.ndarray, step: int) -> None:
+        total: dict[int, np.ndarray] = {}
+        for one, gradient in zip(ids, gradients, strict=True):
+            total[one] = total[one] + gradient if one in total else gradient
+        for one, gradient in total.items():
+            weights, slots = self.rows.get(one, (self._initial(one), None))
+            self.rows[one] = self._rule(weights, slots, gradient, step, self._rate)
+
+    def bytes_by_id(self) -> dict[int, tuple[bytes, bytes]]:
+        """As `store_samples.rows_by_id` gives them."""
+        return {one: (weights.tobytes(), slots.tobytes()) for one, (weights, slots) in self.rows.items()}

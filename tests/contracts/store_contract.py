@@ -35,9 +35,10 @@ from tests.contracts.store_samples import (
     rows_by_id,
     update,
 )
+from tests.contracts.store_updates import UpdateContract
 
 
-class StoreContract(LookupContract, CommitContract, DeletionContract):
+class StoreContract(LookupContract, CommitContract, DeletionContract, UpdateContract):
     """The suite. Subclasses override `make_store`, and say what they do not promise."""
 
     sees_whole_commits: ClassVar[bool] = True

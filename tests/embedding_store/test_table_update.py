@@ -1,0 +1,143 @@
+"""Updates of tables beyond what every store promises: threads, scratch space, several stores."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedding_store.errors import BadInput
+from embedding_store.fused import FUSED
+from embedding_store.memory import MemoryStore
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.table_update import IndexedSlices, TableSlices, update_many, update_tables
+from tests.contracts.store_samples import rows_by_id
+
+
+def slices(ids: np.ndarray, dim: int, seed: int = 0) -> IndexedSlices:
+    return IndexedSlices(np.random.default_rng(seed).normal(size=(len(ids), dim)).astype(np.float32), ids)
+
+
+@pytest.mark.parametrize("name", sorted(FUSED))
+def test_any_number_of_threads_gives_the_same_bits(name: str) -> None:
+    spec = TableSpec("t", 13, 70_000, optimizer=OptimizerSpec(name, (("learning_rate", 0.1),)), seed=1)
+    found = []
+    for threads in (1, 2, 5):
+        with MemoryStore(threads) as store:
+            store.create_table(spec)
+            for seed in range(2):
+                ids = np.random.default_rng(seed).integers(0, 70_000, 60_000)
+                update_tables(store, [TableSlices(spec, slices(ids, 13, seed))])
+            block = next(store.scan("t", 70_000))
+            found.append((block.ids.tobytes(), block.weights.tobytes(), block.slots.tobytes()))
+    assert found[0] == found[1] == found[2]
+
+
+@given(st.lists(st.integers(-4, 4), max_size=30), st.integers(0, 30))
+def test_one_update_is_not_two(values: list[int], cut: int) -> None:
+    """An id's gradients are one step together, and SGD alone cannot tell (but for roundings)."""
+    ids, dim = np.array(values, np.int64), 3
+    spec = TableSpec("t", dim, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
+    whole = slices(ids, dim)
+    with MemoryStore(1) as once, MemoryStore(1) as twice:
+        for store in (once, twice):
+            store.create_table(spec)
+        update_tables(once, [TableSlices(spec, whole)])
+        for part in (slice(None, cut), slice(cut, None)):
+            update_tables(twice, [TableSlices(spec, IndexedSlices(whole.values[part], ids[part]))])
+        rows = [store.lookup({"t": ids})["t"] for store in (once, twice)]
+        np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5, atol=1e-6)
+
+
+def test_steps_are_the_store_s_versions_unless_given() -> None:
+    spec = TableSpec("t", 2, optimizer=OptimizerSpec.of("adam"))
+    found = []
+    for steps in ((None, None), (0, 1), (5, 5)):
+        with MemoryStore(1) as store:
+            store.create_table(spec)
+            for seed, step in enumerate(steps):
+                update_tables(store, [TableSlices(spec, slices(np.array([1, 2]), 2, seed))], step=step)
+            found.append(rows_by_id(store, "t"))
+    assert found[0] == found[1]
+    assert found[0] != found[2]
+
+
+def test_threads_that_update_one_store_lose_nothing() -> None:
+    spec = TableSpec("t", 4, 50, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
+    ids = np.arange(50).repeat(3)
+    rounds, failures = 20, list[BaseException]()
+    with MemoryStore(1) as store:
+        store.create_table(spec)
+        ones = IndexedSlices(np.ones((150, 4), np.float32), ids)
+        rate = OptimizerSpec.of("sgd", learning_rate=-1.0)
+
+        def update() -> None:
+            try:
+                for _ in range(rounds):
+                    update_tables(store, [TableSlices(spec, ones, rate)])
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        threads = [threading.Thread(target=update, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert not failures
+        assert store.version() == 8 * rounds
+        np.testing.assert_array_equal(store.lookup({"t": np.arange(50)})["t"], np.full((50, 4), 3.0 * 8 * rounds))
+
+
+@pytest.mark.parametrize("vocabulary_size", [9000, None], ids=["fixed", "dynamic"])
+def test_a_training_loop_allocates_nothing(vocabulary_size: int | None) -> None:
+    spec = TableSpec("t", 16, vocabulary_size, optimizer=OptimizerSpec.of("adam"))
+    random = np.random.default_rng(0)
+    batches = [slices(random.integers(0, 9000, 20_000 + 50 * seed), 16, seed) for seed in range(6)]
+    with MemoryStore(1) as store:
+        store.create_table(spec)
+        update_tables(store, [TableSlices(spec, slices(np.arange(9000), 16))])
+        for gradient in batches:
+            update_tables(store, [TableSlices(spec, gradient)])
+        tracemalloc.start()
+        try:
+            for gradient in batches:
+                update_tables(store, [TableSlices(spec, gradient)])
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    # One array of an item for each id would be 72,000 bytes, one for each occurrence 160,000.
+    assert peak < 32_768
+
+
+def test_update_many_makes_one_version_of_each_store() -> None:
+    specs = [TableSpec(name, 2, optimizer=OptimizerSpec.of("sgd")) for name in "abc"]
+    with MemoryStore(1) as first, MemoryStore(1) as second:
+        tables = [store.table(spec) for store, spec in zip((first, second, first), specs, strict=True)]
+        gradients = [slices(np.array([number, 7]), 2, number) for number in range(3)]
+        assert update_many(tables, None, gradients) == [1, 1, 1]
+        assert update_many(tables[:1], OptimizerSpec.of("sgd", learning_rate=0.5), gradients[:1]) == [2]
+        assert update_many(tables, [None, None, specs[2].optimizer], gradients) == [3, 2, 3]
+        assert [table.row_count for table in tables] == [2, 2, 2]
+        with pytest.raises(BadInput, match="of 3 tables: got 1 optimizers and 3 slices"):
+            update_many(tables, [None], gradients)
+        with pytest.raises(BadInput, match="'c' has the optimizer sgd"):
+            update_many(tables, [None, None, OptimizerSpec.of("adam")], gradients)
+        assert (first.version(), second.version()) == (3, 2)
+        assert update_many([], None, []) == []
+
+
+def test_whatever_has_values_and_indices_will_do() -> None:
+    tensorflow = pytest.importorskip("tensorflow")
+    spec = TableSpec("t", 2, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1))
+    theirs = tensorflow.IndexedSlices(tensorflow.ones((3, 2)), tensorflow.constant([4, 4, 6]))
+    with MemoryStore(1) as store:
+        table = store.table(spec)
+        assert table.update(None, theirs) == 1
+        assert table.lookup([4, 6]).tolist() == [[-2, -2], [-1, -1]]
+        assert table.update(OptimizerSpec.of("sgd", learning_rate=0.5), theirs, step=7) == 2
+        assert table.lookup([4, 6]).tolist() == [[-3, -3], [-1.5, -1.5]]
