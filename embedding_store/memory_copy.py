@@ -1,4 +1,4 @@
-"""`memcpy` for numba kernels: byte loops over unaligned rows run at a fifth of its speed."""
+"""Bytes at any place for numba kernels: `memcpy`, and words. Byte loops run at a fifth of their speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["copy_bytes"]
+__all__ = ["copy_bytes", "put_word", "word_at"]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -28,3 +28,35 @@ def copy_bytes(typing_context: Any, target: Any, target_at: Any, source: Any, so
         return context.get_dummy_value()
 
     return types.void(target, target_at, source, source_at, count), generate
+
+
+def _word_address(context: Any, builder: Any, array_type: Any, array: Any, index_type: Any, index: Any) -> Any:
+    """Of 8 bytes in a uint8 array, from an index on."""
+    start = context.make_array(array_type)(context, builder, array).data
+    place = context.cast(builder, index, index_type, types.intp)
+    byte = builder.gep(builder.bitcast(start, ir.IntType(8).as_pointer()), [place])
+    return builder.bitcast(byte, ir.IntType(64).as_pointer())
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def word_at(typing_context: Any, source: Any, at: Any) -> Any:
+    """`word_at(source, at)`: 8 bytes of a uint8 array, anywhere, as a uint64; unchecked."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _word_address(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
+        return builder.load(address, align=1)
+
+    return types.uint64(source, at), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def put_word(typing_context: Any, target: Any, at: Any, word: Any) -> Any:
+    """`put_word(target, at, word)`: the 8 bytes of an integer into a uint8 array, anywhere; unchecked."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = signature.args
+        address = _word_address(context, builder, kinds[0], arguments[0], kinds[1], arguments[1])
+        builder.store(context.cast(builder, arguments[2], kinds[2], types.uint64), address, align=1)
+        return context.get_dummy_value()
+
+    return types.void(target, at, word), generate

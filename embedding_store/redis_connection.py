@@ -63,6 +63,7 @@ class Connection:
         address: Of the server.
         socket: Non-blocking.
         inbox: uint8, where bulk replies are received.
+        round_trip_s: Seconds that a PING took when the connection was made.
     """
 
     def __init__(self, url: RedisUrl, address: Address, deadline: Deadline) -> None:
@@ -75,6 +76,7 @@ class Connection:
         self.address = address
         self.inbox: Bytes = np.empty(_INBOX_BYTES, np.uint8)
         self.socket = _connected_socket(url, address, deadline)
+        self.round_trip_s = 0.0
         try:
             self._log_in(url, deadline)
         except BaseException:
@@ -90,6 +92,9 @@ class Connection:
         for reply in self.call(greeting, deadline):
             if isinstance(reply, hiredis.ReplyError):
                 raise StoreFailed(f"redis at {self.address} refused the login: {reply}")
+        began = time.monotonic()
+        self.call([("PING",)], deadline)
+        self.round_trip_s = time.monotonic() - began
 
     def call(self, commands: Sequence[tuple[Any, ...]], deadline: Deadline) -> list[Any]:
         """Sends the commands in one go; the replies in order, errors as `hiredis.ReplyError` objects."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +11,23 @@ import numpy as np
 from embedding_store.errors import StoreFailed
 from embedding_store.redis_block import Block
 from embedding_store.redis_connection import Deadline
-from embedding_store.redis_exchange import Conversation, exchange
+from embedding_store.redis_exchange import Conversation, Requests, exchange
 from embedding_store.redis_schema import hash_slot
 from embedding_store.redis_topology import Route, Topology
-from embedding_store.resp_codec import NO_STAMP, Bytes, Commands, encode_reads, encode_writes, read_sizes, write_sizes
+from embedding_store.resp_codec import (
+    NO_STAMP,
+    Bytes,
+    Commands,
+    encode_reads,
+    encode_writes,
+    read_sizes,
+    reply_sizes,
+    write_sizes,
+)
 from embedding_store.resp_replies import ChangeReplies, RowReplies
 from embedding_store.store import Int64
 
 __all__ = ["Reading", "read_block", "write_block"]
-
-_PIECE_BYTES = 1 << 17  # encoded while the server works on the piece before
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +102,26 @@ class _BlockReader:
             asks_version=asks_version,
             asking=route.asking,
         )
-        return (
-            Conversation(route.address, self._requests(commands, asks_version, route.asking), replies),
-            items,
-            replies,
-        )
+        asking = hiredis.pack_command(("ASKING",)) if route.asking else b""
+        question = asking + self._question if asks_version else b""
+        requests = _Reads(self._block, commands, question, route.asking)
+        return Conversation(route.address, requests, replies), items, replies
 
-    def _requests(self, commands: Commands, asks_version: bool, asking: bool) -> Iterator[Bytes]:
-        # The version goes first: what is read after it is not older.
-        if asks_version:
-            yield np.frombuffer((hiredis.pack_command(("ASKING",)) if asking else b"") + self._question, np.uint8)
-        keys = self._block.catalog.keys
-        for piece in _pieces(read_sizes(commands, keys)):
-            yield encode_reads(commands[piece], keys, self._block.ids, asking)
+
+class _Reads(Requests):
+    """The HMGETs of a route, after the question for the version if it is to be asked."""
+
+    def __init__(self, block: Block, commands: Commands, question: bytes, asking: bool) -> None:
+        self._block, self._commands, self._question, self._asking = block, commands, question, asking
+        # The version goes first, with the first rows: what is read after it is not older.
+        moved = read_sizes(commands, block.catalog.keys) + reply_sizes(commands)
+        self.moved = moved if len(commands) or not question else np.array([len(question)], np.int64)
+
+    def encode(self, start: int, stop: int) -> Bytes:
+        rows = encode_reads(self._commands[start:stop], self._block.catalog.keys, self._block.ids, self._asking)
+        if start or not self._question:
+            return rows
+        return np.concatenate((np.frombuffer(self._question, np.uint8), rows))
 
 
 def write_block(topology: Topology, block: Block, chosen: Int64, deadline: Deadline, stamp: int = NO_STAMP) -> None:
@@ -126,18 +139,13 @@ def write_block(topology: Topology, block: Block, chosen: Int64, deadline: Deadl
     """
     weights, slots = block.weights[chosen], block.slots[chosen]
     queued = 1 + (slots["width"] > 0).astype(np.int64)
-    keys = block.catalog.keys
-
-    def requests(route: Route) -> Iterator[Bytes]:
-        its_weights, its_slots = weights[route.items], slots[route.items]
-        for piece in _pieces(write_sizes(its_weights, its_slots, keys)):
-            yield encode_writes(
-                its_weights[piece], its_slots[piece], keys, block.ids, block.positions, block.rows, stamp, route.asking
-            )
 
     def attempt(routes: list[Route]) -> dict[int, str]:
         replies = [ChangeReplies(queued[route.items], asking=route.asking) for route in routes]
-        talks = [Conversation(r.address, requests(r), reply) for r, reply in zip(routes, replies, strict=True)]
+        talks = [
+            Conversation(r.address, _Writes(block, weights[r.items], slots[r.items], stamp, r.asking), reply)
+            for r, reply in zip(routes, replies, strict=True)
+        ]
         exchange(topology.pool, talks, deadline)
         pairs = zip(routes, replies, strict=True)
         return {int(route.items[at]): line for route, reply in pairs for at, line in reply.failures.items()}
@@ -145,15 +153,19 @@ def write_block(topology: Topology, block: Block, chosen: Int64, deadline: Deadl
     topology.complete(block.hash_slots()[chosen], attempt, deadline, repeat_lost=False)
 
 
-def _pieces(sizes: Int64) -> Iterator[slice]:
-    """Stretches of commands of about `_PIECE_BYTES` encoded, at least one command each."""
-    ends = np.cumsum(sizes)
-    start = 0
-    while start < len(ends):
-        limit = (ends[start - 1] if start else 0) + _PIECE_BYTES
-        stop = max(start + 1, int(np.searchsorted(ends, limit, "right")))
-        yield slice(start, stop)
-        start = stop
+class _Writes(Requests):
+    """The transactions of a route."""
+
+    def __init__(self, block: Block, weights: Commands, slots: Commands, stamp: int, asking: bool) -> None:
+        self._block, self._weights, self._slots, self._stamp, self._asking = block, weights, slots, stamp, asking
+        self.moved = write_sizes(weights, slots, block.catalog.keys)
+
+    def encode(self, start: int, stop: int) -> Bytes:
+        block = self._block
+        return encode_writes(
+            self._weights[start:stop], self._slots[start:stop], block.catalog.keys, block.ids, block.positions,
+            block.rows, self._stamp, self._asking,
+        )  # fmt: skip
 
 
 def _lost_partition(topology: Topology, block: Block, command: int) -> StoreFailed:

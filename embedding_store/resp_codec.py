@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedding_store.kernel import kernel
-from embedding_store.memory_copy import copy_bytes
+from embedding_store.memory_copy import copy_bytes, put_word
 from embedding_store.store import Int64
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "encode_reads",
     "encode_writes",
     "read_sizes",
+    "reply_sizes",
     "write_sizes",
 ]
 
@@ -84,6 +85,10 @@ _HMGET = np.frombuffer(b"$5\r\nHMGET\r\n", np.uint8)
 _HSET = np.frombuffer(b"$4\r\nHSET\r\n", np.uint8)
 _STAMP = np.frombuffer(b"$7\r\nversion\r\n", np.uint8)
 
+# As they lie in little-endian words.
+_INT64_HEADER = int.from_bytes(b"$8\r\n", "little")
+_CRLF = int.from_bytes(b"\r\n", "little")
+
 _ID_BYTES = 14  # $8\r\n<8>\r\n
 _FRAME_BYTES = 128  # of one command, without its key and rows: headers, ASKING, MULTI, EXEC, stamp
 _LARGEST_HEADER = 24  # *<n>\r\n or $<n>\r\n
@@ -93,6 +98,11 @@ def read_sizes(commands: Commands, keys: Keys) -> Int64:
     """Upper bound of the encoded bytes of each read: int64 `[commands]`."""
     key_bytes = keys.at[commands["key"] + 1] - keys.at[commands["key"]]
     return cast(Int64, key_bytes + commands["rows"] * _ID_BYTES + _FRAME_BYTES)
+
+
+def reply_sizes(commands: Commands) -> Int64:
+    """Upper bound of the bytes of the reply to each read: int64 `[commands]`."""
+    return cast(Int64, (commands["width"] + _LARGEST_HEADER) * commands["rows"] + _FRAME_BYTES)
 
 
 def write_sizes(weights: Commands, slots: Commands, keys: Keys) -> Int64:
@@ -129,26 +139,40 @@ def _put_header(out: Bytes, at: int, kind: int, number: int) -> int:
 
 @kernel
 def _put_int64(out: Bytes, at: int, value: int) -> int:
-    """`$8\\r\\n<value, little-endian>\\r\\n`."""
-    out[at] = 36
-    out[at + 1] = 56
-    out[at + 2] = 13
-    out[at + 3] = 10
-    bits = np.uint64(value)
-    for i in range(8):
-        out[at + 4 + i] = np.uint8((bits >> np.uint64(8 * i)) & np.uint64(255))
-    out[at + 12] = 13
-    out[at + 13] = 10
+    """`$8\\r\\n<value, little-endian>\\r\\n`, and rubbish in the 6 bytes behind it."""
+    put_word(out, at, _INT64_HEADER)
+    put_word(out, at + 4, value)
+    put_word(out, at + 12, _CRLF)
     return at + 14
 
 
 @kernel
-def _put_row(out: Bytes, at: int, block: Bytes, start: int, width: int) -> int:
-    at = _put_header(out, at, 36, width)
-    copy_bytes(out, at, block, start, width)
-    out[at + width] = 13
-    out[at + width + 1] = 10
-    return at + width + 2
+def _header_word(width: int) -> tuple[int, int]:
+    """`\\r\\n$<width>\\r\\n` as a word of at most 8 bytes and its size; size 0: it is longer."""
+    header = np.empty(32, np.uint8)
+    header[0], header[1] = 13, 10
+    size = _put_header(header, 2, 36, width)
+    word = np.uint64(0)
+    for i in range(min(size, 8)):
+        word |= np.uint64(header[i]) << np.uint64(8 * i)
+    return word, (size if size <= 8 else 0)  # type: ignore[return-value]  # uint64 inside the kernel
+
+
+@kernel
+def _put_rows(command: Any, ids: Int64, positions: Int64, block: Bytes, out: Bytes, at: int) -> int:
+    """`$8\\r\\n<id>\\r\\n$<W>\\r\\n<row>\\r\\n` for every row of the command."""
+    width, block_at = command["width"], command["block_at"]
+    word, size = _header_word(width)
+    for row in range(command["row_at"], command["row_at"] + command["rows"]):
+        put_word(out, at, _INT64_HEADER)
+        put_word(out, at + 4, ids[row])
+        put_word(out, at + 12, word)
+        at = at + 12 + size if size else _put_header(out, at + 14, 36, width)
+        copy_bytes(out, at, block, block_at + positions[row] * width, width)
+        out[at + width] = 13
+        out[at + width + 1] = 10
+        at += width + 2
+    return at
 
 
 @kernel
@@ -180,11 +204,7 @@ def _put_change(
     if stamped:
         at = _put_text(out, at, _STAMP)
         at = _put_int64(out, at, stamp)
-    width = command["width"]
-    for row in range(command["row_at"], command["row_at"] + command["rows"]):
-        at = _put_int64(out, at, ids[row])
-        at = _put_row(out, at, block, command["block_at"] + positions[row] * width, width)
-    return at
+    return _put_rows(command, ids, positions, block, out, at)
 
 
 @kernel

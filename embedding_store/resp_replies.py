@@ -12,123 +12,11 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from embedding_store.errors import StoreFailed
-from embedding_store.kernel import kernel
-from embedding_store.memory_copy import copy_bytes
 from embedding_store.resp_codec import NO_STAMP, Bytes, Commands
+from embedding_store.resp_decoder import DONE, ERROR_LINE, UNEXPECTED, decode_rows
 from embedding_store.store import Int64
 
 __all__ = ["ChangeReplies", "Replies", "RowReplies"]
-
-# What `_decode_rows` stopped for, and what a place below 0 means in its callees.
-_DONE, _MORE, _ERROR_LINE, _UNEXPECTED = 0, -1, -2, -3
-
-_CR, _LF, _STAR, _PLUS, _MINUS, _DOLLAR, _ZERO, _NINE = (ord(c) for c in "\r\n*+-$09")
-_NIL_BYTES = 5  # $-1\r\n, as long as +OK\r\n and the shortest of all elements
-
-
-@kernel
-def _read_number(received: Bytes, start: int, stop: int) -> tuple[int, int]:
-    """(number, place behind it) of `<kind><number>\\r\\n` at `start`."""
-    at = start + 1
-    number = 0
-    while at < stop and _ZERO <= received[at] <= _NINE and at - start < 19:
-        number = number * 10 + (received[at] - _ZERO)
-        at += 1
-    if at < stop and (received[at] != _CR or at == start + 1):
-        return 0, _UNEXPECTED
-    if at + 2 > stop:
-        return 0, _MORE
-    if received[at + 1] != _LF:
-        return 0, _UNEXPECTED
-    return number, at + 2
-
-
-@kernel
-def _find_bulk(received: Bytes, start: int, stop: int, width: int) -> tuple[int, int]:
-    """(first byte, place behind) of a bulk string of `width` bytes at `start`; first byte -1: nil."""
-    if stop - start < _NIL_BYTES:
-        return 0, _MORE
-    if received[start] != _DOLLAR:
-        return 0, _UNEXPECTED
-    if received[start + 1] == _MINUS:
-        nil = received[start + 2] == _ZERO + 1 and received[start + 3] == _CR and received[start + 4] == _LF
-        return -1, (start + _NIL_BYTES if nil else _UNEXPECTED)
-    number, first = _read_number(received, start, stop)
-    if first < 0 or number != width:
-        return 0, (first if first < 0 else _UNEXPECTED)
-    if stop - first < width + 2:
-        return 0, _MORE
-    if received[first + width] != _CR or received[first + width + 1] != _LF:
-        return 0, _UNEXPECTED
-    return first, first + width + 2
-
-
-@kernel
-def _find_header(received: Bytes, start: int, stop: int, elements: int) -> int:
-    """Place behind the `*<elements>\\r\\n` at `start`; elements -1: behind an `+OK\\r\\n`."""
-    if start >= stop:
-        return _MORE
-    if received[start] == _MINUS:
-        return _ERROR_LINE
-    if elements < 0:
-        if received[start] != _PLUS:
-            return _UNEXPECTED
-        return start + _NIL_BYTES if stop - start >= _NIL_BYTES else _MORE
-    if received[start] != _STAR:
-        return _UNEXPECTED
-    number, behind = _read_number(received, start, stop)
-    return behind if behind < 0 or number == elements else _UNEXPECTED
-
-
-@kernel
-def _int64_at(received: Bytes, first: int) -> int:
-    bits = np.uint64(0)
-    for i in range(8):
-        bits |= np.uint64(received[first + i]) << np.uint64(8 * i)
-    return np.int64(bits)  # type: ignore[return-value]  # an int64 inside the kernel
-
-
-@kernel
-def _decode_rows(
-    received: Bytes, start: int, stop: int, commands: Commands, positions: Int64, asking: bool,
-    block: Bytes, missing: Bytes, stamps: Int64, state: Int64,
-) -> tuple[int, int]:  # fmt: skip
-    """Decodes as far as it can: (status, place of the first byte left).
-
-    `state` is int64 `[2]`, zeros at first: the command, and the step within its
-    reply (0: the reply to ASKING, 1: the header, 2 and up: bulk strings).
-    """
-    at = start
-    while state[0] < len(commands):
-        command = commands[state[0]]
-        stamped = command["stamped"]
-        elements = command["rows"] + stamped
-        for step in range(0 if asking else 1, 2):
-            if state[1] <= step:
-                behind = _find_header(received, at, stop, elements if step else -1)
-                if behind < 0:
-                    return behind, at
-                at = behind
-                state[1] = step + 1
-        for element in range(state[1] - 2, elements):
-            state[1] = element + 2
-            row = element - stamped
-            width = 8 if row < 0 else command["width"]
-            first, behind = _find_bulk(received, at, stop, width)
-            if behind < 0:
-                return behind, at
-            at = behind
-            if row < 0:
-                stamps[state[0]] = NO_STAMP if first < 0 else _int64_at(received, first)
-                continue
-            position = positions[command["row_at"] + row]
-            missing[command["flag_at"] + position] = first < 0
-            target = command["block_at"] + position * width
-            if first >= 0:
-                copy_bytes(block, target, received, first, width)
-        state[0] += 1
-        state[1] = 0
-    return _DONE, at
 
 
 class Replies(ABC):
@@ -137,11 +25,13 @@ class Replies(ABC):
     Attributes:
         failures: Command -> the error line that the server answered, without
             its `-`. Command -1 is the question for the version.
+        completed: Commands that have been answered, whole.
         done: All replies have come.
     """
 
     def __init__(self) -> None:
         self.failures: dict[int, str] = {}
+        self.completed = 0
         self.done = False
 
     @abstractmethod
@@ -189,14 +79,15 @@ class RowReplies(Replies):
             start = behind
             self._asks_version = False
         while True:
-            status, start = _decode_rows(
+            status, start = decode_rows(
                 received, start, stop, self._commands, self._positions, self._asking,
                 self._block, self._missing, self.stamps, self._state,
             )  # fmt: skip
-            if status == _UNEXPECTED:
+            if status == UNEXPECTED:
                 raise self._unexpected(received, start, stop)
-            if status != _ERROR_LINE:
-                self.done = status == _DONE
+            if status != ERROR_LINE:
+                self.completed = int(self._state[0])
+                self.done = status == DONE
                 return start
             line = _line_at(received, start, stop)
             if line is None:
@@ -245,7 +136,6 @@ class ChangeReplies(Replies):
         super().__init__()
         self._queued = queued
         self._asking = asking
-        self._change = 0
         self._line = 0  # of the change: MULTI and what goes before it, commands, EXEC
         self._results = 0  # lines of an EXEC's array still to come
         self.done = len(queued) == 0
@@ -263,27 +153,27 @@ class ChangeReplies(Replies):
         if self.done or line[:1] not in (b"+", b"-", b":", b"*"):
             raise StoreFailed(f"a reply to a commit is not one that was asked for, it goes on with {line[:40]!r}")
         if line.startswith(b"-"):
-            self.failures.setdefault(self._change, line[1:].decode(errors="replace"))
+            self.failures.setdefault(self.completed, line[1:].decode(errors="replace"))
         if self._results:
             self._results -= 1
             if not self._results:
                 self._next_change()
             return
-        before_exec = 1 + self._asking + int(self._queued[self._change])
+        before_exec = 1 + self._asking + int(self._queued[self.completed])
         self._line += 1
         if self._line <= before_exec:
             return
-        if line.startswith(b"*") and line[1:].isdigit() and int(line[1:]) == self._queued[self._change]:
+        if line.startswith(b"*") and line[1:].isdigit() and int(line[1:]) == self._queued[self.completed]:
             self._results = int(line[1:])
             return
         if not line.startswith(b"-"):
-            self.failures.setdefault(self._change, f"EXEC answered {line[:40].decode(errors='replace')}")
+            self.failures.setdefault(self.completed, f"EXEC answered {line[:40].decode(errors='replace')}")
         self._next_change()
 
     def _next_change(self) -> None:
-        self._change += 1
+        self.completed += 1
         self._line = 0
-        self.done = self._change == len(self._queued)
+        self.done = self.completed == len(self._queued)
 
 
 def _line_at(received: Bytes, start: int, stop: int) -> bytes | None:

@@ -126,6 +126,25 @@ def test_replies_cut_anywhere(
     assert not block.reshape(total, width)[positions][gone].any()
 
 
+@pytest.mark.parametrize("width", [4, 8, 96, 100, 1_000, 9_996, 10_000, 99_996, 100_000, 262_144])
+def test_rows_of_any_length_there_and_back(width: int) -> None:
+    ids, positions = np.array([7, -8, 9]), np.array([2, 0, 1])
+    block = np.random.default_rng(2).integers(0, 256, 3 * width, np.uint8)
+    commands, slots = commands_of([3], width, 0), commands_of([3], 0, 0, 3)
+    rows = [block[width * position : width * (position + 1)].tobytes() for position in positions]
+    words = [word for one, row in zip(ids, rows, strict=True) for word in (id_bytes(one), row)]
+    sent = encode_writes(commands, slots, Keys.of(KEYS), ids, positions, block).tobytes()
+    assert sent == packed("MULTI") + packed("HSET", KEYS[0], *words) + packed("EXEC")
+    back, missing = np.zeros(3 * width, np.uint8), np.full(3, 7, np.uint8)
+    replies = RowReplies(commands, positions, back, missing)
+    stream = b"*3\r\n" + bulk(rows[0]) + bulk(None) + bulk(rows[2])
+    feed_in_pieces(replies, stream, [5, width, 2 * width])
+    assert replies.done
+    assert (replies.completed, missing.tolist()) == (1, [1, 0, 0])
+    back[:width] = block[:width]
+    np.testing.assert_array_equal(back, block)
+
+
 def row_replies(counts: Sequence[int], **options: bool) -> RowReplies:
     total = sum(counts)
     block, missing = np.zeros(4 * total, np.uint8), np.zeros(total, np.uint8)
