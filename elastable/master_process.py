@@ -119,6 +119,8 @@ class _Job:
             self._options.checkpoint_every,
             lambda epoch, logs: progress.epoch(epoch, job.epochs, logs),
         )
+        # Of a job that is resumed: it may have nothing left to do.
+        hooks.logs = self._prepared.progress.logs
         with progress, self._watching(progress):
             callbacks.begin()
             try:

@@ -274,7 +274,7 @@ class Master:
         """How far the job is, with the metrics of the running epoch (after it: of the last)."""
         with self._changed:
             fields = self._state.status_fields()
-            sums, ended = self._state.epoch_metrics, dict(self._driver.last_logs)
+            sums, ended = self._state.epoch_metrics, dict(self._state.logs)
         return JobStatus(metrics={**ended, **self._running(sums)}, store=redacted(self.job.store_url), **fields)
 
     def _running(self, sums: tuple[Tensor, ...]) -> dict[str, float]:

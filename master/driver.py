@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 
 from embedding_store.errors import JobFailed
 from master.api import Tensor
@@ -47,7 +46,6 @@ class Driver:
         self._metrics = metrics
         self._options = options
         self._hooks = Hooks()
-        self.last_logs: Mapping[str, float] = {}
 
     def run(self, hooks: Hooks) -> None:
         """Until the last version is committed and evaluated, the job is stopped, or fails.
@@ -109,8 +107,10 @@ class Driver:
             return
         with self._changed:
             trained = self._state.end_epoch()
-        self.last_logs = {**self._metrics.results(trained), **self._metrics.results(evaluated, "val_")}
-        self._hooks.on_epoch_end(epoch, self.last_logs)
+        logs = {**self._metrics.results(trained), **self._metrics.results(evaluated, "val_")}
+        with self._changed:
+            self._state.logs = logs
+        self._hooks.on_epoch_end(epoch, logs)
         if not self._state.ending and not self._state.board.trained:
             self._begin_epoch()
 

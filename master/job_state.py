@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,7 @@ class JobState:
         self.evaluated = start.evaluated
         self.records = start.records
         self.epoch_metrics = start.metrics
+        self.logs: Mapping[str, float] = dict(start.logs)
         self.evaluation: dict[int, tuple[Tensor, ...]] = {}
         self.snapshot: DenseSnapshot | None = None
         self.counted: dict[str, int] = {}
@@ -213,6 +214,7 @@ class JobState:
             epoch=0 if sync else self.board.place,
             done=self.pushes.done(),
             sequences=self.pushes.sequences(),
+            logs=self.logs,
         )
 
     def status_fields(self) -> dict[str, Any]:

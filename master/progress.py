@@ -29,6 +29,7 @@ class Progress:
         epoch: Async: the epoch in work.
         done: Async: its micro-batches that are in `version`.
         sequences: Async: the last sequence of every worker incarnation.
+        logs: Results of the last epoch that ended, of both splits.
     """
 
     version: int = 0
@@ -38,11 +39,12 @@ class Progress:
     epoch: int = 0
     done: tuple[int, ...] = ()
     sequences: Mapping[str, int] = field(default_factory=dict)
+    logs: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As one JSON object; floats are kept to the bit."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        fields["sequences"] = dict(self.sequences)
+        fields["sequences"], fields["logs"] = dict(self.sequences), dict(self.logs)
         fields["metrics"] = [
             {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "values": tensor.ravel().tolist()}
             for tensor in self.metrics

@@ -11,7 +11,7 @@ import pytest
 
 from master.checkpoint import find_checkpoint, open_checkpoint
 from tests.elastable.conftest import JOB, Trained
-from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running
+from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable
 
 
 def assert_same_model(one: Path, other: Path) -> None:
@@ -70,3 +70,10 @@ def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tm
     assert_same_model(find_checkpoint(tmp_path / "checkpoints"), trained.checkpoint)
     result = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
     assert result["metrics"] == trained.result["metrics"]
+    # There is nothing left to do: it says what there was.
+    again = run_elastable(*arguments, *places)
+    assert again.code == 0, again.err
+    told = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
+    assert (told["version"], told["examples"]) == (40, 0)
+    assert told["metrics"] == result["metrics"]
+    assert told["auc"] == result["auc"]

@@ -83,7 +83,7 @@ def test_lazy_logs_compute_once_when_looked_at() -> None:
 
 def test_progress_survives_json_to_the_bit() -> None:
     metrics = (np.array([[0.1, np.pi]]), np.array(2**40, np.int64))
-    progress = Progress(7, True, 99, metrics, 1, (4, 6), {"a": 3})
+    progress = Progress(7, True, 99, metrics, 1, (4, 6), {"a": 3}, {"loss": 0.1})
     again = Progress.from_json(progress.to_json())
     assert again.to_json() == progress.to_json()
     assert all(
