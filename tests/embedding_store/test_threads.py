@@ -29,6 +29,56 @@ def test_parts_make_the_whole(threads: int, count: int, minimum: int) -> None:
     assert all(stop - start >= min(minimum, count) for start, stop in parts)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(("count", "piece"), [(0, 1), (1, 1), (7, 2), (100, 9), (100, 1000)])
+def test_shared_pieces_make_the_whole(threads: int, count: int, piece: int) -> None:
+    pool, parts, guard = RangePool(threads), list[tuple[int, int]](), threading.Lock()
+
+    def work(start: int, stop: int) -> None:
+        with guard:
+            parts.append((start, stop))
+
+    pool.share(work, count, piece)
+    pool.close()
+    assert [i for start, stop in sorted(parts) for i in range(start, stop)] == list(range(count))
+    assert all(start % piece == 0 and stop == min(count, start + piece) for start, stop in parts)
+
+
+def test_shared_pieces_do_not_wait_for_threads_that_are_busy_elsewhere() -> None:
+    pool, leave, inside = RangePool(2), threading.Event(), threading.Event()
+
+    def hold(start: int, stop: int) -> None:
+        if start == 1:  # in the pool's only thread
+            inside.set()
+            assert leave.wait(WAIT_S)
+        else:
+            assert inside.wait(WAIT_S)
+
+    busy = threading.Thread(target=pool.run, args=(hold, 2, 1))
+    busy.start()
+    assert inside.wait(WAIT_S)
+    done = list[int]()
+    pool.share(lambda start, stop: done.append(start), 5, 1)
+    assert done == [0, 1, 2, 3, 4]
+    leave.set()
+    busy.join(WAIT_S)
+    assert not busy.is_alive()
+    pool.close()
+
+
+def test_errors_of_shared_pieces_reach_the_caller() -> None:
+    pool = RangePool(3)
+    for failing in range(6):
+
+        def work(start: int, stop: int, failing: int = failing) -> None:
+            if start == failing:
+                raise ValueError(f"piece {start}")
+
+        with pytest.raises(ValueError, match="piece"):
+            pool.share(work, 6, 1)
+    pool.close()
+
+
 def test_errors_of_any_part_reach_the_caller() -> None:
     pool = RangePool(3)
     for failing in (0, 10, 20):

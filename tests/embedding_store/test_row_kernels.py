@@ -1,0 +1,83 @@
+"""Gathering and folding rows, for every length of row, wherever they are written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedding_store.row_fold import fold_bags
+from embedding_store.row_gather import can_stream, gather, gather_marked
+from embedding_store.store import Float32
+
+DIMS = (1, 2, 3, 5, 7, 8, 12, 15, 16, 17, 31, 32, 33, 64, 80, 100, 128, 129, 256, 300)
+GUARD = 7.0
+
+
+def outputs(count: int, dim: int) -> list[tuple[Float32, Float32]]:
+    """Buffers full of GUARD, and the part that is to be written: whole, columns of a wider one, unaligned."""
+    whole, wide = np.full((count, dim), GUARD, np.float32), np.full((count, dim + 8), GUARD, np.float32)
+    flat = np.full(count * dim + 2, GUARD, np.float32)
+    return [(whole, whole), (wide, wide[:, 4 : 4 + dim]), (flat, flat[1:-1].reshape(count, dim))]
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_gather(dim: int) -> None:
+    random = np.random.default_rng(dim)
+    rows = random.normal(size=(100, dim)).astype(np.float32)
+    positions = random.integers(0, 100, 50)
+    positions[::9] = -1
+    for streamed in (False, True):
+        for buffer, out in outputs(50, dim):
+            expected = np.full_like(buffer, GUARD)
+            inside = np.ndarray(out.shape, np.float32, expected, out.ctypes.data - buffer.ctypes.data, out.strides)
+            inside[positions >= 0] = rows[positions[positions >= 0]]
+            gather(rows, positions, out, streamed and can_stream(out))
+            np.testing.assert_array_equal(buffer, expected)
+    assert can_stream(np.empty((4, 16), np.float32))
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_gather_marked(dim: int) -> None:
+    random = np.random.default_rng(dim)
+    rows = random.normal(size=(130, dim)).astype(np.float32)
+    live = random.random(130) < 0.5
+    marks = np.packbits(np.pad(live, (0, 62)), bitorder="little").view(np.uint64)
+    ids = random.integers(0, 130, 90)
+    missing = np.empty(90, np.int64)
+    for _, out in outputs(90, dim):
+        count = gather_marked(rows, marks, ids, out, missing, can_stream(out))
+        assert missing[:count].tolist() == np.flatnonzero(~live[ids]).tolist()
+        np.testing.assert_array_equal(out[live[ids]], rows[ids[live[ids]]])
+        assert (out[~live[ids]] == GUARD).all()
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_fold_bags(dim: int, weighted: bool) -> None:
+    random = np.random.default_rng(dim)
+    rows = random.normal(size=(40, dim)).astype(np.float32)
+    fresh = random.normal(size=(5, dim)).astype(np.float32)
+    positions = random.integers(-5, 40, 60)
+    offsets = np.array([0, 0, 1, 20, 20, 57, 60])
+    weights = random.normal(size=60).astype(np.float32) if weighted else None
+    taken = np.where((positions >= 0)[:, None], rows[positions], fresh[~positions % 5])
+    folded = np.zeros((6, dim), np.float32)
+    for bag in range(6):
+        for i in range(offsets[bag], offsets[bag + 1]):
+            folded[bag] += taken[i] if weights is None else taken[i] * weights[i]
+    for first in (0, 1000):  # offsets of a part of a longer list do not begin with zero
+        for buffer, out in outputs(6, dim):
+            fold_bags(rows, fresh, positions, offsets + first, weights, "sum", out)
+            np.testing.assert_array_equal(out, folded)
+            assert (buffer == GUARD).sum() >= buffer.size - out.size
+
+
+def test_nothing_to_gather_or_fold() -> None:
+    rows, none = np.ones((3, 4), np.float32), np.empty(0, np.int64)
+    out = np.full((2, 4), GUARD, np.float32)
+    gather(rows, none, out[:0], False)
+    assert gather_marked(rows, np.ones(1, np.uint64), none, out[:0], none, True) == 0
+    fold_bags(rows, rows[:0], none, np.zeros(1, np.int64), None, "mean", out[:0])
+    assert (out == GUARD).all()
+    fold_bags(rows, rows[:0], none, np.zeros(3, np.int64), None, "mean", out)
+    assert not out.any()

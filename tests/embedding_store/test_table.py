@@ -1,0 +1,285 @@
+"""A table's lookups: rows, bags and ragged bags equal a naive loop, on every kind of store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedding_store import Bags, EmbeddingTable
+from embedding_store.errors import BadIds, BadInput, FutureVersion, IdOutOfRange, SpecConflict, TableNotFound
+from embedding_store.initial_values import initial_rows
+from embedding_store.memory import MemoryStore
+from embedding_store.redis_store import RedisStore
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
+
+DIMS = (32, 64, 80, 256, 1024, 1504)  # those of EmbeddingTables.jl's own tests
+SGD = OptimizerSpec.of("sgd")
+
+
+def naive_bags(rows: Float32, offsets: Int64, weights: Float32 | None, combiner: str) -> Float32:
+    """The left fold in float32, one id after the other."""
+    out = np.zeros((len(offsets) - 1, rows.shape[1]), np.float32)
+    for bag in range(len(out)):
+        divisor = np.float32(0)
+        for i in range(offsets[bag], offsets[bag + 1]):
+            weight = np.float32(1) if weights is None else weights[i]
+            out[bag] = out[bag] + rows[i] * weight
+            divisor = divisor + (weight if combiner == "mean" else weight * weight)
+        if combiner != "sum":
+            divisor = divisor if combiner == "mean" else np.sqrt(divisor)
+            out[bag] = out[bag] / divisor if divisor else 0
+    return out
+
+
+def filled(store: EmbeddingStore, spec: TableSpec, ids: Int64) -> EmbeddingTable:
+    """The table, in which `ids` hold random values."""
+    table = store.table(spec)
+    weights = np.random.default_rng(len(ids)).normal(size=(len(ids), spec.dim)).astype(np.float32)
+    table.put([RowBlock(ids, weights, np.empty((len(ids), 0), np.float32))])
+    return table
+
+
+MEMORY: dict[str, Callable[[], MemoryStore]] = {
+    "one thread": lambda: MemoryStore(threads=1),
+    "three threads": lambda: MemoryStore(threads=3),
+    "behind an index": lambda: MemoryStore(threads=2, direct_bytes=0),
+}
+
+
+@pytest.mark.parametrize("make", MEMORY.values(), ids=MEMORY.keys())
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_grid_of_embeddingtables(dim: int, make: Callable[[], MemoryStore]) -> None:
+    random = np.random.default_rng(dim)
+    with make() as store:
+        table = filled(store, TableSpec("t", dim, 1000, optimizer=SGD), np.arange(1000))
+        whole = np.concatenate([block.weights for block in table.scan()])[np.argsort(_scanned_ids(table))]
+        ids = random.integers(0, 1000, 300)
+        np.testing.assert_array_equal(table.lookup(ids), whole[ids])
+        bags = random.integers(0, 1000, (100, 12))
+        expected = naive_bags(whole[bags.ravel()], np.arange(0, 1201, 12), None, "sum")
+        np.testing.assert_array_equal(table.lookup(bags, combiner="sum"), expected)
+        np.testing.assert_array_equal(table.lookup(bags), whole[bags])
+
+
+def _scanned_ids(table: EmbeddingTable) -> Int64:
+    return np.concatenate([block.ids for block in table.scan()])
+
+
+# -- bags of any kind, on every kind of store
+
+
+@pytest.fixture(params=["direct", "partly filled", "indexed", "dynamic", "half", "redis"])
+def table(request: pytest.FixtureRequest) -> Iterator[EmbeddingTable]:
+    """A table of 200 ids, of which some hold values of their own."""
+    kind = request.param
+    if kind == "redis":
+        store: EmbeddingStore = RedisStore(request.getfixturevalue("redis_url"))
+    else:
+        store = MemoryStore(threads=2, direct_bytes=0 if kind == "indexed" else 1 << 20)
+    dtype = "float16" if kind == "half" else "float32"
+    spec = TableSpec("t", 20, None if kind == "dynamic" else 200, optimizer=SGD, seed=4, dtype=dtype)
+    with store:
+        yield filled(store, spec, np.arange(200) if kind == "direct" else np.arange(0, 200, 3))
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_ragged_bags_equal_the_naive_loop(table: EmbeddingTable, combiner: str, weighted: bool) -> None:
+    random = np.random.default_rng(7)
+    ids = random.integers(0, 200, 400)
+    offsets = np.concatenate([[0, 0], np.sort(random.integers(0, 400, 60)), [400, 400]])
+    weights = random.normal(size=400).astype(np.float32) ** 2 if weighted else None
+    rows = table.store.lookup({"t": ids})["t"]
+    expected = naive_bags(rows, offsets, weights, combiner)
+    found = table.lookup(ids, combiner=combiner, offsets=offsets, weights=weights)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(table.lookup(Bags(ids, combiner, offsets, weights)), expected)
+    matrix = None if weights is None else weights.reshape(50, 8)
+    equal = naive_bags(rows, np.arange(0, 401, 8), weights, combiner)
+    np.testing.assert_array_equal(table.lookup(ids.reshape(50, 8), combiner=combiner, weights=matrix), equal)
+
+
+def test_rows_of_ids_of_any_shape_and_kind(table: EmbeddingTable) -> None:
+    ids = np.array([[3, 7, 3], [0, 199, 8]])
+    rows = table.store.lookup({"t": ids.ravel()})["t"].reshape(2, 3, 20)
+    for given_ids in (ids, ids.tolist(), ids.astype(np.uint8), np.asfortranarray(ids), np.repeat(ids, 2, 1)[:, ::2]):
+        np.testing.assert_array_equal(table.lookup(given_ids), rows)
+    np.testing.assert_array_equal(table.lookup(7), rows[0, 1])
+    assert table.lookup([]).shape == (0, 20)
+    assert table.lookup(np.empty((3, 0), np.int64)).shape == (3, 0, 20)
+
+
+def test_out_is_written_and_returned(table: EmbeddingTable) -> None:
+    ids = np.array([5, 6, 9, 9])
+    out = np.full((4, 20), np.nan, np.float32)
+    assert table.lookup(ids, out) is out
+    np.testing.assert_array_equal(out, table.lookup(ids))
+    out = np.full((2, 20), np.nan, np.float32)
+    assert table.lookup(ids.reshape(2, 2), out=out, combiner="mean") is out
+    np.testing.assert_array_equal(out, table.lookup(ids.reshape(2, 2), combiner="mean"))
+
+
+def test_empty_bags_give_zeros(table: EmbeddingTable) -> None:
+    for combiner in ("sum", "mean", "sqrtn"):
+        assert not table.lookup([], combiner=combiner, offsets=[0, 0, 0]).any()
+        assert table.lookup([], combiner=combiner, offsets=[0]).shape == (0, 20)
+        assert table.lookup(np.empty((3, 0), np.int64), combiner=combiner).tolist() == [[0.0] * 20] * 3
+        assert not table.lookup([4, 5], combiner=combiner, offsets=[0, 2], weights=[0.0, 0.0]).any()
+
+
+def test_reading_writes_nothing_and_unseen_rows_are_initial(table: EmbeddingTable) -> None:
+    before = len(table)
+    spec = table.spec
+    unseen = np.array([1, 4, 199])
+    if before < 200:
+        np.testing.assert_array_equal(table.lookup(unseen), initial_rows(spec, unseen))
+        summed = naive_bags(initial_rows(spec, unseen), np.array([0, 3]), None, "sum")
+        np.testing.assert_array_equal(table.lookup(unseen[None], combiner="sum"), summed)
+    assert len(table) == table.row_count == before
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"out": np.empty((3, 4), np.float64)}, "out must be float32"),
+        ({"out": np.empty((3, 5), np.float32)}, r"out must be float32 \[3, 4\], got float32 \[3, 5\]"),
+        ({"out": [[0.0] * 4] * 3}, "got list"),
+        ({"out": np.empty((4, 3), np.float32).T}, "C-contiguous, got strides"),
+        ({"out": np.empty((3, 8), np.float32)[:, ::2]}, "C-contiguous"),
+        ({"out": np.broadcast_to(np.float32(0), (3, 4))}, "read-only"),
+        ({"combiner": "max"}, r"'max'; known combiners are sum, mean, sqrtn"),
+        ({"combiner": "sum"}, "a combiner needs bags"),
+        ({"offsets": [0, 3]}, "a combiner is needed"),
+        ({"weights": np.ones(3, np.float32)}, "a combiner is needed"),
+        ({"combiner": "sum", "offsets": [1, 3]}, r"begin with 0, got offsets\[0\] = 1"),
+        ({"combiner": "sum", "offsets": [0, 2, 1, 3]}, r"ascend, got offsets\[2\] = 1 after offsets\[1\] = 2"),
+        ({"combiner": "sum", "offsets": [0, 2]}, r"end with the number of ids, 3; got offsets\[1\] = 2"),
+        ({"combiner": "sum", "offsets": [0, 4]}, "end with the number of ids"),
+        ({"combiner": "sum", "offsets": []}, r"integers \[n \+ 1\]"),
+        ({"combiner": "sum", "offsets": [0.0, 3.0]}, "integers"),
+        ({"combiner": "sum", "offsets": [[0, 3]]}, "integers"),
+        ({"combiner": "sum", "offsets": [0, 3], "weights": np.ones(2, np.float32)}, r"float32 \[3\], as the ids are"),
+        ({"combiner": "sum", "offsets": [0, 3], "weights": np.ones(3)}, "weights must be float32"),
+        ({"ids": [1.5, 2.0, 3.0]}, "ids must be integers"),
+        ({"ids": [[1, 2]], "combiner": "sum", "offsets": [0, 2]}, r"with offsets ids must be \[m\]"),
+        ({"ids": Bags([[1, 2]]), "combiner": "sum"}, "Bags hold"),
+        ({"ids": [1, 100, 3]}, r"id 100 at position 1 is outside 0 <= id < 100"),
+        ({"ids": [1, -1, 3], "combiner": "sum", "offsets": [0, 1, 3]}, "id -1 at position 1"),
+    ],
+)
+def test_what_is_refused_names_what_is_wrong(change: dict[str, object], told: str) -> None:
+    with MemoryStore(threads=1) as store:
+        table = store.table(TableSpec("t", 4, 100))
+        arguments = {"ids": [1, 2, 3], **change}
+        with pytest.raises(BadInput, match=rf"table 't'.*{told}") as caught:
+            table.lookup(**arguments)  # type: ignore[arg-type]
+        kinds = {"ids": BadIds, "offsets": BadIds, "id ": IdOutOfRange}
+        assert all(isinstance(caught.value, kind) for word, kind in kinds.items() if told.startswith(word))
+        assert len(table) == 0
+
+
+def test_an_output_over_the_ids_is_refused() -> None:
+    memory = np.zeros(64, np.int64)
+    out = memory[:12].view(np.float32).reshape(6, 4)
+    with MemoryStore(threads=1) as store:
+        table = store.table(TableSpec("t", 4, 100))
+        with pytest.raises(BadInput, match="out overlaps the ids"):
+            table.lookup(memory[10:16], out)
+        with pytest.raises(BadInput, match="out overlaps the weights"):
+            table.lookup(np.zeros((6, 1), np.int64), out, combiner="sum", weights=out.reshape(-1)[:6].reshape(6, 1))
+        with pytest.raises(BadInput, match="out overlaps the offsets"):
+            table.lookup([], out, combiner="sum", offsets=memory[:7])
+        assert not memory.any()
+
+
+def test_tables_are_found_made_and_refused() -> None:
+    spec = TableSpec("t", 4, 100)
+    with MemoryStore(threads=1) as store:
+        with pytest.raises(TableNotFound, match="'t'; tables here: none"):
+            store.table("t")
+        assert store.table(spec).spec == store.table("t").spec == spec
+        with pytest.raises(SpecConflict, match="dim"):
+            store.table(TableSpec("t", 5, 100))
+        assert repr(store.table("t")) == "<EmbeddingTable 't': 100 rows x 4 float32 in MemoryStore>"
+        assert (store.table("t").name, store.table("t").dim) == ("t", 4)
+
+
+def test_scan_put_clear_and_versions_pass_on() -> None:
+    with MemoryStore(threads=1) as store:
+        table = store.table(TableSpec("t", 4, 100, optimizer=SGD))
+        store.commit(Commit(1, {"t": TableUpdate(np.arange(5), np.ones((5, 4), np.float32))}, 0, {}))
+        blocks = list(table.scan(2))
+        assert sum(len(block.ids) for block in blocks) == len(table) == 5
+        rows = table.lookup(np.arange(5), version=1)
+        table.clear()
+        assert len(table) == 0
+        table.put(blocks)
+        np.testing.assert_array_equal(table.lookup(np.arange(5)), rows)
+        with pytest.raises(FutureVersion):
+            table.lookup([1], version=2)
+
+
+# -- any bags, any threads
+
+
+@given(st.data())
+def test_any_bags_equal_the_naive_loop_on_any_number_of_threads(data: st.DataObject) -> None:
+    dim = data.draw(st.integers(1, 40), "dim")
+    size = data.draw(st.sampled_from([None, 50]), "vocabulary")
+    present = data.draw(st.lists(st.integers(0, 49), unique=True), "present")
+    ids = np.array(data.draw(st.lists(st.integers(0, 49), max_size=60), "ids"), np.int64)
+    cuts = data.draw(st.lists(st.integers(0, len(ids)), max_size=12), "cuts")
+    offsets = np.array([0, *sorted(cuts), len(ids)])
+    combiner = data.draw(st.sampled_from(["sum", "mean", "sqrtn"]), "combiner")
+    weights = None
+    if data.draw(st.booleans(), "weighted"):
+        floats = st.floats(0, 4, width=32, allow_subnormal=False)
+        weights = np.array(data.draw(st.lists(floats, min_size=len(ids), max_size=len(ids)), "weights"), np.float32)
+    with MemoryStore(threads=data.draw(st.integers(1, 3), "threads")) as store:
+        table = filled(store, TableSpec("t", dim, size, optimizer=SGD), np.array(present, np.int64))
+        rows = table.lookup(ids)
+        found = table.lookup(ids, combiner=combiner, offsets=offsets, weights=weights)
+        np.testing.assert_array_equal(found, naive_bags(rows, offsets, weights, combiner))
+
+
+@pytest.mark.parametrize("size", [30_000, None])
+def test_large_lookups_are_the_same_for_any_number_of_threads(size: int | None) -> None:
+    """Large enough for several pieces, and for rows that are written past the caches."""
+    random = np.random.default_rng(3)
+    ids = random.integers(0, 30_000, 60_000)
+    offsets = np.concatenate([[0], np.sort(random.integers(0, 60_000, 5_000)), [60_000]])
+    weights = random.normal(size=60_000).astype(np.float32)
+    present = np.arange(0, 30_000, 2)
+    found = []
+    for threads in (1, 3):
+        with MemoryStore(threads=threads) as store:
+            table = filled(store, TableSpec("t", 48, size, optimizer=SGD), present)
+            rows = table.lookup(ids)
+            unaligned = np.zeros(60_000 * 48 + 1, np.float32)[1:].reshape(60_000, 48)
+            np.testing.assert_array_equal(table.lookup(ids, unaligned), rows)
+            bags = table.lookup(ids, combiner="sqrtn", offsets=offsets, weights=weights)
+            found.append((rows.tobytes(), bags.tobytes()))
+            own = initial_rows(table.spec, ids)
+            live = ids % 2 == 0
+            own[live] = next(iter(table.scan(30_000))).weights[ids[live] // 2]
+            np.testing.assert_array_equal(rows, own)
+    assert found[0] == found[1]
+
+
+def test_a_bad_id_anywhere_is_named_as_the_first_of_all() -> None:
+    ids = np.zeros(200_000, np.int64)
+    ids[[150_000, 199_000]] = 60, -3
+    with MemoryStore(threads=3) as store:
+        table = store.table(TableSpec("t", 32, 50))
+        with pytest.raises(IdOutOfRange, match="id 60 at position 150000"):
+            table.lookup(ids)
+        with pytest.raises(IdOutOfRange, match="id 60 at position 150000"):
+            table.lookup(ids.reshape(-1, 4), combiner="sum")
