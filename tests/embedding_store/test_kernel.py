@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "embedding_store"
 PROGRAM = """
 import numpy as np
-from embedding_store.grouping import unique_ids
+from embedding_store.indexer import unique_ids
 print(unique_ids(np.array([5, 5, 9]))[0].tolist())
 """
 
@@ -36,4 +36,4 @@ def test_kernels_run_whatever_can_be_written(tmp_path: Path, writable: str) -> N
     assert (ran.returncode, ran.stdout) == (0, "[5, 9]\n"), ran.stderr
     cached = {"package": blocked, "home": home}.get(writable)
     if cached is not None:
-        assert list(cached.rglob("grouping._unique-*.nbi"))
+        assert list(cached.rglob("indexer._unique-*.nbi"))

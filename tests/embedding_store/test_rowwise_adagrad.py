@@ -35,6 +35,22 @@ def test_equals_the_formula_in_double(dim: int, seed: int) -> None:
     np.testing.assert_allclose(slots[:, 0], accumulator, rtol=1e-6)
 
 
+@given(st.integers(1, 70), st.integers(0, 2**32))
+def test_row_squares_are_added_in_one_order(dim: int, seed: int) -> None:
+    """In 16 sums, joined pairwise, then the rest: whatever the processor."""
+    row = np.random.default_rng(seed).normal(size=dim).astype(np.float32)
+    squares = row * row
+    lanes = np.zeros(16, np.float32)
+    for block in squares[: dim - dim % 16].reshape(-1, 16):
+        lanes += block
+    for width in (8, 4, 2, 1):
+        lanes = lanes[:width] + lanes[width:]
+    total = lanes[0]
+    for square in squares[dim - dim % 16 :]:
+        total += square
+    assert row_squares(row[None])[0] == total / np.float32(dim)
+
+
 @given(st.integers(1, 70), st.integers(1, 4), st.floats(0, 0.5))
 def test_columns_apart_with_row_squares_are_the_whole_row_to_the_bit(dim: int, parts: int, decay: float) -> None:
     random = np.random.default_rng(dim)
