@@ -40,7 +40,7 @@ from embedding_store.spec import (
     ShardOrigin,
     TableSpec,
 )
-from embedding_store.store import Commit, EmbeddingStore, RowBlock, RowSource, TableUpdate
+from embedding_store.store import Commit, EmbeddingStore, RowBlock, RowSource, TableStatistics, TableUpdate
 from embedding_store.variance_scaling import SCALED_INITIALIZERS
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "EmbeddingStore",
     "RowBlock",
     "RowSource",
+    "TableStatistics",
     "TableUpdate",
     # Tables without a cluster.
     "Bags",

@@ -138,14 +138,19 @@ def require_block(spec: TableSpec, slot_width: int, block: RowBlock) -> RowBlock
 
     Raises:
         BadIds, IdOutOfRange: as `require_ids`.
-        BadInput: weights or slots of another dtype or shape, or weights that
+        BadInput: weights, slots or touches of another dtype or shape, or weights that
             the table's dtype cannot hold.
     """
     ids = require_ids(spec, block.ids)
     _require_float32(spec, "weights", block.weights, len(ids), spec.dim, BadInput)
     _require_float32(spec, "slots", block.slots, len(ids), slot_width, BadInput)
     _require_holdable(spec, ids, block.weights)
-    return RowBlock(ids, np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots))
+    touches = block.touches
+    if touches is not None and (
+        not isinstance(touches, np.ndarray) or touches.dtype != np.int64 or touches.shape != (len(ids), 2)
+    ):
+        raise BadInput(f"table {spec.name!r}: touches must be int64 [{len(ids)}, 2], got {_kind(touches)}")
+    return RowBlock(ids, np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots), touches)
 
 
 def _require_float32(

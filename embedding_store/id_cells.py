@@ -26,7 +26,17 @@ import numpy.typing as npt
 from embedding_store.kernel import kernel, prefetch
 from embedding_store.store import Int64
 
-__all__ = ["Cells", "all_lines", "claim", "find", "free_positions", "plan_growth", "refill", "remove"]
+__all__ = [
+    "Cells",
+    "all_lines",
+    "claim",
+    "find",
+    "free_positions",
+    "plan_growth",
+    "refill",
+    "remove",
+    "rows_before_growth",
+]
 
 Cells = npt.NDArray[np.uint64]
 """uint64 `[lines, 8]`."""
@@ -46,7 +56,8 @@ STATE_WORDS = 10
 FIRST_LINES = 256
 MOST_LINES = 1024  # of a segment in a finished table; while it grows half as many more
 LINE_CELLS = 5
-GROW_ABOVE = 0.5  # cells in use on the average; in segments that have yet to move up to half as many more
+LEAST_LOAD = 0.48  # of all cells at least, after every step of growth; before, and in segments that have yet to
+# move, half as many more at most
 
 _AHEAD = 12
 _BLOCK = 64
@@ -82,9 +93,9 @@ def _home(
 @kernel
 def _place(wanted: Word, state: Int64) -> tuple[Word, Word, Word]:
     """`_home` of an id."""
-    old_bits, old_lines = np.uint64(state[0]), np.uint64(state[1])
-    new_bits, new_lines = np.uint64(state[2]), np.uint64(state[3])
-    return _home(_hash(wanted, state[8]), old_bits, old_lines, new_bits, new_lines, state[4])
+    old_bits, old_lines = np.uint64(state[OLD_BITS]), np.uint64(state[OLD_LINES])
+    new_bits, new_lines = np.uint64(state[NEW_BITS]), np.uint64(state[NEW_LINES])
+    return _home(_hash(wanted, state[SEED]), old_bits, old_lines, new_bits, new_lines, state[UNMOVED])
 
 
 @kernel
@@ -152,9 +163,9 @@ def find(cells: Cells, state: Int64, ids: Int64, positions: Int64) -> int:
     In blocks, so that lines arrive while others are hashed; without a branch
     where an id lies in its home line, since no branch on memory is foreseen.
     """
-    old_bits, old_lines = np.uint64(state[0]), np.uint64(state[1])
-    new_bits, new_lines = np.uint64(state[2]), np.uint64(state[3])
-    unmoved, seed = state[4], state[8]
+    old_bits, old_lines = np.uint64(state[OLD_BITS]), np.uint64(state[OLD_LINES])
+    new_bits, new_lines = np.uint64(state[NEW_BITS]), np.uint64(state[NEW_LINES])
+    unmoved, seed = state[UNMOVED], state[SEED]
     if not _fits(len(cells), old_bits, old_lines, new_bits, new_lines, unmoved):
         positions[:] = -1  # read by another process in the midst of a change, which it finds out
         return len(ids)
@@ -207,22 +218,22 @@ def _fits(there: int, old_bits: Word, old_lines: Word, new_bits: Word, new_lines
 @kernel
 def _move_segment(cells: Cells, state: Int64, scratch: Cells) -> None:
     """Moves the last segment that has not moved; after the first one the growth is complete."""
-    old_lines, new_bits, new_lines = state[1], state[2], state[3]
-    segment = state[4] - 1
+    old_lines, new_bits, new_lines = state[OLD_LINES], state[NEW_BITS], state[NEW_LINES]
+    segment = state[UNMOVED] - 1
     source = segment * old_lines
     for line in range(old_lines):
         for word in range(8):
             scratch[line, word] = cells[source + line, word]
-    width = new_lines << (new_bits - state[0])
+    width = new_lines << (new_bits - state[OLD_BITS])
     cells[segment * width : (segment + 1) * width] = np.uint64(0)
-    state[4] = segment
+    state[UNMOVED] = segment
     for line in range(old_lines):
         for k in range(_used(scratch, np.uint64(line))):
             wanted = np.int64(scratch[line, k])
             first, lines, at = _place(wanted, state)
             place, _ = _seek(cells, first, lines, at, wanted)
             _append(cells, place, wanted, _position(scratch, np.uint64(line), np.uint64(k)))
-            state[9] += 1
+            state[MOVED] += 1
     if segment == 0:
         plan_growth(state)
 
@@ -230,20 +241,29 @@ def _move_segment(cells: Cells, state: Int64, scratch: Cells) -> None:
 @kernel
 def plan_growth(state: Int64) -> None:
     """The next size: by a half, then by a third, which doubles it. Segments too long are halved."""
-    bits, lines = state[2], state[3]
-    state[0], state[1], state[4] = bits, lines, 1 << bits
+    bits, lines = state[NEW_BITS], state[NEW_LINES]
+    state[OLD_BITS], state[OLD_LINES], state[UNMOVED] = bits, lines, 1 << bits
     if lines & (lines - 1) == 0:
-        state[3] = lines + lines // 2
+        state[NEW_LINES] = lines + lines // 2
     elif lines < MOST_LINES:
-        state[3] = lines // 3 * 4
+        state[NEW_LINES] = lines // 3 * 4
     else:
-        state[2], state[3] = bits + 1, lines // 3 * 2
+        state[NEW_BITS], state[NEW_LINES] = bits + 1, lines // 3 * 2
 
 
 @kernel
 def all_lines(state: Int64) -> Any:
     """Lines of all segments, moved or not."""
-    return state[4] * state[1] + ((1 << state[0]) - state[4]) * (state[3] << (state[2] - state[0]))
+    return state[UNMOVED] * state[OLD_LINES] + ((1 << state[OLD_BITS]) - state[UNMOVED]) * (
+        state[NEW_LINES] << (state[NEW_BITS] - state[OLD_BITS])
+    )
+
+
+@kernel
+def rows_before_growth(state: Int64) -> Any:
+    """Ids that there may be before another segment moves."""
+    longer = (state[NEW_LINES] << (state[NEW_BITS] - state[OLD_BITS])) - state[OLD_LINES]
+    return np.int64(LEAST_LOAD * LINE_CELLS * (all_lines(state) + longer))
 
 
 @kernel
@@ -266,19 +286,19 @@ def claim(
             continue
         if k > _FULL:
             return count, i
-        position = state[7] - 1
+        position = state[FREE] - 1
         if position >= 0:
-            state[7] = row_ids[position]
+            state[FREE] = row_ids[position]
         else:
-            position = state[6]
-            state[6] += 1
+            position = state[HIGH]
+            state[HIGH] += 1
         row_ids[position] = ids[i]
         _append(cells, line, ids[i], position)
         positions[i] = position
         fresh[count] = i
         count += 1
-        state[5] += 1
-        while state[5] > GROW_ABOVE * LINE_CELLS * all_lines(state):
+        state[COUNT] += 1
+        while state[COUNT] > rows_before_growth(state):
             _move_segment(cells, state, scratch)
     return count, len(ids)
 
@@ -322,9 +342,9 @@ def remove(cells: Cells, row_ids: Int64, state: Int64, ids: Int64) -> int:
         _drop(cells, line, k)
         if full:
             _close_gap(cells, state, first, lines, line - first)
-        row_ids[position] = state[7]
-        state[7] = position + 1
-        state[5] -= 1
+        row_ids[position] = state[FREE]
+        state[FREE] = position + 1
+        state[COUNT] -= 1
         count += 1
     return count
 
@@ -332,7 +352,7 @@ def remove(cells: Cells, row_ids: Int64, state: Int64, ids: Int64) -> int:
 @kernel
 def free_positions(row_ids: Int64, state: Int64, positions: Int64) -> None:
     """Writes the positions that come next into `positions`: free ones, then new ones."""
-    following, high = state[7], state[6]
+    following, high = state[FREE], state[HIGH]
     for i in range(len(positions)):
         if following > 0:
             positions[i] = following - 1
@@ -345,9 +365,9 @@ def free_positions(row_ids: Int64, state: Int64, positions: Int64) -> None:
 @kernel
 def refill(source: Cells, before: Int64, cells: Cells, state: Int64) -> bool:
     """Puts every id of an index into the empty cells of another of the same size; False where one is too full."""
-    for segment in range(1 << before[0]):
-        moved = segment >= before[4]
-        width = (before[3] << (before[2] - before[0])) if moved else before[1]
+    for segment in range(1 << before[OLD_BITS]):
+        moved = segment >= before[UNMOVED]
+        width = (before[NEW_LINES] << (before[NEW_BITS] - before[OLD_BITS])) if moved else before[OLD_LINES]
         for line in range(segment * width, (segment + 1) * width):
             for k in range(_used(source, np.uint64(line))):
                 wanted = np.int64(source[line, k])

@@ -8,6 +8,7 @@ import numpy as np
 
 from embedding_store import id_cells as layout
 from embedding_store.row_directory import RowDirectory
+from embedding_store.scratch import Scratch
 from embedding_store.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.store import Int64
 
@@ -20,9 +21,9 @@ _MOST_ROWS = 1 << 37  # positions have so many bits
 class IdIndex(RowDirectory):
     """Rows in first-come order, found by open addressing over lines of the cache (`id_cells`).
 
-    Half of the cells are in use on the average. With the ids by position a row
-    takes 34 bytes, also while the index grows: it grows by one segment (some
-    thousand cells at most) for about as many new ids, whatever its size.
+    About half of the cells are in use. With the ids by position a row takes 35
+    bytes at most, also while the index grows: it grows by one segment (some
+    thousand cells) for about as many new ids, whatever its size.
     Positions of removed ids are given to the next new ones.
     """
 
@@ -33,6 +34,7 @@ class IdIndex(RowDirectory):
 
     def __init__(self, new_slab: SlabMaker = anonymous_slab) -> None:
         self._new_slab = new_slab
+        self._free, self._fresh = Scratch(np.int64), Scratch(np.int64)
         self.clear()
 
     @property
@@ -52,8 +54,14 @@ class IdIndex(RowDirectory):
 
     @property
     def positions_given(self) -> int:
-        """Positions that have ever been given: rows beyond them were never touched."""
+        """As in `RowDirectory.positions_given`: rows beyond were never written to."""
         return int(self._state[layout.HIGH])
+
+    @property
+    def row_ids(self) -> Int64:
+        """int64 `[positions_given]`, the id at each position; at a free one it means nothing. A view, to read."""
+        row_ids: Int64 = self._ids.array[: self.positions_given, 0]
+        return row_ids
 
     @property
     def cells_moved(self) -> int:
@@ -62,7 +70,7 @@ class IdIndex(RowDirectory):
 
     @property
     def bytes(self) -> int:
-        """Bytes of memory in use: lines of all segments, and ids by position."""
+        """As in `RowDirectory.bytes`: lines of all segments, and ids by position."""
         bits, lines, new_bits, new_lines, unmoved = self._state[: layout.COUNT].tolist()
         moved = (1 << bits) - unmoved
         in_cells: int = 64 * (unmoved * lines + moved * (new_lines << (new_bits - bits)))
@@ -90,13 +98,13 @@ class IdIndex(RowDirectory):
 
     def places(self, ids: Int64) -> Int64:
         """As in `RowDirectory.places`: free positions, the last one first, and then new ones."""
-        positions = np.empty(len(ids), np.int64)
+        positions = self._free.take(len(ids))
         layout.free_positions(self._ids.array[:, 0], self._state, positions)
         return positions
 
     def claim(self, ids: Int64, positions: Int64) -> Int64:
         """As in `RowDirectory.claim`."""
-        fresh = np.empty(len(ids), np.int64)
+        fresh = self._fresh.take(len(ids))
         count = done = 0
         while True:
             row_ids, state = self._ids.array[:, 0], self._state
@@ -145,7 +153,7 @@ class IdIndex(RowDirectory):
     def _lines_for(self, rows: int) -> tuple[int, int]:
         """Lines that there must be to grow to so many rows, and the longest segment that moves then."""
         state, longest = self._state.copy(), 0
-        while rows > layout.GROW_ABOVE * layout.LINE_CELLS * layout.all_lines(state):
+        while rows > layout.rows_before_growth(state):
             longest = max(longest, int(state[layout.OLD_LINES]))
             state[layout.UNMOVED] = 0
             layout.plan_growth(state)

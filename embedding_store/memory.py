@@ -20,6 +20,8 @@ from embedding_store.store import (
     Float32,
     Int64,
     RowBlock,
+    TableStatistics,
+    UInt8,
     refuse_conflict,
     refuse_other_version,
 )
@@ -121,6 +123,8 @@ class MemoryStore(EmbeddingStore):
         """As in `EmbeddingStore.reset_version`."""
         with self._lock.writing():
             self._version = version
+            for table in self._tables.values():
+                table.settle(version)
             self._changes += 1
 
     def row_count(self, table: str) -> int:
@@ -159,6 +163,22 @@ class MemoryStore(EmbeddingStore):
             self._changes += 1
             return count
 
+    def table_statistics(self, table: str) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`."""
+        with self._lock.reading():
+            return self._table(table).statistics()
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`."""
+        with self._lock.reading():
+            return self._table(table).sightings()
+
+    def put_sightings(self, table: str, counters: UInt8) -> None:
+        """As in `EmbeddingStore.put_sightings`."""
+        with self._lock.writing():
+            self._table(table).put_sightings(counters)
+            self._changes += 1
+
     def clear(self, table: str) -> None:
         """As in `EmbeddingStore.clear`."""
         with self._lock.writing():
@@ -193,13 +213,15 @@ class MemoryStore(EmbeddingStore):
 
     def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
         for table, update, _ in staged:
-            table.claim(update, self._pool)
+            table.claim(update, self._pool, commit.version)
 
         def apply(number: int, start: int, stop: int) -> None:
             table, update, rate = staged[number]
             table.apply(update, start, stop, commit.step, rate)
 
         self._run([len(staged_update.update.ids) for _, staged_update, _ in staged], apply)
+        for table in self._tables.values():
+            table.evict(commit.version)
         self._version = commit.version
         self._changes += 1
 

@@ -13,15 +13,18 @@ from embedding_store.row_directory import DirectRows, RowDirectory
 from embedding_store.row_dtypes import round_update
 from embedding_store.row_fold import fold_bags
 from embedding_store.row_gather import gather, gather_marked
+from embedding_store.row_membership import RowMembership
 from embedding_store.row_optimizer import row_optimizer
+from embedding_store.scratch import Scratch
 from embedding_store.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock, TableUpdate
+from embedding_store.store import Float32, Int64, RowBlock, TableStatistics, TableUpdate, UInt8
 from embedding_store.table_rows import MakeRows, TableRows, resident_rows
 
 __all__ = ["MemoryTable", "StagedUpdate"]
 
 _FRESH_A_THREAD = 1 << 12
+_FOUND_A_THREAD = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,15 @@ class StagedUpdate:
         update: The validated gradients.
         block: New rows, where the optimizer is not fused and has run already.
         positions: int64 `[u]`, filled in when rows are claimed.
+        sighted: int64, the ids that a table with admission counts once more.
+        refused: How many ids were left out, as they are not admitted yet.
     """
 
     update: TableUpdate
     block: RowBlock | None
     positions: Int64
+    sighted: Int64 | None = None
+    refused: int = 0
 
 
 class MemoryTable:
@@ -69,7 +76,10 @@ class MemoryTable:
         row_bytes = spec.weight_bytes + 4 * self.slot_width
         size = spec.vocabulary_size
         self._direct = size if size is not None and size * row_bytes <= direct_bytes else None
+        # Of updates: they are claimed and applied one at a time.
+        self._positions = Scratch(np.int64)
         self._directory, self._rows = self._empty()
+        self._members = RowMembership(spec, self._directory.capacity, new_slab)
 
     @property
     def count(self) -> int:
@@ -131,6 +141,8 @@ class MemoryTable:
             MemoryError: no room for new rows.
             Exception: whatever an optimizer that is not fused raises.
         """
+        whole = len(update.ids)
+        update, sighted = self._members.screen(update, self._directory)
         block = None
         if not self.optimizer.fused:
             block = self._block(update.ids)
@@ -141,13 +153,15 @@ class MemoryTable:
             )
             round_update(self.spec, update.ids, step, block.weights)
         self._reserve(update.ids)
-        return StagedUpdate(update, block, np.empty(len(update.ids), np.int64))
+        return StagedUpdate(update, block, self._positions.take(len(update.ids)), sighted, whole - len(update.ids))
 
-    def claim(self, staged: StagedUpdate, pool: RangePool) -> None:
-        """Gives every id of the update a row, with initial values where it is new."""
+    def claim(self, staged: StagedUpdate, pool: RangePool, version: int) -> None:
+        """Gives every id of the update a row, with initial values where it is new; all are touched at `version`."""
         ids, positions = staged.update.ids, staged.positions
         self._reserve(ids)  # there is room already, unless the table was cleared since
-        fresh = self._directory.claim(ids, positions)
+        fresh = self._places(ids, positions, pool)
+        self._members.count(staged.sighted, staged.refused)
+        self._members.touch(positions, fresh, version)
         self._rows.prepare(positions, fresh, pool)
         if staged.block is None and len(fresh):
             fresh_ids, fresh_rows = ids[fresh], positions[fresh]
@@ -156,6 +170,25 @@ class MemoryTable:
                 self._rows.initialise(fresh_ids[start:stop], fresh_rows[start:stop])
 
             pool.run(initialise, len(fresh), _FRESH_A_THREAD)
+
+    def _places(self, ids: Int64, positions: Int64, pool: RangePool) -> Int64:
+        """`RowDirectory.claim`; ids that have a row, mostly all, are found by all threads."""
+
+        def find(start: int, stop: int) -> None:
+            self._directory.find(ids[start:stop], positions[start:stop])
+
+        pool.run(find, len(ids), _FOUND_A_THREAD)
+        strangers = np.flatnonzero(positions < 0)
+        if not len(strangers):
+            return strangers
+        places = np.empty(len(strangers), np.int64)
+        fresh = strangers[self._directory.claim(ids[strangers], places)]
+        positions[strangers] = places
+        return fresh
+
+    def evict(self, version: int) -> None:
+        """Lets go of rows, as the table's eviction says for this version; cannot fail."""
+        self._members.evict(version, self._directory)
 
     def apply(self, staged: StagedUpdate, start: int, stop: int, step: int, learning_rate: float) -> None:
         """Updates the claimed rows `start..stop` of the update; ranges may run on different threads."""
@@ -173,11 +206,16 @@ class MemoryTable:
         positions = np.empty(len(block.ids), np.int64)
         self._directory.claim(block.ids, positions)
         self._rows.write(positions, block.weights, block.slots)
+        self._members.put(positions, block.touches)
+
+    def settle(self, version: int) -> None:
+        """Rows that were put without saying when they were touched count as touched at this version."""
+        self._members.settle(version, self._directory)
 
     def scan(self, cursor: int, limit: int) -> tuple[RowBlock, int]:
         """The next block of rows from `cursor` (first 0), and the next cursor; an empty block ends it."""
         ids, positions, cursor = self._directory.scan(cursor, limit)
-        return RowBlock(ids, *self._rows.block(positions)), cursor
+        return RowBlock(ids, *self._rows.block(positions), self._members.touches(positions)), cursor
 
     def stored(self, ids: Int64) -> RowBlock:
         """Of `ids` int64 `[n]` the rows that hold a value of their own, in that order."""
@@ -185,16 +223,32 @@ class MemoryTable:
         if self._directory.find(ids, positions):
             live = positions >= 0
             ids, positions = ids[live], positions[live]
-        return RowBlock(ids, *self._rows.block(positions))
+        return RowBlock(ids, *self._rows.block(positions), self._members.touches(positions))
 
     def delete(self, ids: Int64) -> int:
         """Takes the rows of `ids` int64 `[n]` away; returns how many there were."""
+        self._members.forget(ids, self._directory)
         return self._directory.remove(ids)
 
+    def statistics(self) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`; bytes of the address space that rows have come to use."""
+        row_bytes = self.spec.weight_bytes + 4 * self.slot_width + self._members.row_bytes
+        held = self._directory.bytes + self._members.bytes + self._directory.positions_given * row_bytes
+        return TableStatistics(self.count, held, self._members.refused, self._members.evicted)
+
+    def sightings(self) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`."""
+        return self._members.sightings()
+
+    def put_sightings(self, counters: UInt8) -> None:
+        """As in `EmbeddingStore.put_sightings`."""
+        self._members.put_sightings(counters)
+
     def clear(self) -> None:
-        """Forgets every row and gives the memory back."""
+        """Forgets every row and sighting, and gives the memory back."""
         self._rows.close()
         self._directory, self._rows = self._empty()
+        self._members = RowMembership(self.spec, self._directory.capacity, self._new_slab)
 
     def close(self) -> None:
         """Gives back what is not memory."""
@@ -209,6 +263,7 @@ class MemoryTable:
         """Room for the rows of `ids`, whether they have one or not; nothing has changed when it fails."""
         self._directory.reserve(len(ids))
         self._rows.grow(self._directory.capacity)
+        self._members.grow(self._directory.capacity)
         self._rows.allocate(self._directory.places(ids))
 
     def _block(self, ids: Int64) -> RowBlock:

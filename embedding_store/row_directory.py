@@ -8,6 +8,7 @@ import numpy as np
 
 from embedding_store.kernel import kernel
 from embedding_store.row_gather import Words
+from embedding_store.scratch import Scratch
 from embedding_store.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.store import Int64
 
@@ -35,6 +36,16 @@ class RowDirectory(ABC):
         """One bit an id for whether it has a row, where that lies at `position = id`; None where it does not."""
         return None
 
+    @property
+    @abstractmethod
+    def positions_given(self) -> int:
+        """Rows of slabs beside this directory that were ever written to."""
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """Bytes of memory that the directory uses."""
+
     @abstractmethod
     def find(self, ids: Int64, positions: Int64) -> int:
         """Writes each id's position into `positions` int64 `[n]`, -1 for none; returns how many have none."""
@@ -59,13 +70,17 @@ class RowDirectory(ABC):
 
     @abstractmethod
     def places(self, ids: Int64) -> Int64:
-        """int64: positions, in any order, that `claim(ids)` may newly give; room must have been reserved."""
+        """int64: positions, in any order, that `claim(ids)` may newly give; room must have been reserved.
+
+        Good until the next call of `places`.
+        """
 
     @abstractmethod
     def claim(self, ids: Int64, positions: Int64) -> Int64:
         """As `find`, giving rows to ids that have none; returns their indices in `ids`, int64 `[fresh]`.
 
-        Room must have been reserved. Ids may repeat; the first occurrence is the fresh one.
+        Room must have been reserved. Ids may repeat; the first occurrence is the fresh one. What is returned
+        is good until the next call of `claim`.
         """
 
     @abstractmethod
@@ -93,12 +108,23 @@ class DirectRows(RowDirectory):
         self.count = 0
         self._size = size
         self._new_slab = new_slab
+        self._fresh = Scratch(np.int64)
         self._live = self._bits()
 
     @property
     def capacity(self) -> int:
         """The vocabulary size."""
         return self._size
+
+    @property
+    def positions_given(self) -> int:
+        """As in `RowDirectory.positions_given`, without counting rows that were taken away."""
+        return self.count
+
+    @property
+    def bytes(self) -> int:
+        """As in `RowDirectory.bytes`: one bit an id."""
+        return int(self._live.array.nbytes)
 
     @property
     def marks(self) -> Words:
@@ -122,7 +148,7 @@ class DirectRows(RowDirectory):
 
     def claim(self, ids: Int64, positions: Int64) -> Int64:
         """As in `RowDirectory.claim`."""
-        fresh = np.empty(len(ids), np.int64)
+        fresh = self._fresh.take(len(ids))
         count = _claim(self._live.array[:, 0], ids, positions, fresh)
         self.count += count
         return fresh[:count]

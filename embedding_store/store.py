@@ -80,7 +80,8 @@ class RowBlock:
         slots: float32 `[n, slot_width]`: the optimizer's slots side by side.
         touches: int64 `[n, 2]`, of tables with eviction: the version that last
             touched the row, and how often it was touched since rows were last
-            looked at. None: as if touched when it is put.
+            looked at. None: as if touched once, at the version that is declared or
+            committed next.
     """
 
     ids: Int64
