@@ -16,8 +16,18 @@ import numpy.typing as npt
 from embedding_store.kernel import kernel, prefetch
 from embedding_store.number_bits import bits_of, float_of
 from embedding_store.store import Float32, Int64
+from embedding_store.wide_rows import with_gaps
 
-__all__ = ["HALF_DTYPES", "UInt16", "gather_half", "round_half", "round_half_randomly", "scatter_half"]
+__all__ = [
+    "HALF_DTYPES",
+    "UInt16",
+    "gather_half",
+    "load_half",
+    "round_half",
+    "round_half_randomly",
+    "scatter_half",
+    "store_half",
+]
 
 UInt16 = npt.NDArray[np.uint16]
 
@@ -25,7 +35,7 @@ _BFLOAT16, _FLOAT16 = 0, 1
 HALF_DTYPES = {"bfloat16": _BFLOAT16, "float16": _FLOAT16}
 """Dtype name -> how the kernels here call it."""
 
-_AHEAD = 16
+_AHEAD = 32
 
 
 def gather_half(kind: int, rows: UInt16, positions: Int64, out: Float32) -> None:
@@ -35,9 +45,9 @@ def gather_half(kind: int, rows: UInt16, positions: Int64, out: Float32) -> None
         kind: A value of `HALF_DTYPES`.
         rows: uint16 `[rows, dim]`: the numbers' bits.
         positions: int64 `[n]`.
-        out: float32 `[n, dim]`.
+        out: float32 `[n, dim]`; rows may lie apart, columns may not.
     """
-    _gather(kind, rows, positions, out)
+    _gather(kind, rows, positions, with_gaps(out))
 
 
 def scatter_half(kind: int, values: Float32, bits: UInt16 | None, rows: UInt16, positions: Int64) -> None:
@@ -55,6 +65,27 @@ def scatter_half(kind: int, values: Float32, bits: UInt16 | None, rows: UInt16, 
         _scatter_nearest(kind, values, rows, positions)
     else:
         _scatter_randomly(kind, values, bits, rows, positions)
+
+
+def load_half(kind: int, rows: UInt16, slots: Float32, positions: Int64, weights: Float32, states: Float32) -> None:
+    """Rows and their slots, side by side in memory: `gather_half` of both.
+
+    Args:
+        kind: A value of `HALF_DTYPES`.
+        rows: uint16 `[rows, dim]`.
+        slots: float32 `[rows, slot_width]`.
+        positions: int64 `[n]`, none negative.
+        weights: float32 `[n, dim]`, to write to.
+        states: float32 `[n, slot_width]`, to write to.
+    """
+    _load(kind, rows, slots, positions, weights, states)
+
+
+def store_half(
+    kind: int, weights: Float32, bits: UInt16, states: Float32, rows: UInt16, slots: Float32, positions: Int64
+) -> None:
+    """Back from where `load_half` put them, weights rounded by random `bits` uint16 `[n, dim]`."""
+    _store(kind, weights, bits, states, rows, slots, positions)
 
 
 def round_half(kind: int, values: Float32, positions: Int64) -> None:
@@ -144,7 +175,7 @@ def _to_half_randomly(value: np.float32, random: np.uint16) -> np.uint16:
 
 @kernel
 def _gather(kind: int, rows: UInt16, positions: Int64, out: Float32) -> None:
-    count, dim = out.shape
+    count, dim = len(positions), rows.shape[1]
     for i in range(count):
         prefetch(rows, positions[min(i + _AHEAD, count - 1)])
         p = positions[i]
@@ -181,6 +212,43 @@ def _scatter_randomly(kind: int, values: Float32, bits: UInt16, rows: UInt16, po
         else:
             for j in range(dim):
                 rows[p, j] = _to_half_randomly(values[i, j], bits[i, j])
+
+
+@kernel
+def _load(kind: int, rows: UInt16, slots: Float32, positions: Int64, weights: Float32, states: Float32) -> None:
+    count, dim = weights.shape
+    width = states.shape[1]
+    for i in range(count):
+        ahead = positions[min(i + _AHEAD, count - 1)]
+        prefetch(rows, ahead)
+        prefetch(slots, ahead)
+        p = positions[i]
+        if kind == _BFLOAT16:
+            for j in range(dim):
+                weights[i, j] = _from_bfloat(rows[p, j])
+        else:
+            for j in range(dim):
+                weights[i, j] = _from_half(rows[p, j])
+        for j in range(width):
+            states[i, j] = slots[p, j]
+
+
+@kernel
+def _store(
+    kind: int, weights: Float32, bits: UInt16, states: Float32, rows: UInt16, slots: Float32, positions: Int64
+) -> None:
+    count, dim = weights.shape
+    width = states.shape[1]
+    for i in range(count):
+        p = positions[i]
+        if kind == _BFLOAT16:
+            for j in range(dim):
+                rows[p, j] = _to_bfloat_randomly(weights[i, j], bits[i, j])
+        else:
+            for j in range(dim):
+                rows[p, j] = _to_half_randomly(weights[i, j], bits[i, j])
+        for j in range(width):
+            slots[p, j] = states[i, j]
 
 
 @kernel

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.half_numbers import HALF_DTYPES, gather_half, scatter_half
+from embedding_store.half_numbers import HALF_DTYPES, gather_half, load_half, scatter_half, store_half
 from embedding_store.initial_values import initial_rows
-from embedding_store.kernel import kernel, prefetch
-from embedding_store.rounding_bits import rounding_bits
+from embedding_store.rounding_bits import rounding_bits, rounding_words
 from embedding_store.row_optimizer import RowOptimizer
 from embedding_store.row_values import RowValues
 from embedding_store.slab import Slab, SlabMaker
@@ -16,8 +15,7 @@ from embedding_store.store import Float32, Int64
 
 __all__ = ["HalfRows"]
 
-_AHEAD = 8
-_PIECE = 1 << 14  # float32 values of weights and slots that are worked on at a time: 64 KiB, for the cache
+_PIECE = 1 << 16  # float32 values of weights and slots that are worked on at a time: 256 KiB, for the cache
 
 
 class HalfRows(RowValues):
@@ -68,35 +66,18 @@ class HalfRows(RowValues):
         learning_rate: float,
     ) -> None:
         """As in `RowValues.update`."""
-        rows = self._slab.array
-        many = min(len(ids), max(1, _PIECE // (rows.shape[1] + slots.shape[1])))
-        weights = np.empty((many, rows.shape[1]), np.float32)
-        states = np.empty((many, slots.shape[1]), np.float32)
+        rows, width = self._slab.array, slots.shape[1]
+        many = min(len(ids), max(1, _PIECE // (self._spec.dim + width)))
+        weights = np.empty((many, self._spec.dim), np.float32)
+        states = np.empty((many, width), np.float32)
+        room = np.empty(rounding_words(self._spec, many), np.uint32)
         order = np.arange(many)
         for start in range(0, len(ids), many):
-            stop = min(start + many, len(ids))
-            count, there = stop - start, positions[start:stop]
+            piece = slice(start, start + many)
+            there, gradient = positions[piece], gradients[piece]
+            count, given = len(there), None if squares is None else squares[piece]
             w, s = weights[:count], states[:count]
-            gather_half(self._kind, rows, there, w)
-            _gather(slots, there, s)
-            given = None if squares is None else squares[start:stop]
-            optimizer.apply_columns(w, s, order[:count], gradients[start:stop], given, step, learning_rate)
-            scatter_half(self._kind, w, rounding_bits(self._spec, ids[start:stop], step), rows, there)
-            _scatter(s, slots, there)
-
-
-@kernel
-def _gather(slots: Float32, positions: Int64, states: Float32) -> None:
-    count, width = states.shape
-    for i in range(count):
-        prefetch(slots, positions[min(i + _AHEAD, count - 1)])
-        for j in range(width):
-            states[i, j] = slots[positions[i], j]
-
-
-@kernel
-def _scatter(states: Float32, slots: Float32, positions: Int64) -> None:
-    count, width = states.shape
-    for i in range(count):
-        for j in range(width):
-            slots[positions[i], j] = states[i, j]
+            load_half(self._kind, rows, slots, there, w, s)
+            optimizer.apply_columns(w, s, order[:count], gradient, given, step, learning_rate)
+            bits = rounding_bits(self._spec, ids[piece], step, room)
+            store_half(self._kind, w, bits, s, rows, slots, there)

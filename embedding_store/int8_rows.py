@@ -13,6 +13,7 @@ from embedding_store.row_values import RowValues
 from embedding_store.slab import Slab, SlabMaker
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
+from embedding_store.wide_rows import with_gaps
 
 __all__ = ["Int8Rows"]
 
@@ -41,7 +42,7 @@ class Int8Rows(RowValues):
 
     def read(self, positions: Int64, out: Float32) -> None:
         """As in `RowValues.read`."""
-        _gather(self._slab.array, positions, out)
+        _gather(self._slab.array, positions, with_gaps(out))
 
     def slabs(self) -> tuple[Slab, ...]:
         """As in `RowValues.slabs`."""
@@ -79,7 +80,7 @@ _LEAST_SCALE = np.float32(2.0**-110)  # smaller ones would have products that ar
 
 @kernel
 def _gather(rows: _UInt8, positions: Int64, out: Float32) -> None:
-    count, dim = out.shape
+    count, dim = len(positions), rows.shape[1] - 4
     for i in range(count):
         prefetch(rows, positions[min(i + _AHEAD, count - 1)])
         p = positions[i]

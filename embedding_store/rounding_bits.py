@@ -20,52 +20,55 @@ from embedding_store.kernel import kernel
 from embedding_store.spec import TableSpec
 from embedding_store.store import Int64
 
-__all__ = ["rounding_bits", "rounding_key"]
+__all__ = ["Words", "rounding_bits", "rounding_key", "rounding_words"]
+
+Words = npt.NDArray[np.uint32]
 
 _BLOCK = 8  # columns that one call of Philox serves
-_Words = npt.NDArray[np.uint32]
 
 
-def rounding_bits(spec: TableSpec, ids: Int64, step: int) -> UInt16:
+def rounding_bits(spec: TableSpec, ids: Int64, step: int, room: Words | None = None) -> UInt16:
     """Random bits, one uint16 for each value of some rows.
 
     Args:
         spec: The table; its name, seed, dim and origin count.
         ids: int64 `[n]`.
         step: Optimizer steps taken before; the next 2**32 steps differ.
+        room: uint32 `[rounding_words(spec, n)]` or more to work in; made if None.
 
     Returns:
-        uint16 `[n, dim]`, rows C-contiguous.
+        uint16 `[n, dim]`, rows C-contiguous; a view of `room`.
     """
     first = spec.origin.first_column
-    start = first // _BLOCK
-    blocks = -(-(first + spec.dim) // _BLOCK) - start
-    counters = np.empty((3, len(ids) * blocks), np.uint32)
-    _count(whole_ids(spec.origin, ids), start, blocks, counters)
-    words = np.empty(4 * counters.shape[1], np.uint32)
-    _philox(counters, np.uint64(step & 0xFFFFFFFF), *rounding_key(spec.seed, spec.name), words)
+    start, blocks = _blocks(spec)
+    words = room if room is not None else np.empty(rounding_words(spec, len(ids)), np.uint32)
+    key = rounding_key(spec.seed, spec.name)
+    count = len(ids) * blocks
+    counters, words = words[: 3 * count].reshape(3, count), words[3 * count : 7 * count]
+    _fill(whole_ids(spec.origin, ids), start, blocks, np.uint64(step & 0xFFFFFFFF), *key, counters, words)
     # Words are little-endian everywhere: the lower half is the earlier column.
-    bits: UInt16 = words.astype("<u4", copy=False).view("<u2").reshape(len(ids), blocks * _BLOCK)
+    halves = words.astype("<u4", copy=False).view("<u2")
+    bits: UInt16 = halves.reshape(len(ids), blocks * _BLOCK)
     skipped = first - start * _BLOCK
     return bits[:, skipped : skipped + spec.dim]
+
+
+def rounding_words(spec: TableSpec, rows: int) -> int:
+    """How many uint32 `rounding_bits` works in for so many rows."""
+    return 7 * rows * _blocks(spec)[1]
+
+
+def _blocks(spec: TableSpec) -> tuple[int, int]:
+    """The first block of columns that the table has a part of, and how many there are."""
+    first = spec.origin.first_column
+    start = first // _BLOCK
+    return start, -(-(first + spec.dim) // _BLOCK) - start
 
 
 @lru_cache(maxsize=4096)
 def rounding_key(seed: int, name: str) -> tuple[np.uint64, np.uint64]:
     """The two 32-bit words of a table's Philox key for rounding."""
     return philox_key(seed, name, b"rounding")
-
-
-@kernel
-def _count(ids: Int64, start: int, blocks: int, counters: _Words) -> None:
-    """The counters of every block of every row: id, low and high, and block."""
-    for i in range(len(ids)):
-        low, high = np.uint32(ids[i] & 0xFFFFFFFF), np.uint32((ids[i] >> 32) & 0xFFFFFFFF)
-        for block in range(blocks):
-            at = i * blocks + block
-            counters[0, at] = low
-            counters[1, at] = high
-            counters[2, at] = np.uint32(start + block)
 
 
 _WORD = np.uint64(0xFFFFFFFF)
@@ -86,8 +89,20 @@ def _round(
 
 
 @kernel
-def _philox(counters: _Words, step: np.uint64, k0: np.uint64, k1: np.uint64, words: _Words) -> None:
-    """Ten rounds, written out: as an inner loop they would keep the outer one from being vectorised."""
+def _fill(
+    ids: Int64, start: int, blocks: int, step: np.uint64, k0: np.uint64, k1: np.uint64, counters: Words, words: Words
+) -> None:
+    """The counters of every block of every row, but for the step; and the bits that they give, four words each.
+
+    All ten rounds are written out, and counters laid down before: an inner loop
+    would keep the outer one from being vectorised.
+    """
+    for i in range(len(ids)):
+        for k in range(blocks):
+            at = i * blocks + k
+            counters[0, at] = np.uint32(ids[i] & 0xFFFFFFFF)
+            counters[1, at] = np.uint32((ids[i] >> 32) & 0xFFFFFFFF)
+            counters[2, at] = np.uint32(start + k)
     for i in range(counters.shape[1]):
         a, b, c, d = np.uint64(counters[0, i]), np.uint64(counters[1, i]), np.uint64(counters[2, i]), step
         a, b, c, d = _round(a, b, c, d, k0, k1, 0)

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from embedding_store.half_numbers import HALF_DTYPES, gather_half, round_half, round_half_randomly, scatter_half
+from embedding_store.row_dtypes import row_values
+from embedding_store.slab import anonymous_slab
+from embedding_store.spec import TableSpec
 
 DIM = 64
 EVERY_NUMBER = np.arange(1 << 16, dtype=np.uint16).reshape(-1, DIM)
@@ -137,3 +140,21 @@ def test_rows_at_negative_positions_are_left_alone(dtype: str) -> None:
     gather_half(HALF_DTYPES[dtype], EVERY_NUMBER, np.array([2, -1, 5]), out)
     assert (out[1] == 9).all()
     np.testing.assert_array_equal(out[[0, 2]], widened(dtype, EVERY_NUMBER)[[2, 5]])
+
+
+@pytest.mark.parametrize("dtype", [*HALF_DTYPES, "int8"])
+def test_rows_may_be_columns_of_a_wider_buffer(dtype: str) -> None:
+    spec, random = TableSpec("t", DIM, 9, dtype), np.random.default_rng(6)
+    values = row_values(spec, 9, anonymous_slab)
+    values.write(np.arange(9), random.normal(size=(9, DIM)).astype(np.float32))
+    positions, plain = np.array([3, -1, 8]), np.full((3, DIM), 7, np.float32)
+    values.read(positions, plain)
+    wide = np.full((3, DIM + 5), 7, np.float32)
+    for out in (wide[:, 5:], wide[:, :-5], wide[:, 2:-3], np.full((6, DIM), 7, np.float32)[::2]):
+        wide[:] = 7
+        values.read(positions, out)
+        np.testing.assert_array_equal(out, plain)
+        assert (wide == 7).sum() >= 3 * 5 + DIM
+    backwards = np.full((3, DIM), 7, np.float32)
+    values.read(positions, backwards[::-1])
+    np.testing.assert_array_equal(backwards[::-1], plain)
