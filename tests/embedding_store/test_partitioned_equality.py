@@ -105,7 +105,7 @@ def test_initial_values_that_depend_on_the_shape(composition: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["token", "encoding"])
 def test_a_table_that_starts_at_its_target_is_never_changed(strategy: str) -> None:
-    """The host-embedding document's oracle: ones[4, 1024], ids 1 and 2, weight 0, target 1: loss 1, rows as they were."""
+    """The host-embedding document's oracle: ones[4, 1024], ids 1, 2, weight 0, target 1: loss 1, same rows."""
     ids, spec = np.array([1, 2], np.int64), TableSpec("t", 1024, 4, initializer=InitializerSpec("ones"))
     with PartitionedStore(memories(2), strategy) as store:
         store.create_table(spec)

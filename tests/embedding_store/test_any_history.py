@@ -1,0 +1,188 @@
+"""Any sequence of lookups, updates, growth, deletion, re-partitioning and moves between backends: dictionaries."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from embedding_store.file_store import FileStore
+from embedding_store.grouping import coalesce
+from embedding_store.initial_values import initial_rows
+from embedding_store.memory import MemoryStore
+from embedding_store.partitioned import PartitionedStore
+from embedding_store.repartition import repartition
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore
+from tests.contracts.store_samples import rows_by_id
+from tests.embedding_store.dictionary_model import ModelTable
+
+SPECS = [
+    TableSpec("fixed", 5, 40, optimizer=OptimizerSpec.of("adam", learning_rate=0.1), seed=1),
+    TableSpec("dynamic", 3, initializer=InitializerSpec("normal", 0, 1), optimizer=OptimizerSpec.of("adagrad")),
+    TableSpec("narrow", 1, optimizer=OptimizerSpec.of("sgd", learning_rate=0.5), seed=3),
+    TableSpec("rowwise", 6, optimizer=OptimizerSpec.of("rowwise_adagrad", learning_rate=0.5), seed=4),
+]
+RATES = {"adam": 0.1, "adagrad": 0.001, "sgd": 0.5, "rowwise_adagrad": 0.5}
+EDGES = [-(2**63), -(2**63) + 1, -(2**31) - 1, 2**31, 2**32, 2**62, 2**63 - 2, 2**63 - 1]
+
+MakeStore = Callable[[Path], EmbeddingStore]
+
+
+def memory(_: Path) -> EmbeddingStore:
+    return MemoryStore(threads=1)
+
+
+def in_files(folder: Path) -> EmbeddingStore:
+    return FileStore(Path(tempfile.mkdtemp(dir=folder)), 1 << 20, threads=1)
+
+
+def split(strategy: str, *shards: MakeStore) -> MakeStore:
+    return lambda folder: PartitionedStore([make(folder) for make in shards], strategy)
+
+
+BACKENDS: dict[str, MakeStore] = {
+    "memory": memory,
+    "memory, indexed": lambda _: MemoryStore(threads=2, direct_bytes=0),
+    "files": in_files,
+    "token 2": split("token", memory, memory),
+    "token 3": split("token", memory, memory, memory),
+    "token 3, mixed": split("token", memory, in_files, memory),
+    "encoding 2": split("encoding", memory, memory),
+    "encoding 4": split("encoding", memory, memory, memory, memory),
+    "encoding 2, mixed": split("encoding", in_files, memory),
+    "token of encoding": split("token", split("encoding", memory, memory), memory),
+    "encoding of token": split("encoding", split("token", memory, memory, memory), split("token", memory, memory)),
+}
+
+
+def known_ids(spec: TableSpec) -> st.SearchStrategy[int]:
+    if spec.vocabulary_size is not None:
+        return st.integers(0, spec.vocabulary_size - 1)
+    return st.integers(-12, 12) | st.sampled_from(EDGES) | st.integers(-(2**63), 2**63 - 1)
+
+
+def batches(most: int) -> st.SearchStrategy[dict[str, list[int]]]:
+    """Table -> ids; tables may be missing."""
+    return st.fixed_dictionaries({}, optional={spec.name: st.lists(known_ids(spec), max_size=most) for spec in SPECS})
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """A store beside the dictionaries that it has to equal."""
+
+    @initialize(backend=st.sampled_from(sorted(BACKENDS)))
+    def begin(self, backend: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="any-history-"))
+        self.store = BACKENDS[backend](self.folder)
+        self.version = 0
+        self.tables: dict[str, ModelTable] = {}
+        for spec in SPECS:
+            self.store.create_table(spec)
+            self.tables[spec.name] = ModelTable(
+                lambda one, spec=spec: initial_rows(spec, np.array([one], np.int64))[0],  # type: ignore[misc]
+                spec.optimizer.name,
+                RATES[spec.optimizer.name],
+            )
+
+    @rule(batch=batches(20), named=st.booleans())
+    def look_up(self, batch: dict[str, list[int]], named: bool) -> None:
+        ids = {name: np.array(of, np.int64) for name, of in batch.items()}
+        rows = self.store.lookup(ids, self.version if named else None)
+        assert list(rows) == list(ids)
+        for name, of in batch.items():
+            spec = next(spec for spec in SPECS if spec.name == name)
+            expected = np.array([self.tables[name].read(one) for one in of], np.float32).reshape(len(of), spec.dim)
+            np.testing.assert_array_equal(rows[name], expected)
+
+    @rule(batch=batches(12), seed=st.integers(0, 1000))
+    def commit(self, batch: dict[str, list[int]], seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self.version += 1
+        updates = {}
+        for name, of in batch.items():
+            dim = next(spec.dim for spec in SPECS if spec.name == name)
+            gradients = random.integers(-4, 5, (len(of), dim)).astype(np.float32)
+            updates[name] = coalesce(np.array(of, np.int64), gradients)
+            self.tables[name].commit(self.version, list(zip(of, gradients, strict=True)), self.version - 1)
+        for table in self.tables.values():
+            table.evict(self.version)
+        self.store.commit(Commit(self.version, updates, self.version - 1, {}))
+
+    @rule(rows=st.integers(600, 1500), seed=st.integers(0, 1000))
+    def grow(self, rows: int, seed: int) -> None:
+        """Many new rows at once, so that indexes and slabs grow."""
+        ids = np.unique(np.random.default_rng(seed).integers(-(2**40), 2**40, rows))
+        self.version += 1
+        gradients = np.ones((len(ids), 1), np.float32)
+        self.store.commit(Commit(self.version, {"narrow": coalesce(ids, gradients)}, self.version - 1, {}))
+        pairs = list(zip(ids.tolist(), gradients, strict=True))
+        self.tables["narrow"].commit(self.version, pairs, self.version - 1)
+        for table in self.tables.values():
+            table.evict(self.version)
+
+    @rule(name=st.sampled_from([spec.name for spec in SPECS]), data=st.data())
+    def delete(self, name: str, data: st.DataObject) -> None:
+        spec, table = next(spec for spec in SPECS if spec.name == name), self.tables[name]
+        some = known_ids(spec) if not table.rows else known_ids(spec) | st.sampled_from(sorted(table.rows))
+        ids = data.draw(st.lists(some, max_size=8))
+        present = len({one for one in ids if one in table.rows})
+        assert self.store.delete(name, np.array(ids, np.int64)) == present
+        for one in ids:
+            table.delete(one)
+
+    @rule(name=st.sampled_from([spec.name for spec in SPECS]))
+    def clear(self, name: str) -> None:
+        self.store.clear(name)
+        self.tables[name].clear()
+
+    @rule(backend=st.sampled_from(sorted(BACKENDS)))
+    def move(self, backend: str) -> None:
+        """Another backend, another number of shards, another strategy."""
+        target = BACKENDS[backend](self.folder)
+        copied = repartition(self.store, target)
+        assert copied == {name: len(table.rows) for name, table in self.tables.items()}
+        self.store.close()
+        self.store = target
+
+    @rule(data=st.data())
+    def read_whole_rows(self, data: st.DataObject) -> None:
+        spec = data.draw(st.sampled_from(SPECS))
+        table = self.tables[spec.name]
+        ids = data.draw(st.lists(known_ids(spec), max_size=10, unique=True))
+        block = self.store.read_rows(spec.name, np.array(ids, np.int64))
+        assert block.ids.tolist() == [one for one in ids if one in table.rows]
+        for one, weights, slots in zip(block.ids.tolist(), block.weights, block.slots, strict=True):
+            np.testing.assert_array_equal(weights, table.rows[one][0])
+            np.testing.assert_array_equal(slots, table.rows[one][1])
+
+    @rule(block_rows=st.integers(1, 50))
+    def scan(self, block_rows: int) -> None:
+        for name, table in self.tables.items():
+            if len(table.rows) > 100 * block_rows:
+                continue
+            expected = {one: (weights.tobytes(), slots.tobytes()) for one, (weights, slots) in table.rows.items()}
+            assert rows_by_id(self.store, name, block_rows) == expected
+
+    @invariant()
+    def versions_and_counts(self) -> None:
+        assert self.store.version() == self.version
+        assert {name: self.store.row_count(name) for name in self.tables} == {
+            name: len(table.rows) for name, table in self.tables.items()
+        }
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
