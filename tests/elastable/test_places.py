@@ -113,7 +113,7 @@ class TestCommand:
         run = (tmp_path / "latest").resolve()
         result = json.loads((run / "result.json").read_text())
         assert result["auc"] > 0.8
-        told = run_elastable("evaluate", CLICK_JOB, "--checkpoint", result["checkpoint"], "--json")
+        told = run_elastable("evaluate", CLICK_JOB, "--checkpoint", result["checkpoint"])
         assert told.code == 0, told.err
         assert json.loads(told.out)["auc"] == pytest.approx(result["auc"], abs=1e-6)
         plain = keras.saving.load_model(run / "model.keras")
