@@ -23,6 +23,7 @@ ELASTABLE = [
     "ParquetReader",
     "RedisStore",
     "TableSpec",
+    "TableStatistics",
     "TensorLocation",
     "TensorLocationSettings",
     "export_keras",
