@@ -20,7 +20,7 @@ from master.api import AsyncPushId, Push, Slices
 from master.client import MasterClient
 from tests.elastable.processes import CLICK_JOB, Finished, elastable, run_elastable, run_in_one_process
 
-COMMANDS = ("train", "master", "worker", "evaluate", "predict", "export", "status", "lookup")
+COMMANDS = ("train", "master", "worker", "evaluate", "predict", "export", "plan", "status", "lookup")
 
 BROKEN = {
     "raises_at_once": "x = 1\nraise RuntimeError('no such luck')\n",
