@@ -8,9 +8,9 @@ import numpy as np
 
 from embedding_store.checks import any_outside, require_ids
 from embedding_store.lookup_request import LookupRequest
-from embedding_store.memory_table import MemoryTable
 from embedding_store.range_pool import RangePool
 from embedding_store.row_gather import can_stream
+from embedding_store.table_reader import TableReader
 
 __all__ = ["answer_requests"]
 
@@ -21,7 +21,7 @@ _STREAMED_BYTES = 8 << 20  # an output above this has left the caches before any
 _Piece = Callable[[int, int], None]
 
 
-def answer_requests(tables: Sequence[MemoryTable], requests: Sequence[LookupRequest], pool: RangePool) -> None:
+def answer_requests(tables: Sequence[TableReader], requests: Sequence[LookupRequest], pool: RangePool) -> None:
     """Writes the output of every request, which do not overlap.
 
     Args:
@@ -53,7 +53,7 @@ def answer_requests(tables: Sequence[MemoryTable], requests: Sequence[LookupRequ
         pool.share(span, ends[-1], _PIECE)
 
 
-def _rows(table: MemoryTable, request: LookupRequest, stream: bool) -> tuple[int, _Piece]:
+def _rows(table: TableReader, request: LookupRequest, stream: bool) -> tuple[int, _Piece]:
     """The number of rows, and what reads those from `start` to `stop`."""
     stream = stream and can_stream(request.out)
 
@@ -65,7 +65,7 @@ def _rows(table: MemoryTable, request: LookupRequest, stream: bool) -> tuple[int
     return len(request.ids), work
 
 
-def _bags(table: MemoryTable, request: LookupRequest) -> tuple[int, _Piece]:
+def _bags(table: TableReader, request: LookupRequest) -> tuple[int, _Piece]:
     """The ids and bags together, and what folds the bags that begin in a part of them."""
     offsets, weights = request.offsets, request.weights
     assert offsets is not None
@@ -84,7 +84,7 @@ def _bags(table: MemoryTable, request: LookupRequest) -> tuple[int, _Piece]:
     return int(begins[-1]), work
 
 
-def _refuse_outside(table: MemoryTable, request: LookupRequest, start: int, stop: int) -> None:
+def _refuse_outside(table: TableReader, request: LookupRequest, start: int, stop: int) -> None:
     size = table.spec.vocabulary_size
     if size is not None and any_outside(request.ids[start:stop], size):
         require_ids(table.spec, request.ids)  # which finds the first one of all

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedding_store.id_index import IdIndex
-from embedding_store.initial_values import initial_rows, write_initial_rows
 from embedding_store.range_pool import RangePool
 from embedding_store.row_directory import DirectRows, RowDirectory
 from embedding_store.row_dtypes import round_update
-from embedding_store.row_fold import fold_bags
-from embedding_store.row_gather import gather, gather_marked
 from embedding_store.row_membership import RowMembership
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.scratch import Scratch
 from embedding_store.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock, TableStatistics, TableUpdate, UInt8
+from embedding_store.store import Int64, RowBlock, TableStatistics, TableUpdate, UInt8
+from embedding_store.table_reader import TableReader
 from embedding_store.table_rows import MakeRows, TableRows, resident_rows
 
 __all__ = ["MemoryTable", "StagedUpdate"]
@@ -46,7 +44,7 @@ class StagedUpdate:
     refused: int = 0
 
 
-class MemoryTable:
+class MemoryTable(TableReader):
     """The rows of one table. Ids handed in have been checked; callers do the locking.
 
     A fixed table whose rows all fit into `direct_bytes` keeps row i at
@@ -54,6 +52,9 @@ class MemoryTable:
     so that memory grows with the rows that were touched and not with the pages
     that they would be strewn over.
     """
+
+    _directory: RowDirectory
+    _rows: TableRows
 
     def __init__(
         self,
@@ -67,7 +68,6 @@ class MemoryTable:
         Raises:
             BadSpec: an optimizer that is not known here.
         """
-        self.spec = spec
         self._new_slab = new_slab
         self._make_rows = resident_rows(new_slab) if make_rows is None else make_rows
         self.optimizer = row_optimizer(spec.optimizer)
@@ -78,7 +78,7 @@ class MemoryTable:
         self._direct = size if size is not None and size * row_bytes <= direct_bytes else None
         # Of updates: they are claimed and applied one at a time.
         self._positions = Scratch(np.int64)
-        self._directory, self._rows = self._empty()
+        super().__init__(spec, *self._empty(spec))
         self._members = RowMembership(spec, self._directory.capacity, new_slab)
 
     @property
@@ -95,44 +95,6 @@ class MemoryTable:
         """What `read` reads: the slabs of the directory and those of the weights; None: not only slabs."""
         values = self._rows.slabs()
         return None if values is None else (self._directory.slabs(), values)
-
-    def read(self, ids: Int64, out: Float32, stream: bool = False) -> None:
-        """Rows of `ids` int64 `[n]` into `out` float32 `[n, dim]`; writes nothing else.
-
-        Rows of `out` may lie apart, columns may not. `stream`: past the caches, where `can_stream(out)`.
-        """
-        plain, marks = self._rows.plain, self._directory.marks
-        positions = np.empty(len(ids), np.int64)
-        if plain is not None and marks is not None:
-            if self._directory.count == len(plain):
-                gather(plain, ids, out, stream)
-                return
-            unseen = positions[: gather_marked(plain, marks, ids, out, positions, stream)]
-        else:
-            missing = self._directory.find(ids, positions)
-            if plain is not None:
-                gather(plain, positions, out, stream)
-            elif missing < len(ids):
-                self._rows.read(positions, out)
-            unseen = np.flatnonzero(positions < 0) if missing else positions[:0]
-        if len(unseen):
-            write_initial_rows(self.spec, ids[unseen], unseen, out)
-
-    def fold(self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32) -> None:
-        """Bags of `ids` int64 `[n]` into `out` float32 `[bags, dim]`; other arguments as those of `fold_bags`."""
-        positions = np.empty(len(ids), np.int64)
-        missing = self._directory.find(ids, positions)
-        rows = self._rows.plain
-        fresh = np.empty((missing, self.spec.dim), np.float32)
-        if missing:
-            unseen = np.flatnonzero(positions < 0)
-            initial_rows(self.spec, ids[unseen], fresh)
-            positions[unseen] = ~np.arange(missing)
-        if rows is None:
-            rows = np.empty((len(ids), self.spec.dim), np.float32)
-            self._rows.read(positions, rows)
-            positions = np.where(positions < 0, positions, np.arange(len(ids)))
-        fold_bags(rows, fresh, positions, offsets, weights, combiner, out)
 
     def stage(self, update: TableUpdate, step: int, learning_rate: float) -> StagedUpdate:
         """Does everything about an update that can fail, and changes no row.
@@ -247,17 +209,17 @@ class MemoryTable:
     def clear(self) -> None:
         """Forgets every row and sighting, and gives the memory back."""
         self._rows.close()
-        self._directory, self._rows = self._empty()
+        self._directory, self._rows = self._empty(self.spec)
         self._members = RowMembership(self.spec, self._directory.capacity, self._new_slab)
 
     def close(self) -> None:
         """Gives back what is not memory."""
         self._rows.close()
 
-    def _empty(self) -> tuple[RowDirectory, TableRows]:
+    def _empty(self, spec: TableSpec) -> tuple[RowDirectory, TableRows]:
         new_slab = self._new_slab
         directory = IdIndex(new_slab) if self._direct is None else DirectRows(self._direct, new_slab)
-        return directory, self._make_rows(self.spec, self.optimizer, directory.capacity)
+        return directory, self._make_rows(spec, self.optimizer, directory.capacity)
 
     def _reserve(self, ids: Int64) -> None:
         """Room for the rows of `ids`, whether they have one or not; nothing has changed when it fails."""

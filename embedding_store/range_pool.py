@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
-from itertools import accumulate
 from itertools import count as numbers
 
 from embedding_store.errors import StoreFailed
@@ -89,26 +88,6 @@ class RangePool:
             begun = [future for future in futures if not future.cancel()]
             unfinished = wait(begun, timeout=_DEADLINE_S).not_done
         _finish(begun, len(unfinished))
-
-    def run_many(self, work: Callable[[int, int, int], None], lengths: Sequence[int], minimum: int) -> None:
-        """Calls `work(number, start, stop)` on ranges that together are all of `0..lengths[number]`.
-
-        Args:
-            work, minimum: As of `run`.
-            lengths: Of several ranges; all together are shared out evenly.
-
-        Raises:
-            StoreFailed: as `run`.
-        """
-        ends = list(accumulate(lengths))
-
-        def span(first: int, last: int) -> None:
-            for number, (end, length) in enumerate(zip(ends, lengths, strict=True)):
-                start, stop = max(first, end - length), min(last, end)
-                if start < stop:
-                    work(number, start - end + length, stop - end + length)
-
-        self.run(span, ends[-1] if ends else 0, minimum)
 
     def close(self) -> None:
         """Ends the threads; afterwards everything runs in the caller's own."""

@@ -73,6 +73,16 @@ class RemoteSource(RowSource):
             if left <= LONGEST_WAIT_S:
                 return False
 
+    def attach(self) -> tuple[str, bytes]:
+        """The name of the socket where the store's memory is to be had, and what to say there.
+
+        Raises:
+            Unsupported: its memory is not shared.
+        """
+        request = store_pb2.AttachRequest()
+        reply = self._connection.call(lambda timeout: self._stub.Attach(request, timeout=timeout))
+        return reply.socket, reply.token
+
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """Rows of many tables in one call; see `RowSource.lookup`.
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 import grpc
 import numpy as np
 
-from embedding_store.errors import BadInput, TableNotFound
+from embedding_store.errors import BadInput, TableNotFound, Unsupported
 from embedding_store.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
 from embedding_store.grpc_server import Service
 from embedding_store.rpc_errors import answering
+from embedding_store.shared_store import SharedMemoryStore
 from embedding_store.spec import TableSpec
 from embedding_store.spec_messages import STORE_SERVICE, spec_to_message
 from embedding_store.store import EmbeddingStore, Int64
@@ -48,6 +49,9 @@ def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
             servicer.count_rows,
             store_pb2.CountRowsRequest.FromString,
             store_pb2.CountRowsReply.SerializeToString,
+        ),
+        "Attach": grpc.unary_unary_rpc_method_handler(
+            servicer.attach, store_pb2.AttachRequest.FromString, store_pb2.AttachReply.SerializeToString
         ),
         "Lookup": grpc.stream_stream_rpc_method_handler(servicer.lookup),
         "LookupSmall": grpc.unary_unary_rpc_method_handler(servicer.lookup_small),
@@ -92,6 +96,12 @@ class _StoreServicer:
     ) -> store_pb2.CountRowsReply:
         with answering(context):
             return store_pb2.CountRowsReply(rows=self._store.row_count(request.table))
+
+    def attach(self, request: store_pb2.AttachRequest, context: grpc.ServicerContext) -> store_pb2.AttachReply:
+        with answering(context):
+            if not isinstance(self._store, SharedMemoryStore):
+                raise Unsupported("Attach: the rows of this store do not lie in shared memory")
+            return store_pb2.AttachReply(socket=self._store.door.name, token=self._store.door.token)
 
     def scan(self, request: store_pb2.ScanRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         with answering(context):

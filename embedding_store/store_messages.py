@@ -106,7 +106,13 @@ def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:
     header = store_pb2.RowBlockHeader(
         table=table, count=count, dim=block.weights.shape[1], slot_width=block.slots.shape[1]
     )
-    return encode(header.SerializeToString(), [block.ids, block.weights, block.slots])
+    arrays: list[npt.NDArray[Any]] = [block.ids, block.weights, block.slots]
+    if block.touches is not None:
+        if block.touches.dtype != np.int64 or block.touches.shape != (count, 2):
+            raise BadInput(f"table {table!r}: touches must be int64 [{count}, 2], got {_kind(block.touches)}")
+        header.touches = True
+        arrays.append(block.touches)
+    return encode(header.SerializeToString(), arrays)
 
 
 def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock]]:
@@ -123,8 +129,9 @@ def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock]
         plan.add("ids", (header.count,), _INT64)
         plan.add("weights", (header.count, header.dim), _FLOAT32)
         plan.add("slots", (header.count, header.slot_width), _FLOAT32)
-        ids, weights, slots = reader.read(plan, to_the_end=False)
-        yield header.table, RowBlock(ids, weights, slots)
+        if header.touches:
+            plan.add("touches", (header.count, 2), _INT64)
+        yield header.table, RowBlock(*reader.read(plan, to_the_end=False))
 
 
 def ids_frames(table: str, ids: Int64) -> Iterator[bytes]:

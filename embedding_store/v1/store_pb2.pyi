@@ -649,7 +649,9 @@ Global___ScanRequest: _TypeAlias = ScanRequest  # noqa: Y015
 @_typing.final
 class RowBlockHeader(_message.Message):
     """Body: int64 ids[count], float32 weights[count][dim], float32
-    slots[count][slot_width]: the optimizer's slots side by side.
+    slots[count][slot_width]: the optimizer's slots side by side; of tables with
+    eviction int64 touches[count][2]: the version that last touched a row, and
+    how often it was touched since rows were last looked at.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -658,10 +660,13 @@ class RowBlockHeader(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     DIM_FIELD_NUMBER: _builtins.int
     SLOT_WIDTH_FIELD_NUMBER: _builtins.int
+    TOUCHES_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     count: _builtins.int
     dim: _builtins.int
     slot_width: _builtins.int
+    touches: _builtins.bool
+    """whether they follow"""
     def __init__(
         self,
         *,
@@ -669,10 +674,11 @@ class RowBlockHeader(_message.Message):
         count: _builtins.int = ...,
         dim: _builtins.int = ...,
         slot_width: _builtins.int = ...,
+        touches: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "slot_width", b"slot_width", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "dim", b"dim", "slot_width", b"slot_width", "table", b"table", "touches", b"touches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

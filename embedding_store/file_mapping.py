@@ -1,0 +1,100 @@
+"""Files and memory that has a descriptor, mapped where huge pages can be used.
+
+Python's own `mmap` maps where the system likes, and a range is only ever
+backed by a huge page where address and file offset agree modulo 2 MiB. Here
+every mapping begins on such a boundary.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["HUGE_PAGE_BYTES", "FileMapping"]
+
+HUGE_PAGE_BYTES = 2 << 20
+
+_PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+
+class FileMapping:
+    """The first bytes of a descriptor's memory, shared with whoever else maps them.
+
+    The address space behind them belongs to the mapping too, up to `reserve`
+    bytes: to write, it is where the file may grow into; to read, it reads as
+    zeros, so that an index read in the middle of another process' change finds
+    nothing and breaks nothing. It is given back once no array looks at it.
+
+    Args:
+        fd: Of the memory; it may be closed afterwards.
+        size: Bytes of it.
+        reserve: Bytes of address space, at least `size`.
+        writable: Whether this process writes.
+
+    Raises:
+        MemoryError: the system refuses the address space.
+    """
+
+    def __init__(self, fd: int, size: int, reserve: int, writable: bool) -> None:
+        whole = _whole_pages(max(reserve, size), HUGE_PAGE_BYTES)
+        idle = _PROT_NONE if writable else _PROT_READ
+        start = _map(None, whole + HUGE_PAGE_BYTES, idle, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+        self.address = _whole_pages(start, HUGE_PAGE_BYTES)
+        self.reserve = whole
+        self._memory = (ctypes.c_char * whole).from_address(self.address)
+        weakref.finalize(self._memory, _libc.munmap, start, whole + HUGE_PAGE_BYTES).atexit = False
+        access = _PROT_READ | _PROT_WRITE if writable else _PROT_READ
+        # Memory beyond the end of the file cannot be touched, but it is mapped already where the file grows.
+        length = whole if writable else _whole_pages(size, mmap.PAGESIZE)
+        _map(self.address, length, access, _MAP_SHARED | _MAP_FIXED, fd)
+        if length >= HUGE_PAGE_BYTES:
+            _libc.madvise(self.address, length, _MADV_HUGEPAGE)
+
+    def view(self, rows: int, columns: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """The first bytes as `[rows, columns]`; the mapping lasts as long as its views."""
+        return np.frombuffer(memoryview(self._memory), dtype, rows * columns).reshape(rows, columns)
+
+    def resident_pages(self, start: int) -> int:
+        """How many pages of the 2 MiB from byte `start` on are in memory."""
+        pages = HUGE_PAGE_BYTES // mmap.PAGESIZE
+        found = np.zeros(pages, np.uint8)
+        if _libc.mincore(self.address + start, HUGE_PAGE_BYTES, found.ctypes.data):
+            return 0
+        return int((found & 1).sum())
+
+    def collapse(self, start: int) -> None:
+        """Makes one huge page of the 2 MiB from byte `start` on.
+
+        Raises:
+            OSError: the system cannot, or has none free.
+        """
+        if _libc.madvise(self.address + start, HUGE_PAGE_BYTES, _MADV_COLLAPSE):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+
+
+def _map(address: int | None, size: int, access: int, flags: int, fd: int) -> int:
+    found = _libc.mmap(address, size, access, flags, fd, 0)
+    if found == _FAILED:
+        raise MemoryError(f"the system refuses to map {size} bytes: {os.strerror(ctypes.get_errno())}")
+    return int(found)
+
+
+def _whole_pages(value: int, page: int) -> int:
+    return -(-value // page) * page

@@ -1,0 +1,99 @@
+"""Reading a table in memory: ids to positions, positions to rows, and initial values for the rest."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from embedding_store.initial_values import initial_rows, write_initial_rows
+from embedding_store.row_fold import fold_bags
+from embedding_store.row_gather import Words, gather, gather_marked
+from embedding_store.spec import TableSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = ["FindsPositions", "ReadsRows", "TableReader"]
+
+
+class FindsPositions(Protocol):
+    """What is read of a `RowDirectory`."""
+
+    @property
+    def count(self) -> int:
+        """As in `RowDirectory`."""
+        ...
+
+    @property
+    def marks(self) -> Words | None:
+        """As in `RowDirectory.marks`."""
+        ...
+
+    def find(self, ids: Int64, positions: Int64) -> int:
+        """As in `RowDirectory.find`."""
+        ...
+
+
+class ReadsRows(Protocol):
+    """What is read of `TableRows` or `RowValues`."""
+
+    @property
+    def plain(self) -> Float32 | None:
+        """As in `RowValues.plain`."""
+        ...
+
+    def read(self, positions: Int64, out: Float32) -> None:
+        """As in `RowValues.read`."""
+        ...
+
+
+class TableReader:
+    """Rows of one table. Ids handed in have been checked; callers do the locking.
+
+    Args:
+        spec: The table.
+        directory: Where its rows lie.
+        rows: The rows there.
+    """
+
+    def __init__(self, spec: TableSpec, directory: FindsPositions, rows: ReadsRows) -> None:
+        self.spec = spec
+        self._directory: FindsPositions = directory
+        self._rows: ReadsRows = rows
+
+    def read(self, ids: Int64, out: Float32, stream: bool = False) -> None:
+        """Rows of `ids` int64 `[n]` into `out` float32 `[n, dim]`; writes nothing else.
+
+        Rows of `out` may lie apart, columns may not. `stream`: past the caches, where `can_stream(out)`.
+        """
+        plain, marks = self._rows.plain, self._directory.marks
+        positions = np.empty(len(ids), np.int64)
+        if plain is not None and marks is not None:
+            if self._directory.count == len(plain):
+                gather(plain, ids, out, stream)
+                return
+            unseen = positions[: gather_marked(plain, marks, ids, out, positions, stream)]
+        else:
+            missing = self._directory.find(ids, positions)
+            if plain is not None:
+                gather(plain, positions, out, stream)
+            elif missing < len(ids):
+                self._rows.read(positions, out)
+            unseen = np.flatnonzero(positions < 0) if missing else positions[:0]
+        if len(unseen):
+            write_initial_rows(self.spec, ids[unseen], unseen, out)
+
+    def fold(self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32) -> None:
+        """Bags of `ids` int64 `[n]` into `out` float32 `[bags, dim]`; other arguments as those of `fold_bags`."""
+        positions = np.empty(len(ids), np.int64)
+        missing = self._directory.find(ids, positions)
+        rows = self._rows.plain
+        fresh = np.empty((missing, self.spec.dim), np.float32)
+        if missing:
+            unseen = np.flatnonzero(positions < 0)
+            initial_rows(self.spec, ids[unseen], fresh)
+            positions[unseen] = ~np.arange(missing)
+        if rows is None:
+            rows = np.empty((len(ids), self.spec.dim), np.float32)
+            self._rows.read(positions, rows)
+            positions = np.where(positions < 0, positions, np.arange(len(ids)))
+        fold_bags(rows, fresh, positions, offsets, weights, combiner, out)
