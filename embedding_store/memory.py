@@ -28,7 +28,7 @@ from embedding_store.store import (
 
 __all__ = ["MemoryStore"]
 
-_ROWS_A_THREAD = 1 << 13  # fewer are done before another thread has started
+_PIECE = 1 << 12  # rows that a thread updates in one go: fewer cost more to hand out than to do
 _MOST_THREADS = 8
 
 _Staged = tuple[MemoryTable, StagedUpdate, float]
@@ -226,7 +226,7 @@ class MemoryStore(EmbeddingStore):
         self._changes += 1
 
     def _run(self, lengths: Sequence[int], work: Callable[[int, int, int], None]) -> None:
-        """Calls `work(table number, start, stop)`, the rows of all tables shared out evenly over threads."""
+        """Calls `work(table number, start, stop)`, the rows of all tables shared out over threads in pieces."""
         ends = np.cumsum(lengths).tolist()
 
         def span(first: int, last: int) -> None:
@@ -235,7 +235,7 @@ class MemoryStore(EmbeddingStore):
                 if start < stop:
                     work(number, start - end + length, stop - end + length)
 
-        self._pool.run(span, sum(lengths), _ROWS_A_THREAD)
+        self._pool.share(span, sum(lengths), _PIECE)
 
     def _blocks(self, table: MemoryTable, block_rows: int) -> Iterator[RowBlock]:
         cursor = 0
