@@ -15,10 +15,11 @@ from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 from embedding_store.wide_rows import with_gaps
 
-__all__ = ["Int8Rows"]
+__all__ = ["Int8Rows", "UInt8", "gather_int8", "scatter_int8"]
+
+UInt8 = npt.NDArray[np.uint8]
 
 _AHEAD = 16
-_UInt8 = npt.NDArray[np.uint8]
 
 
 class Int8Rows(RowValues):
@@ -42,7 +43,7 @@ class Int8Rows(RowValues):
 
     def read(self, positions: Int64, out: Float32) -> None:
         """As in `RowValues.read`."""
-        _gather(self._slab.array, positions, with_gaps(out))
+        gather_int8(self._slab.array, positions, out)
 
     def slabs(self) -> tuple[Slab, ...]:
         """As in `RowValues.slabs`."""
@@ -50,7 +51,7 @@ class Int8Rows(RowValues):
 
     def write(self, positions: Int64, rows: Float32) -> None:
         """As in `RowValues.write`, quantised; the numbers must be finite."""
-        _quantise(rows, self._slab.array, positions)
+        scatter_int8(rows, self._slab.array, positions)
 
     def initialise(self, ids: Int64, positions: Int64) -> None:
         """Raises `Unsupported`: rows of such a table begin with `write`."""
@@ -74,12 +75,28 @@ class Int8Rows(RowValues):
         return Unsupported(f"table {self._spec.name!r}: int8 rows are for serving and cannot be trained")
 
 
+def gather_int8(rows: UInt8, positions: Int64, out: Float32) -> None:
+    """out[i] = the numbers of rows[positions[i]]; rows of `out` at negative positions are left alone.
+
+    Args:
+        rows: uint8 `[rows, dim + 4]`: dim bytes of q, two's complement, and the scale, a little-endian float32.
+        positions: int64 `[n]`.
+        out: float32 `[n, dim]`; rows may lie apart, columns may not.
+    """
+    _gather(rows, positions, with_gaps(out))
+
+
+def scatter_int8(values: Float32, rows: UInt8, positions: Int64) -> None:
+    """rows[positions[i]] = values[i] float32 `[n, dim]`, quantised; `positions` int64 `[n]`, each once."""
+    _quantise(values, rows, positions)
+
+
 _EXACT = np.uint32(0xFFFFFF80)  # the 17 leading bits of a float32's 24
 _LEAST_SCALE = np.float32(2.0**-110)  # smaller ones would have products that are not exact
 
 
 @kernel
-def _gather(rows: _UInt8, positions: Int64, out: Float32) -> None:
+def _gather(rows: UInt8, positions: Int64, out: Float32) -> None:
     count, dim = len(positions), rows.shape[1] - 4
     for i in range(count):
         prefetch(rows, positions[min(i + _AHEAD, count - 1)])
@@ -93,7 +110,7 @@ def _gather(rows: _UInt8, positions: Int64, out: Float32) -> None:
 
 
 @kernel
-def _quantise(values: Float32, rows: _UInt8, positions: Int64) -> None:
+def _quantise(values: Float32, rows: UInt8, positions: Int64) -> None:
     count, dim = values.shape
     for i in range(count):
         p = positions[i]

@@ -17,6 +17,7 @@ from embedding_store.initial_values import write_initial_rows
 from embedding_store.redis_catalog import Catalog, TableKeys
 from embedding_store.redis_kernels import copy_duplicates, group_by_partition
 from embedding_store.resp_codec import COMMAND, Bytes, Commands
+from embedding_store.row_dtypes import pack_rows, unpack_rows
 from embedding_store.store import Float32, Int64
 
 __all__ = ["Block", "TableRows"]
@@ -33,10 +34,13 @@ class TableRows:
             other positions are not read; `spread` fills them.
         unique: Ids among them.
         commands: The block's commands that are this table's.
-        weights: float32 `[n, dim]`, a view into the block.
+        weights: float32 `[n, dim]`, a view into the block; of another dtype
+            than float32 beside it.
         slots: float32 `[n, slot_width]`, a view into the block.
         no_weights: uint8 `[n]`, a view: 1 where the store holds no weights.
         no_slots: uint8 `[n]`, a view: 1 where the store holds no slots.
+        packed: uint8 `[n, weight_bytes]`, a view into the block: the weights
+            of a table of another dtype; None: `weights` is that view.
     """
 
     table: TableKeys
@@ -48,6 +52,17 @@ class TableRows:
     slots: Float32
     no_weights: Bytes
     no_slots: Bytes
+    packed: Bytes | None
+
+    def unpack(self) -> None:
+        """Takes over weights that were read into the block."""
+        if self.packed is not None:
+            unpack_rows(self.table.spec, self.packed, self.weights)
+
+    def pack(self) -> None:
+        """Puts weights into the block, to be written."""
+        if self.packed is not None:
+            pack_rows(self.table.spec, self.weights, self.packed)
 
     def missing(self) -> Int64:
         """int64: positions of the ids, first seen there, that the store holds no row of."""
@@ -100,7 +115,8 @@ class Block:
             slot_widths: Table name -> float32 slots of a row; None: weights alone.
         """
         widths = {name: (slot_widths or {}).get(name, 0) for name in ids}
-        rows = np.empty(sum(4 * len(ids[n]) * (catalog.tables[n].spec.dim + widths[n]) for n in ids), np.uint8)
+        row_bytes = ((len(ids[n]), catalog.tables[n].spec.weight_bytes, 4 * widths[n]) for n in ids)
+        rows = np.empty(sum(_padded(count * w) + _padded(count * s) for count, w, s in row_bytes), np.uint8)
         missing = np.zeros(2 * sum(len(some) for some in ids.values()), np.uint8)
         layout = _Layout(catalog, rows, missing)
         tables = {name: layout.add(catalog.tables[name], some, widths[name]) for name, some in ids.items()}
@@ -134,26 +150,44 @@ class _Layout:
         weights["key"] = table.first + held
         weights["stamped"] = 1
         slots["key"] = weights["key"] + self._catalog.partitions
-        weight_rows, no_weights = self._take(weights, len(ids), table.spec.dim)
-        slot_rows, no_slots = self._take(slots, len(ids), slot_width)
+        weight_bytes, no_weights = self._take(weights, len(ids), table.spec.weight_bytes)
+        slot_bytes, no_slots = self._take(slots, len(ids), 4 * slot_width)
         self._parts.append((grouped, positions, weights, slots))
         self._row_at += len(grouped)
         commands = slice(self._commands, self._commands + len(held))
         self._commands = commands.stop
-        return TableRows(table, ids, leaders, len(grouped), commands, weight_rows, slot_rows, no_weights, no_slots)
+        packed = None if table.spec.dtype == "float32" else weight_bytes
+        numbers = weight_bytes.view(np.float32) if packed is None else np.empty((len(ids), table.spec.dim), np.float32)
+        return TableRows(
+            table,
+            ids,
+            leaders,
+            len(grouped),
+            commands,
+            numbers,
+            slot_bytes.view(np.float32),
+            no_weights,
+            no_slots,
+            packed,
+        )
 
-    def _take(self, commands: Commands, rows: int, columns: int) -> tuple[Float32, Bytes]:
-        """The next float32 `[rows, columns]` of the block, and its flags."""
-        commands["width"] = 4 * columns
+    def _take(self, commands: Commands, rows: int, width: int) -> tuple[Bytes, Bytes]:
+        """The next uint8 `[rows, width]` of the block, and their flags."""
+        commands["width"] = width
         commands["block_at"], commands["flag_at"] = self._block_at, self._flag_at
         block_at, flag_at = self._block_at, self._flag_at
-        self._block_at += 4 * rows * columns
+        self._block_at += _padded(rows * width)
         self._flag_at += rows
-        values = self._rows[block_at : self._block_at].view(np.float32).reshape(rows, columns)
-        return values, self._missing[flag_at : self._flag_at]
+        taken = self._rows[block_at : block_at + rows * width].reshape(rows, width)
+        return taken, self._missing[flag_at : self._flag_at]
 
     def joined(self) -> tuple[Int64, Int64, Commands, Commands]:
         if not self._parts:
             return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, COMMAND), np.empty(0, COMMAND)
         ids, positions, weights, slots = (np.concatenate(parts) for parts in zip(*self._parts, strict=True))
         return ids, positions, weights, slots
+
+
+def _padded(size: int) -> int:
+    """Bytes up to where the next part of a block may begin: numbers of every size lie at multiples of it."""
+    return -(-size // 8) * 8

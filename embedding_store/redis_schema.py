@@ -9,7 +9,9 @@ keys of one partition lie on one node and change in one transaction.
     key                type    field -> value
     {N}:tables         hash    table name (UTF-8) -> JSON {"partitions": P, "spec": {...}}
     {N}:version        string  current version in decimal; absent before the first commit
-    {N:T:p}:weights    hash    id, 8 bytes -> dim float32, dim * 4 bytes
+    {N:T:p}:weights    hash    id, 8 bytes -> dim numbers of the spec's dtype: 4 bytes each in a float32
+                               table, 2 in a float16 or bfloat16 one; int8: dim bytes q and
+                               the row's scale, float32, number j being q[j] * scale
                                "version", 7 bytes -> stamp, int64, 8 bytes
     {N:T:p}:slots      hash    id, 8 bytes -> slot_width float32, slot_width * 4 bytes
 

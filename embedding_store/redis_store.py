@@ -20,6 +20,7 @@ from embedding_store.redis_schema import STAMP_FIELD, TableRecord, slots_key, ta
 from embedding_store.redis_transfer import Reading, read_block, write_block
 from embedding_store.redis_url import RedisUrl
 from embedding_store.row_blocks import joined_rows
+from embedding_store.row_dtypes import round_update
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
 from embedding_store.store import (
@@ -67,7 +68,7 @@ class RedisStore(RedisReader, EmbeddingStore):
         """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer.
 
         An existing table keeps the number of partitions it was made with.
-        Raises `Unsupported` for weights that are not float32, admission, and eviction.
+        Raises `Unsupported` for admission and eviction.
         """
         for part in ("admission", "eviction"):
             if getattr(spec, part) is not None:
@@ -75,11 +76,6 @@ class RedisStore(RedisReader, EmbeddingStore):
                     f"table {spec.name!r}: redis has no {part}; keep the table in a store in memory, or leave "
                     f"{part} out and delete rows by their ids"
                 )
-        if spec.dtype != "float32":
-            raise Unsupported(
-                f"table {spec.name!r}: redis keeps float32 weights, not {spec.dtype}; use dtype float32, or a store in "
-                "memory"
-            )
         row_optimizer(spec.optimizer)
         deadline = self._deadline()
         key, record = tables_key(self.url.namespace), TableRecord(spec, self.url.partitions)
@@ -239,7 +235,7 @@ class RedisStore(RedisReader, EmbeddingStore):
     def _blocks(self, table: TableKeys, block_rows: int) -> Iterator[RowBlock]:
         waiting = np.empty(0, np.int64)
         for key in self._weights_keys(table):
-            waiting = np.concatenate((waiting, self._ids_in(key, 4 * table.spec.dim)))
+            waiting = np.concatenate((waiting, self._ids_in(key, table.spec.weight_bytes)))
             while len(waiting) >= block_rows:
                 yield from self._rows_of(table, waiting[:block_rows])
                 waiting = waiting[block_rows:]
@@ -307,11 +303,13 @@ def _apply(rows: TableRows, update: TableUpdate, positions: Int64, step: int, le
     squares = update.row_squares
     if len(positions) == len(rows.ids):
         optimizer.apply_columns(rows.weights, rows.slots, positions, update.gradients, squares, step, rate)
+        round_update(spec, rows.ids, step, rows.weights)
         return
     weights, slots = rows.weights[positions], rows.slots[positions]
     gradients: Float32 = update.gradients[positions]
     squares = None if squares is None else squares[positions]
     optimizer.apply_columns(weights, slots, np.arange(len(positions)), gradients, squares, step, rate)
+    round_update(spec, rows.ids[positions], step, weights)
     rows.weights[positions], rows.slots[positions] = weights, slots
 
 

@@ -48,7 +48,7 @@ def read_block(topology: Topology, block: Block, deadline: Deadline, version_key
 
     Args:
         topology: The servers.
-        block: Its `rows` and `missing` are written.
+        block: Its `rows` and `missing` are written, and its tables' weights unpacked.
         deadline: Of everything together.
         version_key: Of the version to ask for; None: it is not asked for.
 
@@ -61,6 +61,8 @@ def read_block(topology: Topology, block: Block, deadline: Deadline, version_key
     stamps = reader.stamps[: len(block.weights)]
     if len(stamps) and stamps.min() == NO_STAMP:
         raise _lost_partition(topology, block, int(stamps.argmin()))
+    for rows in block.tables.values():
+        rows.unpack()
     return Reading(stamps, reader.version)
 
 
@@ -129,7 +131,7 @@ def write_block(topology: Topology, block: Block, chosen: Int64, deadline: Deadl
 
     Args:
         topology: The servers.
-        block: Its `rows` are written to the servers.
+        block: Its tables' weights are packed, and its `rows` written to the servers.
         chosen: int64: which of the block's commands.
         deadline: Of everything together.
         stamp: The version that each partition is now of; `NO_STAMP` leaves stamps as they are.
@@ -137,6 +139,8 @@ def write_block(topology: Topology, block: Block, chosen: Int64, deadline: Deadl
     Raises:
         StoreFailed, Unavailable, DeadlineExceeded: some partitions may have been written.
     """
+    for rows in block.tables.values():
+        rows.pack()
     weights, slots = block.weights[chosen], block.slots[chosen]
     queued = 1 + (slots["width"] > 0).astype(np.int64)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.half_numbers import HALF_DTYPES, round_half, round_half_randomly
+from embedding_store.half_numbers import HALF_DTYPES, gather_half, round_half, round_half_randomly, scatter_half
 from embedding_store.half_rows import HalfRows
-from embedding_store.int8_rows import Int8Rows
+from embedding_store.int8_rows import Int8Rows, UInt8, gather_int8, scatter_int8
 from embedding_store.rounding_bits import rounding_bits
 from embedding_store.row_values import Float32Rows, RowValues
 from embedding_store.slab import SlabMaker
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 
-__all__ = ["round_update", "rounded_rows", "row_values"]
+__all__ = ["pack_rows", "round_update", "rounded_rows", "row_values", "unpack_rows"]
 
 _PIECE = 1 << 14  # values that are rounded at a time, for the cache
 
@@ -23,6 +23,30 @@ def row_values(spec: TableSpec, rows: int, new_slab: SlabMaker) -> RowValues:
     if spec.dtype in HALF_DTYPES:
         return HalfRows(spec, rows, new_slab)
     return (Int8Rows if spec.dtype == "int8" else Float32Rows)(spec, rows, new_slab)
+
+
+def pack_rows(spec: TableSpec, weights: Float32, packed: UInt8) -> None:
+    """Rows as the bytes that a table of another dtype than float32 keeps of them, rounded to nearest.
+
+    Args:
+        spec: The table.
+        weights: float32 `[n, dim]`.
+        packed: uint8 `[n, spec.weight_bytes]`, C-contiguous, at an even address; little-endian numbers.
+    """
+    order = np.arange(len(weights))
+    if spec.dtype == "int8":
+        scatter_int8(weights, packed, order)
+    else:
+        scatter_half(HALF_DTYPES[spec.dtype], weights, None, packed.view(np.uint16), order)
+
+
+def unpack_rows(spec: TableSpec, packed: UInt8, weights: Float32) -> None:
+    """What `pack_rows` wrote, read into `weights` float32 `[n, dim]`."""
+    order = np.arange(len(weights))
+    if spec.dtype == "int8":
+        gather_int8(packed, order, weights)
+    else:
+        gather_half(HALF_DTYPES[spec.dtype], packed.view(np.uint16), order, weights)
 
 
 def rounded_rows(dtype: str, weights: Float32) -> Float32:

@@ -1,0 +1,89 @@
+"""The store contract: how weights are kept, the same in every store."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import BadInput, Unsupported
+from embedding_store.memory import MemoryStore
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, RowBlock
+from tests.contracts.store_samples import commit, int64, rows_by_id, update
+
+IDS = np.random.default_rng(3).permutation(np.arange(-60, 60) * 10**15)
+HALF_DTYPES = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+
+
+def narrow(dtype: str, dim: int = 5, optimizer: str = "adam") -> TableSpec:
+    hyper = () if optimizer == "contract_block" else (("learning_rate", 0.01),)
+    return TableSpec("t", dim, None, dtype, InitializerSpec("normal", 0.0, 0.1), 3, OptimizerSpec(optimizer, hyper))
+
+
+class DtypeContract:
+    @HALF_DTYPES
+    @pytest.mark.parametrize("optimizer", ["adam", "sgd", "contract_block"])
+    def test_narrow_tables_hold_the_same_bits_everywhere(
+        self, store: EmbeddingStore, dtype: str, optimizer: str
+    ) -> None:
+        spec = narrow(dtype, optimizer=optimizer)
+        asked = np.concatenate((IDS, int64(-7, 10**18), IDS[:9]))
+        with MemoryStore(threads=1) as plain:
+            stores = (store, plain)
+            for one in stores:
+                assert one.create_table(spec)
+                assert one.specs()["t"].dtype == dtype
+            for seed in range(3):
+                rows = [one.lookup({"t": asked}, seed)["t"] for one in stores]
+                np.testing.assert_array_equal(*rows)
+                for one in stores:
+                    commit(one, {"t": update(IDS[seed : seed + 80], 5, seed)})
+            assert rows_by_id(store, "t", 7) == rows_by_id(plain, "t")
+            kept = list(store.scan("t", 7))
+            store.clear("t")
+            store.put("t", kept)
+            assert rows_by_id(store, "t") == rows_by_id(plain, "t")
+
+    @HALF_DTYPES
+    def test_narrow_and_wide_tables_side_by_side(self, store: EmbeddingStore, dtype: str) -> None:
+        specs = {
+            name: TableSpec(name, dim, 50, kind, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
+            for name, dim, kind in (("a", 3, dtype), ("b", 5, "float32"), ("c", 1, dtype), ("d", 2, "float32"))
+        }
+        ids = np.arange(0, 50, 3)
+        with MemoryStore(threads=1) as plain:
+            for one in (store, plain):
+                for spec in specs.values():
+                    one.create_table(spec)
+                updates = {name: update(ids, spec.dim, spec.dim) for name, spec in specs.items()}
+                one.commit(Commit(1, updates, 0, {}))
+            asked = {name: np.arange(50) for name in specs}
+            found = [one.lookup(asked, 1) for one in (store, plain)]
+            for name in specs:
+                np.testing.assert_array_equal(found[0][name], found[1][name])
+
+    def test_int8_tables_are_written_and_read_and_not_trained(self, store: EmbeddingStore) -> None:
+        refused = ""
+        try:
+            store.create_table(narrow("int8", optimizer="sgd"))
+        except Unsupported as error:
+            refused = str(error)
+        if refused:  # by a store that splits rows, whose scale could not go along
+            assert "'t'" in refused
+            assert "int8" in refused
+            return
+        weights = np.random.default_rng(1).normal(size=(len(IDS), 5)).astype(np.float32)
+        store.put("t", [RowBlock(IDS, weights, np.empty((len(IDS), 0), np.float32))])
+        read = store.lookup({"t": IDS})["t"]
+        scales = np.abs(weights).max(axis=1, keepdims=True) / 127
+        assert (np.abs(read - weights) <= 0.501 * scales).all()
+        assert (read != weights).any()
+        kept = rows_by_id(store, "t")
+        store.put("t", list(store.scan("t")))
+        assert rows_by_id(store, "t") == kept
+        with pytest.raises(Unsupported, match="'t' keeps int8 weights"):
+            commit(store, {"t": update(IDS[:3], 5)})
+        broken = np.full((1, 5), np.nan, np.float32)
+        with pytest.raises(BadInput, match=r"'t'.*finite"):
+            store.put("t", [RowBlock(int64(1), broken, np.empty((1, 0), np.float32))])
+        assert (store.version(), rows_by_id(store, "t")) == (0, kept)
