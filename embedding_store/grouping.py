@@ -34,7 +34,7 @@ __all__ = [
 GradientPart = tuple[Int64, Float32, float]
 """ids int64 `[n]`, gradients float32 `[n, dim]`, and the scale that multiplies them."""
 
-_VALUES_A_THREAD = 1 << 18  # fewer are summed faster than a second thread starts
+_VALUES_A_THREAD = 1 << 22  # of sums; fewer are added faster than threads share them (measured: 65,536 x 64)
 
 
 def coalesce(ids: Int64, gradients: Float32, pool: RangePool = SERIAL) -> TableUpdate:

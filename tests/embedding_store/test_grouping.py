@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embedding_store import grouping
 from embedding_store.errors import BadGradient
 from embedding_store.grouping import Coalescer, coalesce, coalesce_many, sum_by_position
 from embedding_store.range_pool import RangePool
@@ -41,7 +42,8 @@ def test_sum_is_the_left_fold_to_the_bit(pushes: list[tuple[list[int], float]], 
     assert found.gradients.tobytes() == b"".join(row.tobytes() for row in expected.values())
 
 
-def test_sum_does_not_depend_on_threads() -> None:
+def test_sum_does_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "_VALUES_A_THREAD", 1 << 16)
     random = np.random.default_rng(3)
     parts = [
         (random.integers(0, 30_000, 40_000), random.normal(size=(40_000, 33)).astype(np.float32), 1 / 3)
