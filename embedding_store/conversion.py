@@ -42,10 +42,10 @@ def convert_table(
 ) -> Conversion:
     """Makes `table` in `target`, with the rows that it has in `source`, rounded to `dtype`.
 
-    Slots go along, but for int8, whose tables are not trained: the table gets
-    an optimizer without slots and no admission or eviction. Nothing may be
-    committed to `source` meanwhile. The version of `target` is the caller's to
-    set (`reset_version`).
+    Slots go along, and what is counted for admission and eviction; not so for
+    int8, whose tables are not trained: the table gets an optimizer without
+    slots, and no admission or eviction. Nothing may be committed to `source`
+    meanwhile. The version of `target` is the caller's to set (`reset_version`).
 
     Args:
         source: Where the table is.
@@ -73,6 +73,9 @@ def convert_table(
             kept = fresh_rows(there, block.ids, block.weights) if dtype == "int8" else block
             worst, limit = _put(target, there, kept)
             rows, error, bound = rows + len(block.ids), max(error, worst), max(bound, limit)
+        counters = source.sightings(table)
+        if counters is not None and there.admission is not None:
+            target.put_sightings(table, counters)
     except BaseException:
         target.drop_table(table)
         raise

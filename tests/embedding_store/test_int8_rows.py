@@ -143,6 +143,16 @@ def test_other_dtypes_take_their_slots_along_and_train_on(dtype: str) -> None:
         assert rows_by_id(back, "t") == rows_by_id(target, "t")
 
 
+def test_a_conversion_takes_along_what_was_sighted() -> None:
+    with MemoryStore(threads=1) as source, MemoryStore(threads=1) as target:
+        source.create_table(TableSpec("t", DIM, admission=AdmissionSpec(2)))
+        commit(source, {"t": update(np.arange(4), DIM)})
+        assert convert_table(source, "t", target, "bfloat16").rows == 0
+        target.reset_version(1)
+        commit(target, {"t": update(np.arange(2, 6), DIM)})
+        assert sorted(rows_by_id(target, "t")) == [2, 3]
+
+
 def test_a_conversion_that_cannot_be_leaves_nothing_behind() -> None:
     with trained() as source, MemoryStore(threads=1) as target:
         with pytest.raises(TableNotFound, match="'u'; tables there: t"):
