@@ -14,7 +14,7 @@ from embedding_store.table_reader import TableReader
 
 __all__ = ["answer_requests"]
 
-_PIECE = 1 << 19  # values of rows that a thread takes at a time: some tenths of a millisecond
+_PIECE = 1 << 20  # values of rows that a thread takes at a time: some tenths of a millisecond
 _LEAST_WIDTH = 32  # a shorter row costs as much: finding it, and its cache line
 _STREAMED_BYTES = 8 << 20  # an output above this has left the caches before anyone reads it
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embedding_store.kernel import kernel
+from embedding_store.row_gather import rows_ahead
 from embedding_store.row_moves import FOLDS, WEIGHTED_FOLDS
 from embedding_store.store import Float32, Int64
 
@@ -12,7 +13,6 @@ __all__ = ["COMBINERS", "fold_bags"]
 
 COMBINERS = ("sum", "mean", "sqrtn")
 _SUM, _MEAN, _SQRTN = range(3)
-_VALUES_AHEAD = 3072  # a bag's rows are only read, so more of them are asked for than by a gather
 
 _NO_WEIGHTS = np.empty(0, np.float32)
 _FOLD_128, _FOLD_64, _FOLD_32, _FOLD_16, _FOLD_8, _FOLD_4, _FOLD_2, _FOLD_1 = FOLDS
@@ -45,7 +45,7 @@ def fold_bags(
         combiner: One of `COMBINERS`.
         out: float32 `[bags, dim]`; rows may lie apart, columns may not.
     """
-    ahead = max(4, min(64, _VALUES_AHEAD // rows.shape[1]))
+    ahead = rows_ahead(rows.shape[1])
     kind = COMBINERS.index(combiner)
     if weights is None:
         _fold(rows, fresh, positions, offsets, _NO_WEIGHTS, kind, out, ahead)

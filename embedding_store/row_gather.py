@@ -14,17 +14,20 @@ __all__ = ["Words", "can_stream", "gather", "gather_marked", "rows_ahead"]
 Words = npt.NDArray[np.uint64]
 """64 bits a word: bit `i & 63` of word `i >> 6` says whether id i has a row."""
 
-_VALUES_AHEAD = 2048  # 8 KiB on their way; half of it is too few, twice as many gains nothing
+_VALUES_AHEAD = 3072  # 12 KiB on their way: half of it is too few, twice as many gains nothing
+_STREAMED_COLUMNS = 128  # rows longer than what is asked for ahead are slower when they are streamed
 
 
 def rows_ahead(dim: int) -> int:
     """How many rows before its turn a row of `dim` values is asked for."""
-    return max(8, min(64, _VALUES_AHEAD // dim))
+    return max(8, min(128, _VALUES_AHEAD // dim))
 
 
 def can_stream(out: Float32) -> bool:
-    """Whether rows of `out` float32 `[n, dim]` can be written past the caches, which wants them aligned."""
-    return out.ctypes.data % 16 == 0 and out.strides[0] % 16 == 0 and out.shape[1] % 4 == 0
+    """Whether rows of `out` float32 `[n, dim]` gain by being written past the caches: aligned, and not too long."""
+    columns = out.shape[1]
+    aligned = out.ctypes.data % 16 == 0 and out.strides[0] % 16 == 0 and columns % 4 == 0
+    return aligned and columns <= _STREAMED_COLUMNS
 
 
 def gather(rows: Float32, positions: Int64, out: Float32, stream: bool) -> None:

@@ -181,68 +181,85 @@ def _folding(vectors: int, lanes: int, weighted: bool) -> Any:
         ahead: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            kinds = signature.args
-
-            def number(k: int) -> Any:
-                return context.cast(builder, arguments[k], kinds[k], types.int64)
-
-            def items(k: int) -> Any:
-                return context.make_array(kinds[k])(context, builder, arguments[k]).data
-
-            offset = builder.mul(number(2), _INT64(4))
-            start, stop, ahead, ids, factors = number(7), number(8), number(9), items(5), items(6)
-            count = cgutils.unpack_tuple(builder, context.make_array(kinds[5])(context, builder, arguments[5]).shape)[0]
-            last = builder.sub(count, _INT64(1))
-            zero = ir.Constant(_vector(lanes), 0.0 if lanes == 1 else [0.0] * lanes)
-            entry = builder.block
-            head, body, done = (builder.append_basic_block(f"fold_{name}") for name in ("head", "body", "done"))
-            builder.branch(head)
-
-            builder.position_at_end(head)
-            i = builder.phi(_INT64)
-            i.add_incoming(start, entry)
-            totals = [builder.phi(_vector(lanes)) for _ in range(vectors)]
-            for total in totals:
-                total.add_incoming(zero, entry)
-            builder.cbranch(builder.icmp_signed("<", i, stop), body, done)
-
-            builder.position_at_end(body)
-            later = builder.add(i, ahead)
-            later = builder.select(builder.icmp_signed("<", later, last), later, last)
-            asked = builder.load(builder.gep(ids, [later]))
-            coming = builder.gep(_row_address(context, builder, kinds[3], arguments[3], asked, types.int64), [offset])
-            for line in range(max(1, vectors * lanes // _LANES)):
-                _ask_for(builder, builder.gep(coming, [_INT64(_LINE * line)]))
-            position = builder.load(builder.gep(ids, [i]))
-            own = _row_address(context, builder, kinds[3], arguments[3], position, types.int64)
-            new = _row_address(context, builder, kinds[4], arguments[4], builder.not_(position), types.int64)
-            row = builder.select(builder.icmp_signed("<", position, _INT64(0)), new, own)
-            row = builder.gep(row, [offset])
-            factor = None
-            if weighted:
-                factor = builder.load(builder.gep(factors, [i]))
-                if lanes > 1:
-                    one = builder.insert_element(ir.Constant(_vector(lanes), ir.Undefined), factor, _INT32(0))
-                    spread = ir.Constant(ir.VectorType(_INT32, lanes), [0] * lanes)
-                    factor = builder.shuffle_vector(one, ir.Constant(_vector(lanes), ir.Undefined), spread)
-            for k, total in enumerate(totals):
-                value = _load(builder, row, lanes, _INT64(k))
-                if factor is not None:
-                    value = builder.fmul(value, factor)
-                total.add_incoming(builder.fadd(total, value), body)
-            i.add_incoming(builder.add(i, _INT64(1)), body)
-            builder.branch(head)
-
-            builder.position_at_end(done)
-            to = _row_address(context, builder, kinds[0], arguments[0], arguments[1], kinds[1])
-            to = builder.gep(to, [offset])
-            for k, total in enumerate(totals):
-                _store(builder, total, to, lanes, _INT64(k))
+            _write_fold(_FoldArguments(context, builder, signature.args, arguments), vectors, lanes, weighted)
             return context.get_dummy_value()
 
         return types.void(out, at, column, rows, fresh, positions, weights, start, stop, ahead), generate
 
     return fold
+
+
+class _FoldArguments:
+    """Arguments of a fold as it is written down."""
+
+    def __init__(self, context: Any, builder: Any, kinds: Any, arguments: Any) -> None:
+        self.builder, self._context, self._kinds, self._arguments = builder, context, kinds, arguments
+        self._offset = builder.mul(self.number(2), _INT64(4))
+        self.start, self.stop, self.ahead = self.number(7), self.number(8), self.number(9)
+        self.positions, self.weights = self._items(5), self._items(6)
+        count = cgutils.unpack_tuple(builder, context.make_array(kinds[5])(context, builder, arguments[5]).shape)[0]
+        self.last = builder.sub(count, _INT64(1))
+
+    def number(self, k: int) -> Any:
+        """Argument k as int64."""
+        return self._context.cast(self.builder, self._arguments[k], self._kinds[k], types.int64)
+
+    def row(self, k: int, row: Any) -> Any:
+        """Address of row `row`, an int64, of argument k, in the column that the fold begins with."""
+        address = _row_address(self._context, self.builder, self._kinds[k], self._arguments[k], row, types.int64)
+        return self.builder.gep(address, [self._offset])
+
+    def position(self, i: Any) -> Any:
+        """positions[i]"""
+        return self.builder.load(self.builder.gep(self.positions, [i]))
+
+    def weight(self, i: Any, lanes: int) -> Any:
+        """weights[i] in every lane."""
+        weight = self.builder.load(self.builder.gep(self.weights, [i]))
+        if lanes == 1:
+            return weight
+        nothing = ir.Constant(_vector(lanes), ir.Undefined)
+        one = self.builder.insert_element(nothing, weight, _INT32(0))
+        return self.builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(_INT32, lanes), [0] * lanes))
+
+    def _items(self, k: int) -> Any:
+        return self._context.make_array(self._kinds[k])(self._context, self.builder, self._arguments[k]).data
+
+
+def _write_fold(a: _FoldArguments, vectors: int, lanes: int, weighted: bool) -> None:
+    builder = a.builder
+    entry = builder.block
+    head, body, done = (builder.append_basic_block(f"fold_{name}") for name in ("head", "body", "done"))
+    builder.branch(head)
+
+    builder.position_at_end(head)
+    i = builder.phi(_INT64)
+    i.add_incoming(a.start, entry)
+    totals = [builder.phi(_vector(lanes)) for _ in range(vectors)]
+    for total in totals:
+        total.add_incoming(ir.Constant(_vector(lanes), 0.0 if lanes == 1 else [0.0] * lanes), entry)
+    builder.cbranch(builder.icmp_signed("<", i, a.stop), body, done)
+
+    builder.position_at_end(body)
+    later = builder.add(i, a.ahead)
+    later = builder.select(builder.icmp_signed("<", later, a.last), later, a.last)
+    coming = a.row(3, a.position(later))
+    for line in range(max(1, vectors * lanes // _LANES)):
+        _ask_for(builder, builder.gep(coming, [_INT64(_LINE * line)]))
+    position = a.position(i)
+    fresh = builder.icmp_signed("<", position, _INT64(0))
+    row = builder.select(fresh, a.row(4, builder.not_(position)), a.row(3, position))
+    weight = a.weight(i, lanes) if weighted else None
+    for k, total in enumerate(totals):
+        value = _load(builder, row, lanes, _INT64(k))
+        total.add_incoming(builder.fadd(total, value if weight is None else builder.fmul(value, weight)), body)
+    i.add_incoming(builder.add(i, _INT64(1)), body)
+    builder.branch(head)
+
+    builder.position_at_end(done)
+    to = a.row(0, a.number(1))
+    for k, total in enumerate(totals):
+        _store(builder, total, to, lanes, _INT64(k))
 
 
 _SHAPES = ((8, 16), (4, 16), (2, 16), (1, 16), (1, 8), (1, 4), (1, 2), (1, 1))
