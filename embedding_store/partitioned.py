@@ -19,7 +19,7 @@ from embedding_store.partitioned_source import PartitionedSource
 from embedding_store.row_blocks import chosen_rows, joined_rows
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, refuse_conflict
+from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8, refuse_conflict
 
 __all__ = ["PartitionedStore"]
 
@@ -205,6 +205,20 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
             refused=_of_rows(found, {shard: of.refused for shard, of in told.items()}),
             evicted=_of_rows(found, {shard: of.evicted for shard, of in told.items()}),
         )
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`: the greatest counters of all shards, which is enough for each of them."""
+        found = self._partition(table)
+        told = self._calls.run({number: partial(self._stores[number].sightings, table) for number in found.holders})
+        sketches = [counters for counters in told.values() if counters is not None]
+        joined: UInt8 | None = np.maximum.reduce(sketches) if sketches else None
+        return joined
+
+    def put_sightings(self, table: str, counters: UInt8) -> None:
+        """As in `EmbeddingStore.put_sightings`, on every shard."""
+        with self._alone(), self._lock.writing():
+            holders = self._partition(table).holders
+            self._calls.run({n: partial(self._stores[n].put_sightings, table, counters) for n in holders})
 
     def clear(self, table: str) -> None:
         """As in `EmbeddingStore.clear`."""

@@ -14,6 +14,7 @@ from embedding_store.store import (
     Int64,
     RowBlock,
     TableStatistics,
+    UInt8,
     refuse_other_version,
 )
 
@@ -149,6 +150,15 @@ class PlacedStore(EmbeddingStore):
     def table_statistics(self, table: str) -> TableStatistics:
         """As in `EmbeddingStore.table_statistics`."""
         return self._holder(table).table_statistics(table)
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`."""
+        return self._holder(table).sightings(table)
+
+    def put_sightings(self, table: str, counters: UInt8) -> None:
+        """As in `EmbeddingStore.put_sightings`."""
+        with self._lock.writing():
+            self._holder(table).put_sightings(table, counters)
 
     def close(self) -> None:
         """Closes every store."""

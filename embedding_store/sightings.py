@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedding_store.errors import BadInput
-from embedding_store.initial_values import table_key
+from embedding_store.initial_values import table_key, whole_ids
 from embedding_store.kernel import kernel, prefetch
 from embedding_store.slab import SlabMaker, anonymous_slab
 from embedding_store.spec import AdmissionSpec, TableSpec
@@ -25,6 +25,9 @@ class Sightings:
     Four counters belong to an id; its count is the least of them, and a
     sighting raises only those that are the least. So a count is never too
     small. It is too large where all four are shared with more frequent ids.
+
+    Ids of a shard are counted as those of the whole table, so that sketches of
+    shards can be joined, the greater counter of each pair, and handed to others.
     """
 
     def __init__(self, table: TableSpec, admission: AdmissionSpec, new_slab: SlabMaker = anonymous_slab) -> None:
@@ -32,6 +35,7 @@ class Sightings:
         low, high = table_key(table.seed, table.name)
         self._key = np.uint64(low) | np.uint64(high) << np.uint64(32)
         self._table = table.name
+        self._origin = table.origin
         self._sightings = admission.sightings
         self._counters = new_slab("sightings", 1 << (admission.counters - 1).bit_length(), 1, np.uint8)
 
@@ -43,13 +47,13 @@ class Sightings:
     def admits(self, ids: Int64) -> npt.NDArray[np.bool_]:
         """bool `[n]`: whose next sighting, of ids int64 `[n]`, would be one that admits."""
         counts = np.empty(len(ids), np.uint8)
-        _counts(self._counters.array, self._key, ids, counts)
+        _counts(self._counters.array, self._key, whole_ids(self._origin, ids), counts)
         admitted: npt.NDArray[np.bool_] = counts >= self._sightings - 1
         return admitted
 
     def count(self, ids: Int64) -> None:
         """One more sighting of each of `ids` int64 `[n]`."""
-        _count(self._counters.array, self._key, ids)
+        _count(self._counters.array, self._key, whole_ids(self._origin, ids))
 
     def read(self) -> UInt8:
         """uint8 `[counters]`, a copy."""

@@ -2,7 +2,8 @@
 
     DIR/ckpt-0000000120/manifest.json        what is in it, with sha256 of every file
                        /dense.safetensors    dense variables, states, optimizer variables
-                       /table-0003-00000.safetensors   ids, weights, slots of one block of rows
+                       /table-0003-00000.safetensors   ids, weights, slots, touches of one block of rows
+                       /table-0003-sightings.safetensors   of a table with admission: how often ids were seen
 
 A checkpoint is written beside its place and renamed into it, so that a
 directory by that name is always whole. Nothing is ever pickled.
@@ -59,7 +60,12 @@ class Checkpoint:
         """The rows of a table in blocks."""
         for file in self.manifest["tables"][table]["files"]:
             block = _load(self.path / file)
-            yield RowBlock(block["ids"], block["weights"], block["slots"])
+            yield RowBlock(block["ids"], block["weights"], block["slots"], block.get("touches"))
+
+    def sightings(self, table: str) -> Tensor | None:
+        """The sketch of a table with admission, uint8 `[counters]`."""
+        file = self.manifest["tables"][table].get("sightings")
+        return None if file is None else _load(self.path / file)["sightings"]
 
     def progress(self) -> Progress:
         """The place of the job that wrote it."""
@@ -124,10 +130,15 @@ def _write_files(
         files, rows = [], 0
         for part, block in enumerate(store.scan(name, _BLOCK_ROWS)):
             file = f"table-{number:04d}-{part:05d}.safetensors"
-            save_file({"ids": block.ids, "weights": block.weights, "slots": block.slots}, str(draft / file))
+            parts = {"ids": block.ids, "weights": block.weights, "slots": block.slots}
+            save_file(parts if block.touches is None else {**parts, "touches": block.touches}, str(draft / file))
             files.append(file)
             rows += len(block.ids)
         tables[name] = {"spec": json.loads(spec_to_json(spec)), "rows": rows, "files": files}
+        counters = store.sightings(name)
+        if counters is not None:
+            tables[name]["sightings"] = f"table-{number:04d}-sightings.safetensors"
+            save_file({"sightings": counters}, str(draft / tables[name]["sightings"]))
     checksums = {file.name: _sha256(file) for file in sorted(draft.glob("*.safetensors"))}
     return {
         "format": _FORMAT,
@@ -187,6 +198,9 @@ def restore_tables(checkpoint: Checkpoint, store: EmbeddingStore) -> None:
         store.create_table(spec_from_json(json.dumps(entry["spec"])))
         store.clear(name)
         store.put(name, checkpoint.rows(name))
+        counters = checkpoint.sightings(name)
+        if counters is not None:
+            store.put_sightings(name, counters)
     store.reset_version(checkpoint.version)
 
 
