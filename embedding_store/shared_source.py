@@ -124,6 +124,8 @@ class SharedSource(RowSource):
             return ask(attachment)
         except Detached:
             self._leave(attachment)
+            # Whatever was to be waited for: a store that is gone for good is to be missed within the deadline.
+            self._remote.version()
             return None
 
     def _current(self) -> Attachment | None:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import re
+import resource
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from embedding_store.attachment_client import Attachment
+from embedding_store.errors import FutureVersion, IdOutOfRange, StaleVersion, TableNotFound, Unsupported
 from embedding_store.grpc_server import GrpcServer
+from embedding_store.lookup_request import Bags, lookup_request
+from embedding_store.memory import MemoryStore
 from embedding_store.remote import RemoteSource
 from embedding_store.service import store_service
+from embedding_store.shared_slab import SharedSlab
 from embedding_store.shared_source import SharedSource
 from embedding_store.shared_store import SharedMemoryStore
-from embedding_store.store import Float32, Int64
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore
+from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, update
 
 
 class ReadAttached(SharedMemoryStore):
@@ -37,10 +50,6 @@ class ReadAttached(SharedMemoryStore):
         self.server.stop(0)
 
 
-class _Attached(StoreContract):
-    pass
-
-
 class TestAttachedMemory(StoreContract):
     @pytest.fixture
     def make_store(self) -> MakeStore:
@@ -51,3 +60,219 @@ class TestAttachedMemoryBehindAnIndex(StoreContract):
     @pytest.fixture
     def make_store(self) -> MakeStore:
         return lambda: ReadAttached(0)
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+def served(held: ExitStack, store: EmbeddingStore, writable: bool = False) -> RemoteSource:
+    held.enter_context(store)
+    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, writable)]))
+    return held.enter_context(RemoteSource(server.address, 30))
+
+
+def mapped() -> int:
+    """How many mappings of shared rows this process has, but for those of objects that nobody holds."""
+    gc.collect()
+    return len(re.findall("memfd:elastable-", Path("/proc/self/maps").read_text()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("direct_bytes", [0, 1 << 30])
+def test_rows_are_the_stores_in_every_dtype(held: ExitStack, dtype: str, direct_bytes: int) -> None:
+    store = SharedMemoryStore(2, direct_bytes=direct_bytes)
+    source = held.enter_context(SharedSource(served(held, store), required=True))
+    store.create_table(TableSpec("t", 24, 5_000, dtype=dtype, initializer=InitializerSpec("normal", 0.0, 1.0)))
+    weights = np.random.default_rng(0).normal(size=(3_000, 24)).astype(np.float32)
+    ids = np.random.default_rng(1).permutation(5_000)[:3_000]
+    store.put("t", [RowBlock(ids, weights, np.empty((3_000, 0), np.float32))])
+    for wanted in (np.arange(5_000), int64(7), int64(), np.random.default_rng(2).integers(0, 5_000, 70_000)):
+        rows = source.lookup({"t": wanted})["t"]
+        assert source.attached
+        assert rows.flags.writeable
+        np.testing.assert_array_equal(rows, store.lookup({"t": wanted})["t"])
+
+
+def test_bags_and_callers_memory(held: ExitStack) -> None:
+    store = SharedMemoryStore(2)
+    source = held.enter_context(SharedSource(served(held, store), required=True))
+    store.create_table(dynamic())
+    commit(store, {"people": update(np.arange(50), 5)})
+    wanted = Bags(np.arange(100).reshape(25, 4), "mean")
+    outs = [np.empty((25, 5), np.float32) for _ in range(2)]
+    for each, out in zip((store, source), outs, strict=True):
+        each.lookup_into([lookup_request(dynamic(), wanted, out)], version=1)
+    assert source.attached
+    np.testing.assert_array_equal(*outs)
+
+
+def test_errors_are_the_stores(held: ExitStack) -> None:
+    store = SharedMemoryStore(2)
+    source = held.enter_context(SharedSource(served(held, store), required=True))
+    store.create_table(fixed())
+    for ids, error in (({"towns": int64(1)}, TableNotFound), ({"cities": int64(1, 100)}, IdOutOfRange)):
+        with pytest.raises(error) as theirs:
+            store.lookup(ids)
+        with pytest.raises(error) as ours:
+            source.lookup(ids)
+        assert str(ours.value) == str(theirs.value) or error is TableNotFound
+    with pytest.raises(FutureVersion, match="version 1 is not committed"):
+        source.lookup({"cities": int64(1)}, version=1)
+    commit(store, {})
+    with pytest.raises(StaleVersion, match="version 0 is past"):
+        source.lookup({"cities": int64(1)}, version=0)
+    assert source.attached
+
+
+def test_versions_are_waited_for(held: ExitStack) -> None:
+    store = SharedMemoryStore(2)
+    source = held.enter_context(SharedSource(served(held, store), required=True))
+    store.create_table(fixed())
+    assert not source.wait_for_version(1, 0.02)
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(source.lookup_when, {"cities": int64(1)}, version, 30.0) for version in (1, 2, 1)]
+        asked += [pool.submit(source.wait_for_version, 2, 30.0)]
+        commit(store, {"cities": update(int64(1), 4)})
+        done = [asked[place].result(timeout=60) for place in (0, 2)]
+        for rows in done:
+            np.testing.assert_array_equal(rows["cities"], store.lookup({"cities": int64(1)})["cities"])
+        commit(store, {"cities": update(int64(1), 4)})
+        assert asked[3].result(timeout=60)
+        np.testing.assert_array_equal(
+            asked[1].result(timeout=60)["cities"], store.lookup({"cities": int64(1)})["cities"]
+        )
+    assert source.version() == 2
+
+
+def test_tables_come_grow_are_cleared_and_go_while_they_are_attached(held: ExitStack) -> None:
+    store = SharedMemoryStore(2)
+    source = held.enter_context(SharedSource(served(held, store), required=True))
+    everything = np.arange(200_000)
+
+    def same() -> None:
+        np.testing.assert_array_equal(source.lookup({"t": everything})["t"], store.lookup({"t": everything})["t"])
+        assert source.attached
+
+    spec = TableSpec("t", 16, optimizer=OptimizerSpec.of("sgd", learning_rate=0.5))
+    store.create_table(spec)
+    same()
+    for count in (10, 5_000, 150_000):
+        commit(store, {"t": TableUpdate(everything[:count], np.ones((count, 16), np.float32))})
+        same()
+    store.delete("t", everything[::3].copy())
+    same()
+    store.clear("t")
+    same()
+    commit(store, {"t": TableUpdate(everything, np.ones((200_000, 16), np.float32))})
+    same()
+    store.drop_table("t")
+    with pytest.raises(TableNotFound):
+        source.lookup({"t": int64(1)})
+    store.create_table(TableSpec("t", 3))
+    same()
+
+
+def test_a_store_that_is_closed_gives_its_memory_back_and_another_is_attached(held: ExitStack) -> None:
+    before = mapped()
+    first, second = SharedMemoryStore(1), SharedMemoryStore(1)
+    for store in (first, second):
+        store.create_table(fixed())
+    server = GrpcServer("127.0.0.1:0", [store_service(first)])
+    source = held.enter_context(SharedSource(RemoteSource(server.address, 30), required=True))
+    source.lookup({"cities": int64(1)})
+    assert source.attached
+    first.close()
+    server.stop(0)
+    with second, GrpcServer(server.address, [store_service(second)]):
+        commit(second, {"cities": update(int64(1), 4)})
+        np.testing.assert_array_equal(
+            source.lookup({"cities": int64(1)}, 1)["cities"], second.lookup({"cities": int64(1)})["cities"]
+        )
+        assert source.version() == 1
+        assert source.attached
+        source.close()
+        source.close()
+    del first, second, store, server
+    assert mapped() == before
+
+
+def test_a_store_without_shared_memory_is_asked_over_grpc(held: ExitStack) -> None:
+    store = MemoryStore()
+    remote = served(held, store)
+    store.create_table(fixed())
+    with pytest.raises(Unsupported, match="do not lie in shared memory"):
+        SharedSource(remote, required=True)
+    source = held.enter_context(SharedSource(remote))
+    np.testing.assert_array_equal(
+        source.lookup({"cities": int64(5)})["cities"], store.lookup({"cities": int64(5)})["cities"]
+    )
+    assert not source.attached
+    store.reset_version(3)
+    assert source.wait_for_version(3, 10)
+    assert source.version() == 3
+
+
+def test_another_network_or_a_wrong_token_is_refused(held: ExitStack) -> None:
+    store = held.enter_context(SharedMemoryStore(1))
+    with pytest.raises(OSError, match="refused"):
+        Attachment("elastable-of-nobody", store.door.token)
+    with pytest.raises(ConnectionError, match="hung up"):
+        Attachment(store.door.name, bytes(16))
+
+
+def test_without_descriptors_tables_are_read_over_grpc(held: ExitStack) -> None:
+    store = SharedMemoryStore(1)
+    source = held.enter_context(SharedSource(served(held, store), required=True))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(name) for name in os.listdir("/proc/self/fd")) + 1, hard))
+    try:
+        store.create_table(fixed())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    store.create_table(dynamic())
+    ids = {"cities": int64(1), "people": int64(2)}
+    for table, rows in source.lookup(ids).items():
+        np.testing.assert_array_equal(rows, store.lookup(ids)[table])
+    assert source.attached
+
+
+def test_readers_threads_share_an_attachment_beside_commits(held: ExitStack) -> None:
+    store = SharedMemoryStore(2)
+    source = held.enter_context(SharedSource(served(held, store), required=True))
+    store.create_table(TableSpec("t", 8, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd")))
+    ids, done = np.arange(3_000), threading.Event()
+
+    def read(seed: int) -> int:
+        looked, random = 0, np.random.default_rng(seed)
+        while not done.is_set():
+            rows = source.lookup({"t": ids[: random.integers(1, len(ids))]})["t"]
+            assert (rows == rows[0, 0]).all()
+            looked += 1
+        return looked
+
+    with ThreadPoolExecutor(4) as pool:
+        readers = [pool.submit(read, seed) for seed in range(4)]
+        try:
+            for version in range(1, 60):
+                whole = TableUpdate(ids, np.full((len(ids), 8), -1, np.float32))
+                store.commit(Commit(version, {"t": whole}, version - 1, {"t": 1.0}))
+        finally:
+            done.set()
+        assert all(reader.result(timeout=60) for reader in readers)
+    assert (source.lookup({"t": ids}, 59)["t"] == 59).all()
+
+
+def test_what_is_in_use_moves_to_huge_pages_and_stays_what_it_is() -> None:
+    slab = SharedSlab("weights", 40_000, 64, np.float32)
+    slab.array[:20_000] = np.arange(20_000)[:, None]
+    assert sum(1 for _ in slab.make_huge()) == 3  # the last of them for the half of it that is in use
+    assert list(slab.make_huge()) == []
+    assert (slab.array[:20_000] == np.arange(20_000)[:, None]).all()
+    assert not slab.array[20_000:].any()
+    before = slab.array
+    slab.grow(1_000_000)
+    assert (slab.array[:20_000] == before[:20_000]).all()
+    assert slab.array.shape == (1_000_000, 64)
