@@ -6,6 +6,7 @@
 * training here: `fit`
 * data: `NumpyReader`, `ParquetReader`, `CsvReader`
 * stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
+* tables of any ids: `AdmissionSpec`, `EvictionSpec`
 * locations: `LocationSettings`, `TensorLocationSettings`, `TensorLocation`
 * export: `export_keras`
 * errors: `ElastableError`; its kinds are in `embedding_store.errors`
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from embedding_store.memory import MemoryStore
     from embedding_store.open_store import open_store
     from embedding_store.redis_store import RedisStore
-    from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+    from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
     from worker.edl_embedding import EdlEmbedding
     from worker.embedding import Embedding
     from worker.export import export_keras
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdmissionSpec",
     "CsvReader",
     "EdlEmbedding",
     "ElastableError",
     "Embedding",
+    "EvictionSpec",
     "InitializerSpec",
     "LocationSettings",
     "MemoryStore",
@@ -53,10 +56,12 @@ __all__ = [
 
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
 _HOMES = {
+    "AdmissionSpec": "embedding_store.spec",
     "CsvReader": "worker.readers",
     "EdlEmbedding": "worker.edl_embedding",
     "ElastableError": "embedding_store.errors",
     "Embedding": "worker.embedding",
+    "EvictionSpec": "embedding_store.spec",
     "InitializerSpec": "embedding_store.spec",
     "LocationSettings": "embedding_store.locations",
     "MemoryStore": "embedding_store.memory",

@@ -11,10 +11,12 @@ import elastable
 import embedding_store
 
 ELASTABLE = [
+    "AdmissionSpec",
     "CsvReader",
     "EdlEmbedding",
     "ElastableError",
     "Embedding",
+    "EvictionSpec",
     "InitializerSpec",
     "LocationSettings",
     "MemoryStore",
@@ -23,7 +25,6 @@ ELASTABLE = [
     "ParquetReader",
     "RedisStore",
     "TableSpec",
-    "TableStatistics",
     "TensorLocation",
     "TensorLocationSettings",
     "export_keras",
@@ -73,6 +74,7 @@ EMBEDDING_STORE = [
     "TableNotFound",
     "TableSlices",
     "TableSpec",
+    "TableStatistics",
     "TableUpdate",
     "Unavailable",
     "Unsupported",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -13,10 +14,11 @@ from embedding_store.errors import BadSpec, ModelError
 from embedding_store.fresh_rows import fresh_rows
 from embedding_store.initial_values import initial_rows
 from embedding_store.row_dtypes import rounded_rows
-from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore, Float32, Int64, RowSource
 from worker.combine import COMBINERS, flatten_ids, shape_rows
 from worker.initializers import initializer_spec, seed_of
+from worker.membership import membership_config, membership_spec
 from worker.scope import current_scope
 
 __all__ = ["Embedding", "StoreBacked"]
@@ -43,6 +45,8 @@ class StoreBacked:
     table: str | None
     table_dtype: str | None = None
     pretrained: Float32 | None = None
+    admission: AdmissionSpec | None = None
+    eviction: EvictionSpec | None = None
     compute_dtype: Any
     _source: RowSource | None
     _seed: int
@@ -75,6 +79,8 @@ class StoreBacked:
             initializer=spec,
             seed=seed_of(self.embeddings_initializer, seed),
             optimizer=optimizer or OptimizerSpec(),
+            admission=self.admission,
+            eviction=self.eviction,
         )
 
     @property
@@ -166,6 +172,11 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             they are written when training creates the table.
         table: Name of the table; layers that name the same one share it.
             Default: the layer's own name.
+        admission: An `et.AdmissionSpec`: when an id gets a row of its own; until
+            then it reads its initial value, and its gradients are dropped.
+            None: at its first gradient. Not with `input_dim`.
+        eviction: An `et.EvictionSpec`: which rows are given up, and when; their
+            ids read their initial values again. None: none. Not with `input_dim`.
         table_dtype: How the store keeps the rows: None or "float32", "bfloat16"
             or "float16". The layer reads float32 in any case; `dtype` is, as in
             Keras, what it computes in.
@@ -181,7 +192,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
 
     Raises:
         BadSpec: dimensions that are no positive integers, an unknown combiner
-            or table_dtype.
+            or table_dtype; admission or eviction of a fixed vocabulary.
         BadIds: ids that are not integers.
         IdOutOfRange: ids outside of a fixed vocabulary.
     """
@@ -198,6 +209,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         weights: Any = None,
         table: str | None = None,
         table_dtype: str | None = None,
+        admission: AdmissionSpec | Mapping[str, Any] | None = None,
+        eviction: EvictionSpec | Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -218,6 +231,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.mask_zero = mask_zero
         self.table = table
         self.table_dtype = table_dtype
+        self.admission = membership_spec(self.name, AdmissionSpec, admission, input_dim)
+        self.eviction = membership_spec(self.name, EvictionSpec, eviction, input_dim)
         self.pretrained = None if weights is None else _rows_given(self.name, weights, input_dim, output_dim)
         if self.pretrained is not None:
             self.pretrained = rounded_rows(table_dtype or "float32", self.pretrained)
@@ -266,6 +281,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             "mask_zero": self.mask_zero,
             "table": self.table,
             "table_dtype": self.table_dtype,
+            "admission": membership_config(self.admission),
+            "eviction": membership_config(self.eviction),
         }
 
     def save_own_variables(self, store: Any) -> None:

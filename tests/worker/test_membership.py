@@ -1,0 +1,92 @@
+"""Layers that say when ids are admitted and evicted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import elastable as et
+from embedding_store.errors import BadSpec, SpecConflict, Unsupported
+from embedding_store.memory import MemoryStore
+from embedding_store.spec import OptimizerSpec
+from master.discovery import discover_tables
+
+ADMISSION, EVICTION = et.AdmissionSpec(2, 1 << 12), et.EvictionSpec(max_age=3, every=2)
+
+
+def model_of(*layers: et.Embedding) -> Any:
+    ids = keras.Input((1,), dtype="int64", name="ids")
+    rows = [keras.layers.Flatten()(layer(ids)) for layer in layers]
+    joined = rows[0] if len(rows) == 1 else keras.layers.Concatenate()(rows)
+    return keras.Model(ids, keras.layers.Dense(1)(joined))
+
+
+def test_the_table_is_made_as_the_layer_says() -> None:
+    model = model_of(et.Embedding(4, admission=ADMISSION, eviction=EVICTION, table="t"))
+    spec = discover_tables(model, 0, OptimizerSpec())["t"]
+    assert (spec.admission, spec.eviction) == (ADMISSION, EVICTION)
+    plain = discover_tables(model_of(et.Embedding(4, table="t")), 0, OptimizerSpec())["t"]
+    assert (plain.admission, plain.eviction) == (None, None)
+
+
+def test_layers_that_share_a_table_want_the_same() -> None:
+    model = model_of(et.Embedding(4, eviction=EVICTION, table="t"), et.Embedding(4, table="t"))
+    with pytest.raises(SpecConflict, match="eviction"):
+        discover_tables(model, 0, OptimizerSpec())
+
+
+@pytest.mark.parametrize("admission", [None, ADMISSION])
+@pytest.mark.parametrize("eviction", [None, EVICTION])
+def test_config_goes_round(admission: et.AdmissionSpec | None, eviction: et.EvictionSpec | None) -> None:
+    layer = et.Embedding(4, admission=admission, eviction=eviction)
+    again = et.Embedding.from_config(layer.get_config())
+    assert (again.admission, again.eviction) == (admission, eviction)
+    model = keras.models.model_from_json(model_of(layer).to_json())
+    found = next(layer for layer in model.layers if isinstance(layer, et.Embedding))
+    assert found.table_spec() == layer.table_spec()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"admission": ADMISSION, "input_dim": 10}, "'e': admission is for tables of any ids.*10"),
+        ({"eviction": EVICTION, "input_dim": 10}, "'e': eviction is for tables of any ids.*10"),
+        ({"admission": 3}, "'e': admission must be None or an et.AdmissionSpec, got 3"),
+        ({"eviction": ADMISSION}, "'e': eviction must be None or an et.EvictionSpec"),
+        ({"eviction": {"max_size": 4}}, "'e': eviction.*max_size"),
+        ({"admission": {"sightings": 0}}, "sightings must lie from 1 to 255"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadSpec, match=told):
+        et.Embedding(4, name="e", **arguments)
+
+
+def test_a_model_trains_with_them() -> None:
+    """Ids that come once are never admitted, those that stay away are evicted, and what reads them goes on."""
+    model = model_of(et.Embedding(4, admission=ADMISSION, eviction=EVICTION, table="t"))
+    model.compile(keras.optimizers.Adagrad(0.1), "mse")
+    often, once, early = np.tile([1, 2], 32), np.arange(100, 132), np.tile([7, 8], 16)
+    # Eight versions of sixteen records: the early ids come in the first two of them alone.
+    ids = np.concatenate([early, often, once]).reshape(-1, 1).astype(np.int64)
+    with MemoryStore() as store:
+        et.fit(model, (ids, np.ones(len(ids))), batch_size=16, shuffle=False, store=store, verbose=False)
+        kept = store.table_statistics("t")
+        found = sorted(one for block in store.scan("t") for one in block.ids.tolist())
+        assert store.version() == 8
+    assert found == [1, 2]
+    assert kept.evicted == 2  # 7 and 8, not seen after version 2
+    assert kept.refused == 2 + 2 + 32
+
+
+def test_redis_refuses_both_by_name(redis_url: str) -> None:
+    store = et.RedisStore(redis_url)
+    with store:
+        for argument in ({"admission": ADMISSION}, {"eviction": EVICTION}):
+            layer = et.Embedding(4, table="t", **argument)
+            with pytest.raises(Unsupported, match=f"'t': redis has no {next(iter(argument))}"):
+                store.create_table(layer.table_spec())
+        assert store.specs() == {}
