@@ -18,9 +18,9 @@ from master.service import master_service
 __all__ = ["run_bare_server"]
 
 
-def run_bare_server(store_url: str, listen: str, console: Console) -> int:
+def run_bare_server(store_url: str, listen: str, console: Console, transport: str = "auto") -> int:
     """Serves tables to any client until a signal, or a client's `StopJob`, ends it; the exit code."""
-    with open_store(store_url) as store:
+    with open_store(store_url, shared=transport != "grpc") as store:
         master = Master.bare(store)
         stopped = threading.Event()
 

@@ -24,7 +24,7 @@ class LocalWorkers:
     which then ends the job for all.
     """
 
-    def __init__(self, count: int, master_address: str, logs: Path, deadline_s: float) -> None:
+    def __init__(self, count: int, master_address: str, logs: Path, deadline_s: float, transport: str = "auto") -> None:
         self._logs = [logs / f"worker-{number}.log" for number in range(count)]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._said: set[int] = set()
@@ -33,7 +33,7 @@ class LocalWorkers:
             with log.open("wb") as output:
                 self._processes.append(
                     subprocess.Popen(
-                        [*command, "--deadline", str(deadline_s)],
+                        [*command, "--deadline", str(deadline_s), "--transport", transport],
                         stdout=output,
                         stderr=subprocess.STDOUT,
                         stdin=subprocess.DEVNULL,

@@ -72,7 +72,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
         job = _Job(options, prepared, master, run, console)
         held.enter_context(stopping_on_signals(master.stop, console))
         if local_workers:
-            workers = LocalWorkers(local_workers, server.address, run.path, options.deadline_s)
+            workers = LocalWorkers(local_workers, server.address, run.path, options.deadline_s, options.transport)
             held.enter_context(workers)
             job.workers = workers
         code = job.train(began)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from embedding_store.errors import BadInput
 
-__all__ = ["JobOptions"]
+__all__ = ["TRANSPORTS", "JobOptions", "require_transport"]
+
+TRANSPORTS = ("auto", "grpc", "shared")
+"""From shared memory where that is possible; over gRPC; from shared memory or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class JobOptions:
         export: Whether to write the trained model as plain `.keras`.
         listen: host:port of the master; port 0 takes a free one.
         deadline_s: How long a worker or store may stay away.
+        transport: How rows in the master's memory come to workers, one of `TRANSPORTS`.
     """
 
     model_file: Path
@@ -61,13 +65,21 @@ class JobOptions:
     export: bool = True
     listen: str = "127.0.0.1:0"
     deadline_s: float = 60.0
+    transport: str = "auto"
 
     def __post_init__(self) -> None:
         if self.checkpoint_every < 0 or self.keep < 0:
             raise BadInput(
                 f"checkpoint_every and keep must not be negative, got {self.checkpoint_every} and {self.keep}"
             )
+        require_transport(self.transport)
         if self.resume and self.checkpoint_dir is None:
             raise BadInput("--resume needs --checkpoint-dir: the place to resume from")
         if self.deadline_s <= 0:
             raise BadInput(f"deadline must be above 0 seconds, got {self.deadline_s}")
+
+
+def require_transport(transport: str) -> None:
+    """Raises `BadInput` for a transport that is none of `TRANSPORTS`."""
+    if transport not in TRANSPORTS:
+        raise BadInput(f"transport {transport!r} is unknown: write {', '.join(TRANSPORTS[:-1])} or {TRANSPORTS[-1]}")

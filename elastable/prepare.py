@@ -95,7 +95,7 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     )
     dense = DenseState(model)
     checkpoint = _checkpoint_to_resume(options)
-    store = open_places(locations, places, options.store)
+    store = open_places(locations, places, options.store, shared=options.transport != "grpc")
     try:
         progress = _fill(store, tables, dense, checkpoint, job, options.overwrite)
         if checkpoint is None:

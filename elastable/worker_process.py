@@ -12,6 +12,7 @@ from types import FrameType
 
 from embedding_store.errors import ElastableError, ModelError, Unavailable
 from embedding_store.open_store import open_source
+from embedding_store.shared_source import SharedSource
 from embedding_store.store import RowSource
 from master.api import JobSpec, TaskKind, WorkerIdentity
 from master.client import MasterClient
@@ -27,13 +28,14 @@ __all__ = ["run_worker"]
 _log = logging.getLogger(__name__)
 
 
-def run_worker(master_address: str, model: Path | None, deadline_s: float) -> int:
+def run_worker(master_address: str, model: Path | None, deadline_s: float, transport: str = "auto") -> int:
     """Joins the job at `master_address` and works until it ends.
 
     Args:
         master_address: host:port.
         model: The model file here; None: the path that the master names.
         deadline_s: How long the master or the store may stay away.
+        transport: How rows in the master's memory are read, one of `elastable.options.TRANSPORTS`.
 
     Returns:
         Micro-batches that counted.
@@ -50,7 +52,7 @@ def run_worker(master_address: str, model: Path | None, deadline_s: float) -> in
     everywhere = False
     try:
         set_intra_op_threads(job.intra_op_threads)
-        source: RowSource = client.store() if job.store_url == "master" else open_source(job.store_url)
+        source = _source(job, client, transport)
         file = _model_file(job, model)
         readers = _readers(job, file)
         everywhere = True
@@ -70,6 +72,14 @@ def run_worker(master_address: str, model: Path | None, deadline_s: float) -> in
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     return worker.run()
+
+
+def _source(job: JobSpec, client: MasterClient, transport: str) -> RowSource:
+    if job.store_url != "master":
+        return open_source(job.store_url)
+    if transport == "grpc":
+        return client.store()
+    return SharedSource(client.store(), required=transport == "shared")
 
 
 def _model_file(job: JobSpec, model: Path | None) -> ModelFile:

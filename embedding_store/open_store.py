@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 from embedding_store.errors import BadInput
@@ -14,15 +15,19 @@ from embedding_store.redis_store import RedisStore
 from embedding_store.redis_url import SCHEMES
 from embedding_store.remote import RemoteSource
 from embedding_store.remote_store import RemoteStore
+from embedding_store.shared_source import SharedSource
+from embedding_store.shared_store import SharedMemoryStore
 from embedding_store.store import EmbeddingStore, RowSource
 
 __all__ = ["open_source", "open_store"]
+
+_LOG = logging.getLogger(__name__)
 
 # The comma between two URLs; those between the hosts of one stand before no scheme.
 _NEXT_URL = re.compile(r",(?=memory(?:,|$)|[a-z]+(?:[:+][a-z]+)*://)")
 
 
-def open_store(url: str, threads: int | None = None) -> EmbeddingStore:
+def open_store(url: str, threads: int | None = None, shared: bool = False) -> EmbeddingStore:
     """The store at a URL, to read and to write.
 
     Args:
@@ -30,6 +35,8 @@ def open_store(url: str, threads: int | None = None) -> EmbeddingStore:
             without a model), or `redis://...` or `rediss://...` as `RedisUrl` describes;
             `token:URL,URL,...` or `encoding:URL,URL,...` for tables that are split over several of them.
         threads: Of a memory store; None: one a core.
+        shared: Whether other processes of this host may read the rows of a memory
+            store from its memory; where the system has no such memory, nobody does.
 
     Raises:
         BadInput: no such URL can be.
@@ -39,7 +46,7 @@ def open_store(url: str, threads: int | None = None) -> EmbeddingStore:
     if strategy:
         return PartitionedStore([open_store(shard, threads) for shard in shards], strategy)
     if url == "memory":
-        return MemoryStore(threads)
+        return _memory_store(threads, shared)
     if _scheme(url) == "grpc":
         return RemoteStore(url.removeprefix("grpc://"))
     if _scheme(url) in SCHEMES:
@@ -62,10 +69,19 @@ def open_source(url: str) -> RowSource:
     if strategy:
         return PartitionedSource([open_source(shard) for shard in shards])
     if _scheme(url) == "grpc":
-        return RemoteSource(url.removeprefix("grpc://"))
+        return SharedSource(RemoteSource(url.removeprefix("grpc://")))
     if _scheme(url) in SCHEMES:
         return RedisReader(url)
     raise _unknown(url, ("grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES)))
+
+
+def _memory_store(threads: int | None, shared: bool) -> MemoryStore:
+    if shared:
+        try:
+            return SharedMemoryStore(threads)
+        except (OSError, AttributeError) as error:  # no memfd, no abstract sockets: not Linux
+            _LOG.info("rows are in memory of this process alone: %s", error)
+    return MemoryStore(threads)
 
 
 def _shards(url: str) -> tuple[str, list[str]]:

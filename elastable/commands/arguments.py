@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["CheckpointPath", "Deadline", "MasterAddress", "ModelPath", "Split"]
+__all__ = ["CheckpointPath", "Deadline", "MasterAddress", "ModelPath", "Split", "Transport"]
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.py", help="Model file: defines model() and data(split).")]
 MasterAddress = Annotated[str, typer.Option("--master", metavar="HOST:PORT", help="Address of the master.")]
@@ -16,5 +16,11 @@ Deadline = Annotated[
 ]
 CheckpointPath = Annotated[
     Path, typer.Option("--checkpoint", metavar="DIR", help="A checkpoint, or a directory of them (the newest).")
+]
+Transport = Annotated[
+    str,
+    typer.Option(
+        "--transport", help="How rows come to workers: auto (from the master's memory, or over gRPC), grpc, shared."
+    ),
 ]
 Split = Annotated[str, typer.Option("--split", help="train or validation.")]

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from elastable.commands.arguments import Transport
 from elastable.options import JobOptions
 from elastable.quiet import import_tensorflow
 
@@ -86,6 +87,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "resume": _option(_PLACES, bool, False, "--resume", help="Go on from the newest checkpoint."),
     "overwrite": _option(_PLACES, bool, False, "--overwrite", help="Drop tables of an earlier job from the store."),
     "export": _option(_PLACES, bool, True, "--export/--no-export", help="Write the trained model as plain .keras."),
+    "transport": (Transport, "auto"),
     "deadline_s": _option(
         _JOB, float, 60.0, "--deadline", metavar="SECONDS", help="How long a worker or the store may stay away."
     ),
@@ -139,7 +141,7 @@ def master(
     if model_file is None:
         from elastable.bare_server import run_bare_server
 
-        raise typer.Exit(run_bare_server(options["store"], listen, Console()))
+        raise typer.Exit(run_bare_server(options["store"], listen, Console(), options["transport"]))
     options["grads_to_wait"] = options["grads_to_wait"] or 1
     job = JobOptions(model_file=model_file, listen=listen, **options)
     from elastable.master_process import run_job

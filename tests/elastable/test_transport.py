@@ -1,0 +1,46 @@
+"""Rows come to workers from the master's memory or over gRPC: the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from elastable.options import require_transport
+from embedding_store.errors import BadInput
+from tests.elastable.conftest import JOB, Trained
+from tests.elastable.processes import CLICK_JOB, run_elastable
+
+ATTACHED = "are read from its memory"
+
+
+def logs(run: Path) -> list[str]:
+    return [log.read_text() for log in sorted(run.glob("worker-*.log"))]
+
+
+def test_a_job_over_grpc_gives_the_bits_of_one_from_shared_memory(trained: Trained, tmp_path: Path) -> None:
+    assert len(logs(trained.run)) == 2
+    assert all(ATTACHED in log for log in logs(trained.run)), logs(trained.run)
+    options = ("--transport", "grpc", "--run-dir", tmp_path, "--deadline", "30")
+    ran = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, *options)
+    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    run = (tmp_path / "latest").resolve()
+    assert not any(ATTACHED in log for log in logs(run))
+    ours, theirs = (
+        {file.name: file for file in home.glob("**/*.safetensors")}
+        for home in (run / "checkpoints" / trained.checkpoint.name, trained.checkpoint)
+    )
+    assert set(ours) == set(theirs)
+    assert ours
+    for name, file in ours.items():
+        mine, others = load_file(file), load_file(theirs[name])
+        assert set(mine) == set(others)
+        for key, tensor in mine.items():
+            np.testing.assert_array_equal(tensor, others[key], err_msg=f"{name} {key}")
+
+
+def test_an_unknown_transport_is_refused_by_name() -> None:
+    with pytest.raises(BadInput, match="transport 'pigeon' is unknown: write auto, grpc or shared"):
+        require_transport("pigeon")
