@@ -25,7 +25,7 @@ DEV_STAMP  := $(VENV)/.installed-dev
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format types proto proto-check bench compose-test clean distclean
+.PHONY: help install run test lint format types proto proto-check bench bench-peers compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,10 @@ proto-check: $(DEV_STAMP) ## fail when the stubs are not what proto/ generates
 bench: $(TEST_STAMP) ## measure every figure the README quotes
 	$(BIN)/python -m benchmarks
 
+bench-peers: $(TEST_STAMP) ## race other libraries, installed below .peers/ for it
+	$(BIN)/python -m benchmarks.peers.environments
+	$(BIN)/python -m benchmarks.peers
+
 compose-test: ## docker-compose on a real engine, a worker killed in the middle
 	deploy/compose-test.sh
 
@@ -70,8 +74,8 @@ clean: ## remove caches and build leftovers (runs/ and .venv stay)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-distclean: clean ## remove .venv too
-	rm -rf $(VENV)
+distclean: clean ## remove .venv and .peers, too
+	rm -rf $(VENV) .peers
 
 # --- installation ---------------------------------------------------------------------------------
 

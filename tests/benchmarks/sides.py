@@ -1,0 +1,25 @@
+"""A side that tests let run in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.peers.rounds import Turn
+
+__all__ = ["prepare"]
+
+
+def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+    """`counts`: counts its calls. `refuses`, `dies`, `hangs`: as they say."""
+    print("a library that greets")
+    if race == "refuses":
+        raise ValueError(f"no {settings['what']} here")
+    if race == "dies":
+        os._exit(7)
+    if race == "hangs":
+        time.sleep(60)
+    calls: list[None] = []
+    return Turn(f"counter {os.environ.get('COUNTER', '')}", lambda: calls.append(None), settings["amount"])
