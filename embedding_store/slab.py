@@ -72,7 +72,9 @@ class Slab:
         return flat.reshape(rows, self._columns)
 
     def _bytes(self, rows: int) -> int:
-        return max(mmap.PAGESIZE, rows * self._columns * self._dtype.itemsize)
+        size = max(mmap.PAGESIZE, rows * self._columns * self._dtype.itemsize)
+        # Whole huge pages are put where huge pages begin, also when they move; else growth breaks them up.
+        return size if size < _HUGE_PAGE else -(-size // _HUGE_PAGE) * _HUGE_PAGE
 
 
 class SlabMaker(Protocol):
