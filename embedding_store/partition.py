@@ -20,7 +20,7 @@ from embedding_store.fused.rowwise_adagrad import row_squares
 from embedding_store.row_optimizer import RowOptimizer, row_optimizer
 from embedding_store.spec import ShardOrigin, TableSpec
 from embedding_store.store import Float32, Int64, RowBlock, TableUpdate
-from embedding_store.token_split import gather_rows, global_ids, scatter_rows, split_ids
+from embedding_store.token_split import cut_columns, gather_rows, global_ids, scatter_rows, split_ids
 
 __all__ = ["STRATEGIES", "Part", "Partition", "encoding_columns", "partition", "partition_of_shards"]
 
@@ -129,7 +129,7 @@ class Partition:
     def _cut(self, part: Part, rows: Float32) -> Float32:
         if part.places is not None:
             return gather_rows(np.ascontiguousarray(rows), part.places)
-        return np.ascontiguousarray(rows[:, self.columns[part.shard]])
+        return cut_columns(rows, self.columns[part.shard])
 
 
 def partition(spec: TableSpec, strategy: str, shards: int) -> Partition:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-
-import numpy as np
 
 from embedding_store.checks import require_ids
 from embedding_store.errors import BadInput, StoreFailed, TableNotFound
+from embedding_store.lookup_request import LookupRequest, rows_request
 from embedding_store.memory import MemoryStore
-from embedding_store.partition import Part, Partition, partition_of_shards
+from embedding_store.partition import Partition, partition_of_shards
+from embedding_store.partitioned_lookup import Answers, answer_by_shard, answer_in_memory
+from embedding_store.range_pool import SERIAL, RangePool, available_cores
 from embedding_store.readers_writer_lock import ReadersWriterLock
 from embedding_store.shard_calls import ShardCalls
 from embedding_store.spec import TableSpec
@@ -20,7 +20,7 @@ from embedding_store.store import Float32, Int64, RowSource
 
 __all__ = ["PartitionedSource"]
 
-_FEW_VALUES = 1 << 14  # of one call to stores in memory, which are looked up before a thread has started
+_MOST_THREADS = 8
 
 
 class PartitionedSource(RowSource):
@@ -48,6 +48,7 @@ class PartitionedSource(RowSource):
             raise BadInput("a partitioned store needs shards that differ: one stands twice")
         self._sources = tuple(shards)
         self._calls = ShardCalls(len(shards))
+        self._pool = RangePool(min(available_cores(), _MOST_THREADS))
         self._lock = ReadersWriterLock(timeout_s, "the partitioned store")
         self._partitions: dict[str, Partition] = {}
         self._reloading = threading.Lock()
@@ -76,32 +77,32 @@ class PartitionedSource(RowSource):
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """As in `RowSource.lookup`. A version is looked at on every shard, also where no row is asked for."""
+        requests = [rows_request(self._partition(name).spec, of) for name, of in ids.items()]
+        self.lookup_into(requests, version)
+        return {request.table: request.out for request in requests}
+
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        """As in `RowSource.lookup_into`, all requests at one version."""
         with self._lock.reading():
             self._require_open()
             if version is None and self._apart is not None:
                 self._look_whether_together()
-            tables = [self._partition(name) for name in ids]
-            wanted = [require_ids(table.spec, of) for table, of in zip(tables, ids.values(), strict=True)]
-            rows = [np.empty((len(of), table.spec.dim), np.float32) for table, of in zip(tables, wanted, strict=True)]
-            asked: dict[int, list[tuple[int, Part]]] = {} if version is None else {n: [] for n in range(self.shards)}
-            for number, (table, of) in enumerate(zip(tables, wanted, strict=True)):
-                for part in table.parts(of):
-                    asked.setdefault(part.shard, []).append((number, part))
-
-            def ask(shard: int, parts: list[tuple[int, Part]]) -> None:
-                named = {tables[number].spec.name: part.ids for number, part in parts}
-                found = self._sources[shard].lookup(named, version)
-                for number, part in parts:
-                    tables[number].place(part, found[tables[number].spec.name], rows[number])
-
-            together = not self._in_memory or sum(out.size for out in rows) > _FEW_VALUES
-            self._calls.run({shard: partial(ask, shard, parts) for shard, parts in asked.items()}, together)
-        return dict(zip(ids, rows, strict=True))
+            tables = [self._partition(request.table) for request in requests]
+            for table, request in zip(tables, requests, strict=True):
+                require_ids(table.spec, request.ids)
+            answers = Answers(tables, requests)
+            if self._in_memory:
+                pool = self._pool if split else SERIAL
+                answer_in_memory(answers.tasks, self._sources, self._calls, pool, version)
+            else:
+                answer_by_shard(answers.tasks, self._sources, self._calls, version, split)
+            answers.finish()
 
     def close(self) -> None:
         """Closes every shard. Closing twice is harmless."""
         self._closed = True
         self._calls.close()
+        self._pool.close()
         for shard in self._sources:
             shard.close()
 

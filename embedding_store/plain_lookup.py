@@ -10,7 +10,7 @@ from embedding_store.lookup_request import LookupRequest
 from embedding_store.row_fold import fold_bags
 from embedding_store.store import Float32, Int64, RowSource
 
-__all__ = ["lookup_through"]
+__all__ = ["deliver", "lookup_through"]
 
 
 def lookup_through(source: RowSource, requests: Sequence[LookupRequest], version: int | None) -> None:
@@ -25,10 +25,11 @@ def lookup_through(source: RowSource, requests: Sequence[LookupRequest], version
     for request in requests:
         start = begin[request.table]
         begin[request.table] = stop = start + len(request.ids)
-        _deliver(request, rows[request.table][start:stop])
+        deliver(request, rows[request.table][start:stop])
 
 
-def _deliver(request: LookupRequest, rows: Float32) -> None:
+def deliver(request: LookupRequest, rows: Float32) -> None:
+    """Writes a request's output from the rows float32 `[m, dim]` of its ids."""
     if request.offsets is None:
         request.out[...] = rows
         return

@@ -6,9 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from embedding_store.kernel import kernel
+from embedding_store.row_gather import can_stream
+from embedding_store.row_moves import copy_row, drain_streams, stream_row
 from embedding_store.store import Float32, Int64
 
-__all__ = ["gather_rows", "global_ids", "scatter_rows", "split_ids"]
+__all__ = ["cut_columns", "gather_rows", "global_ids", "scatter_rows", "split_ids"]
 
 _BELOW_32_BITS = 1 << 31
 
@@ -37,6 +39,16 @@ def global_ids(ids: Int64, shards: int, shard: int) -> Int64:
     return ids * np.int64(shards) + np.int64(shard)
 
 
+def cut_columns(rows: Float32, columns: slice) -> Float32:
+    """`rows[:, columns]` as an array of its own, without holding the GIL."""
+    part = rows[:, columns]
+    if part.flags.c_contiguous:
+        return part
+    out = np.empty(part.shape, np.float32)
+    _copy(part, out)
+    return out
+
+
 def gather_rows(rows: Float32, places: Int64) -> Float32:
     """`rows[places]`, float32 `[m, columns]`, without holding the GIL."""
     out = np.empty((len(places), rows.shape[1]), np.float32)
@@ -45,8 +57,8 @@ def gather_rows(rows: Float32, places: Int64) -> Float32:
 
 
 def scatter_rows(rows: Float32, places: Int64, out: Float32) -> None:
-    """`out[places] = rows`, without holding the GIL; every place stands once."""
-    _scatter(rows, places, out)
+    """`out[places] = rows`, without holding the GIL; every place stands once. Rows of `out` may lie apart."""
+    _scatter(rows, places, out, can_stream(out))
 
 
 @kernel
@@ -80,14 +92,22 @@ def _split(
 
 
 @kernel
-def _gather(rows: Float32, places: Int64, out: Float32) -> None:
-    for i in range(len(places)):
-        for j in range(rows.shape[1]):
-            out[i, j] = rows[places[i], j]
+def _copy(rows: Float32, out: Float32) -> None:
+    for i in range(len(rows)):
+        copy_row(out, i, rows, i)
 
 
 @kernel
-def _scatter(rows: Float32, places: Int64, out: Float32) -> None:
+def _gather(rows: Float32, places: Int64, out: Float32) -> None:
     for i in range(len(places)):
-        for j in range(rows.shape[1]):
-            out[places[i], j] = rows[i, j]
+        copy_row(out, i, rows, places[i])
+
+
+@kernel
+def _scatter(rows: Float32, places: Int64, out: Float32, stream: bool) -> None:
+    for i in range(len(places)):
+        if stream:
+            stream_row(out, places[i], rows, i)
+        else:
+            copy_row(out, places[i], rows, i)
+    drain_streams()

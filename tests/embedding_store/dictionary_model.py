@@ -40,6 +40,8 @@ class ModelTable:
         rate: Its learning rate.
         admitted_at: Which sighting of an id admits it.
         max_age: Versions without a touch that a row survives; None: any number.
+        min_frequency: Touches from one look to the next that a row needs; None: none.
+        every: Versions from one look to the next.
     """
 
     initial: Callable[[int], np.ndarray]
@@ -47,9 +49,12 @@ class ModelTable:
     rate: float
     admitted_at: int = 1
     max_age: int | None = None
+    min_frequency: int | None = None
+    every: int = 1
     rows: dict[int, Row] = field(default_factory=dict)
     sighted: dict[int, int] = field(default_factory=dict)
     touched: dict[int, int] = field(default_factory=dict)
+    touches: dict[int, int] = field(default_factory=dict)
 
     def read(self, one: int) -> np.ndarray:
         """The row that an id reads."""
@@ -68,20 +73,28 @@ class ModelTable:
             weights, slots = self.rows.get(one, (self.initial(one), None))
             self.rows[one] = STEPS[self.optimizer](weights, slots, total, step, np.float32(self.rate))
             self.touched[one] = version
+            self.touches[one] = self.touches.get(one, 0) + 1
 
     def evict(self, version: int) -> None:
-        """The end of a commit."""
-        if self.max_age is not None:
-            for one in [one for one in self.rows if version - self.touched[one] > self.max_age]:
+        """The end of every commit, also of those without gradients for this table."""
+        if version % self.every:
+            return
+        for one in list(self.rows):
+            old = self.max_age is not None and version - self.touched[one] > self.max_age
+            rare = self.min_frequency is not None and self.touches.get(one, 0) < self.min_frequency
+            if old or rare:
                 self.delete(one)
+        self.touches.clear()
 
     def delete(self, one: int) -> None:
         """The id reads its initial value again."""
         self.rows.pop(one, None)
         self.touched.pop(one, None)
+        self.touches.pop(one, None)
 
     def clear(self) -> None:
         """All ids do."""
         self.rows.clear()
         self.touched.clear()
+        self.touches.clear()
         self.sighted.clear()

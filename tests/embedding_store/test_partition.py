@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from embedding_store.errors import BadSpec, StoreFailed, Unsupported
 from embedding_store.fused.rowwise_adagrad import row_squares
 from embedding_store.initial_values import initial_rows
-from embedding_store.partition import encoding_columns, partition, partition_of_shards
+from embedding_store.partition import Part, Partition, encoding_columns, partition, partition_of_shards
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
 from embedding_store.store import RowBlock, TableUpdate
@@ -87,7 +87,7 @@ def test_what_is_split_is_joined_as_it_was(strategy: str, rows: int, dim: int, s
     np.testing.assert_array_equal(out, block.weights)
 
 
-def _cut(table, part, rows):  # type: ignore[no-untyped-def]
+def _cut(table: Partition, part: Part, rows: np.ndarray) -> np.ndarray:
     return rows[slice(None) if part.places is None else part.places, table.columns[part.shard]]
 
 

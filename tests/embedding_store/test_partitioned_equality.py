@@ -12,7 +12,7 @@ from embedding_store.fused import FUSED
 from embedding_store.grouping import coalesce
 from embedding_store.memory import MemoryStore
 from embedding_store.partitioned import PartitionedStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore, TableUpdate
 from tests.contracts.store_samples import commit, rows_by_id
 
@@ -101,6 +101,16 @@ def test_initial_values_that_depend_on_the_shape(composition: str) -> None:
         for store in (split, plain):
             train(store, specs)
         same(split, plain, specs)
+
+
+@pytest.mark.parametrize("composition", [name for name in COMPOSITIONS if "token" not in name])
+def test_a_budget_of_rows_is_kept_by_every_shard_alike(composition: str) -> None:
+    spec = TableSpec("t", 7, eviction=EvictionSpec(max_rows=30, every=2), optimizer=OPTIMIZERS["adam"])
+    with COMPOSITIONS[composition]() as split, MemoryStore(threads=1) as plain:
+        for store in (split, plain):
+            train(store, [spec])
+        assert plain.row_count("t") == 30
+        same(split, plain, [spec])
 
 
 @pytest.mark.parametrize("strategy", ["token", "encoding"])

@@ -1,0 +1,187 @@
+"""Eight threads on one store: no update is lost, no row is torn, every lookup sees one version."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import FutureVersion, StaleVersion
+from embedding_store.file_store import FileStore
+from embedding_store.initial_values import initial_rows
+from embedding_store.memory import MemoryStore
+from embedding_store.partitioned import PartitionedStore
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from tests.contracts.store_samples import JOIN_S, rows_by_id
+
+THREADS = 8
+VERSIONS_EACH = 12
+DIM = 16
+SUMS = TableSpec("sums", DIM, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
+FRESH = TableSpec("fresh", DIM, optimizer=OptimizerSpec.of("adagrad"), seed=4)
+
+MakeStore = Callable[[Path], EmbeddingStore]
+
+
+def memories(count: int) -> list[EmbeddingStore]:
+    return [MemoryStore(threads=2) for _ in range(count)]
+
+
+STORES: dict[str, MakeStore] = {
+    "memory": lambda _: MemoryStore(threads=2),
+    "files": lambda folder: FileStore(folder / "rows", 1 << 20, threads=2),
+    "token": lambda _: PartitionedStore(memories(3)),
+    "encoding": lambda _: PartitionedStore(memories(3), "encoding"),
+    "token over files": lambda folder: PartitionedStore(
+        [FileStore(folder / str(number), 1 << 20, threads=1) for number in range(2)]
+    ),
+    "token over encoding": lambda _: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)]),
+}
+
+
+def on_threads(works: list[Callable[[], None]], done: threading.Event) -> None:
+    """Runs all of them at once; raises what the first of them raised. `done` tells those that go on until then."""
+    failures: list[BaseException] = []
+    started = threading.Barrier(len(works))
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            started.wait(JOIN_S)
+            work()
+        except BaseException as failure:  # noqa: BLE001 - the test raises it in its own thread
+            failures.append(failure)
+            done.set()
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(JOIN_S)
+        assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_no_update_is_lost_and_no_row_is_torn(kind: str, tmp_path: Path) -> None:
+    """Committers race for the next version, as they would after a hand-over; every row counts its updates."""
+    ids = np.array([*range(-40, 40), 2**63 - 1, -(2**63)], np.int64)
+    counts = np.zeros(len(ids), np.int64)
+    counting, done = threading.Lock(), threading.Event()
+    with STORES[kind](tmp_path) as store:
+        store.create_table(SUMS)
+
+        def commit(number: int) -> None:
+            random = np.random.default_rng(number)
+            for _ in range(VERSIONS_EACH):
+                chosen = random.permutation(len(ids))[: random.integers(1, len(ids))]
+                ones = np.full((len(chosen), DIM), -1, np.float32)
+                end = time.monotonic() + JOIN_S
+                while True:
+                    assert time.monotonic() < end
+                    version = store.version()
+                    try:
+                        store.commit(
+                            Commit(version + 1, {"sums": TableUpdate(ids[chosen], ones)}, version, {"sums": 1.0})
+                        )
+                    except (StaleVersion, FutureVersion):
+                        continue  # another thread was first
+                    break
+                with counting:
+                    counts[chosen] += 1
+            if store.version() == THREADS // 2 * VERSIONS_EACH:
+                done.set()
+
+        def look() -> None:
+            last = np.zeros(len(ids), np.float32)
+            while not done.is_set():
+                rows = store.lookup({"sums": ids})["sums"]
+                assert (rows == rows[:, :1]).all(), "a torn row"
+                assert (rows[:, 0] >= last).all(), "a row went back"
+                last = rows[:, 0].copy()
+
+        on_threads([*(partial(commit, number) for number in range(THREADS // 2)), *[look] * (THREADS // 2)], done)
+        assert store.version() == THREADS // 2 * VERSIONS_EACH
+        expected = np.repeat(counts[:, np.newaxis], DIM, axis=1)
+        np.testing.assert_array_equal(store.lookup({"sums": ids})["sums"], expected)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_first_touches_beside_lookups(kind: str, tmp_path: Path) -> None:
+    """Rows are touched first while others read them: every one is an initial row or an updated one, of one version."""
+    ids = np.random.default_rng(1).integers(-(2**62), 2**62, 6000)
+    before, versions, done = initial_rows(FRESH, ids), 20, threading.Event()
+    after = before - np.float32(0.001) / np.sqrt(np.float32(0.1) + np.float32(1) + np.float32(1e-7))
+    with STORES[kind](tmp_path) as store:
+        store.create_table(FRESH)
+        share = len(ids) // versions
+
+        def touch() -> None:
+            for version in range(1, versions + 1):
+                part = ids[(version - 1) * share : version * share]
+                update = TableUpdate(part, np.ones((len(part), DIM), np.float32))
+                store.commit(Commit(version, {"fresh": update}, version - 1, {}))
+            done.set()
+
+        def look(number: int) -> None:
+            random = np.random.default_rng(number)
+            seen = 0
+            while not done.is_set():
+                places = random.permutation(len(ids))[:400]
+                rows = store.lookup({"fresh": ids[places]})["fresh"]
+                fresh = (rows == before[places]).all(axis=1)
+                touched = (rows == after[places]).all(axis=1)
+                assert (fresh | touched).all(), "neither initial nor updated"
+                parts = places // share
+                newest = int(parts[touched].max(initial=-1))
+                assert touched[parts <= newest].all(), "two versions in one lookup"
+                assert newest >= seen - 1, "an older version than before"
+                seen = max(seen, newest)
+
+        on_threads([touch, *(partial(look, number) for number in range(THREADS - 1))], done)
+        assert store.row_count("fresh") == versions * share
+        np.testing.assert_array_equal(store.lookup({"fresh": ids[: versions * share]})["fresh"], after)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_named_versions_beside_every_other_call(kind: str, tmp_path: Path) -> None:
+    """Lookups of a version are of that version while rows are committed, deleted, put back, counted and scanned."""
+    ids, others = np.arange(300), np.arange(1000, 1100)
+    done = threading.Event()
+    with STORES[kind](tmp_path) as store:
+        store.create_table(SUMS)
+        store.create_table(FRESH)
+        store.put("fresh", [])
+
+        def commit() -> None:
+            for version in range(1, 41):
+                update = TableUpdate(ids, np.full((len(ids), DIM), -1, np.float32))
+                store.commit(Commit(version, {"sums": update}, version - 1, {"sums": 1.0}))
+            done.set()
+
+        def look() -> None:
+            while not done.is_set():
+                version = store.version()
+                try:
+                    rows = store.lookup({"sums": ids}, version)["sums"]
+                except StaleVersion:
+                    continue
+                assert (rows == version).all()
+
+        def disturb() -> None:
+            while not done.is_set():
+                block = store.read_rows("sums", ids[::7])
+                assert (block.weights == block.weights[:1]).all()
+                store.delete("fresh", others)
+                assert store.row_count("sums") in (0, len(ids))
+                assert {len(weights) for weights, _ in rows_by_id(store, "sums", 50).values()} <= {4 * DIM}
+                store.clear("fresh")
+
+        on_threads([commit, *[look] * 4, *[disturb] * 3], done)
+        assert (store.lookup({"sums": ids}, 40)["sums"] == 40).all()
