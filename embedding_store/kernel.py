@@ -1,7 +1,7 @@
 """How numba kernels are compiled: no GIL, no fast-math, cached on disk.
 
 numba's cache watches only the file that a kernel stands in. So a kernel calls
-only kernels of its own file (and `prefetch`, which changes no value):
+only kernels of its own file (and those of this one, which change no value):
 otherwise a cached caller would go on running an old callee.
 """
 
@@ -16,7 +16,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["kernel", "prefetch"]
+__all__ = ["kernel", "prefetch", "prefetch_distance"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +24,10 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": F
 
 _PREFETCH_VALUES = 128
 _LINE_VALUES = 16  # float32 in a cache line of 64 bytes
+# Of each array that a row's update reads and writes. Measured on 2 M rows: rows of 8 to 32 values are updated up to
+# twice as fast as with 8 rows ahead, rows of 64 and more no slower.
+_VALUES_AHEAD = 768
+_FEWEST_AHEAD, _MOST_AHEAD = 8, 48
 
 
 def kernel(function: F) -> F:
@@ -71,3 +75,9 @@ def prefetch(array: npt.NDArray[Any], row: Any) -> None:
     """
     for column in range(0, min(array.shape[1], _PREFETCH_VALUES), _LINE_VALUES):
         _prefetch_line(array, row, column)
+
+
+@kernel
+def prefetch_distance(dim: int) -> int:
+    """How many rows before its turn a row of `dim` values is to be asked for, where rows are updated."""
+    return max(_FEWEST_AHEAD, min(_MOST_AHEAD, _VALUES_AHEAD // dim))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.kernel import kernel, prefetch
+from embedding_store.kernel import kernel, prefetch, prefetch_distance
 from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
@@ -12,7 +12,6 @@ from embedding_store.store import Float32, Int64
 __all__ = ["Adagrad"]
 
 _DEFAULTS = {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 1e-7, "weight_decay": 0.0}
-_AHEAD = 8
 
 
 class Adagrad(RowOptimizer):
@@ -44,8 +43,9 @@ def _adagrad(
     epsilon: np.float32,
 ) -> None:
     count, dim = gradients.shape
+    far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + _AHEAD, count - 1)]
+        ahead = positions[min(i + far, count - 1)]
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]

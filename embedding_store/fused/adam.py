@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embedding_store.fused.power import float32_power
-from embedding_store.kernel import kernel, prefetch
+from embedding_store.kernel import kernel, prefetch, prefetch_distance
 from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
@@ -21,7 +21,6 @@ _DEFAULTS = {
     "weight_decay": 0.0,
 }
 _ONE = np.float32(1)
-_AHEAD = 8
 
 
 class Adam(RowOptimizer):
@@ -72,8 +71,9 @@ def _adam(
     epsilon: np.float32,
 ) -> None:
     count, dim = gradients.shape
+    far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + _AHEAD, count - 1)]
+        ahead = positions[min(i + far, count - 1)]
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]
@@ -103,8 +103,9 @@ def _amsgrad(
     epsilon: np.float32,
 ) -> None:
     count, dim = gradients.shape
+    far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + _AHEAD, count - 1)]
+        ahead = positions[min(i + far, count - 1)]
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embedding_store.fused.power import float32_power
-from embedding_store.kernel import kernel, prefetch
+from embedding_store.kernel import kernel, prefetch, prefetch_distance
 from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
@@ -13,7 +13,6 @@ from embedding_store.store import Float32, Int64
 __all__ = ["Adamax"]
 
 _DEFAULTS = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "weight_decay": 0.0}
-_AHEAD = 8
 
 
 class Adamax(RowOptimizer):
@@ -53,8 +52,9 @@ def _adamax(
     epsilon: np.float32,
 ) -> None:
     count, dim = gradients.shape
+    far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + _AHEAD, count - 1)]
+        ahead = positions[min(i + far, count - 1)]
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]

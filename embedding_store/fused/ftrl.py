@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embedding_store.errors import BadSpec
-from embedding_store.kernel import kernel, prefetch
+from embedding_store.kernel import kernel, prefetch, prefetch_distance
 from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
@@ -22,7 +22,6 @@ _DEFAULTS = {
     "beta": 0.0,
     "weight_decay": 0.0,
 }
-_AHEAD = 8
 
 
 class Ftrl(RowOptimizer):
@@ -83,8 +82,9 @@ def _ftrl_root(
 ) -> None:
     """The usual power of -1/2: a root, which IEEE fixes to the bit."""
     count, dim = gradients.shape
+    far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + _AHEAD, count - 1)]
+        ahead = positions[min(i + far, count - 1)]
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]

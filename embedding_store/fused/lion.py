@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.kernel import kernel, prefetch
+from embedding_store.kernel import kernel, prefetch, prefetch_distance
 from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
@@ -13,7 +13,6 @@ __all__ = ["Lion"]
 
 _DEFAULTS = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.99, "weight_decay": 0.0}
 _ONE = np.float32(1)
-_AHEAD = 8
 
 
 class Lion(RowOptimizer):
@@ -51,8 +50,9 @@ def _lion(
     share_2: np.float32,
 ) -> None:
     count, dim = gradients.shape
+    far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + _AHEAD, count - 1)]
+        ahead = positions[min(i + far, count - 1)]
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]

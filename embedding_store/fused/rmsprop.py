@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.kernel import kernel, prefetch
+from embedding_store.kernel import kernel, prefetch, prefetch_distance
 from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
@@ -19,7 +19,6 @@ _DEFAULTS = {
     "centered": 0.0,
     "weight_decay": 0.0,
 }
-_AHEAD = 8
 
 
 class RMSprop(RowOptimizer):
@@ -49,10 +48,11 @@ class RMSprop(RowOptimizer):
         """As in `RowOptimizer.apply`."""
         scalars = (np.float32(self._rho), np.float32(1 - self._rho), self._epsilon)
         arguments = (weights, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
-        if len(self.slots) == 1:
-            _plain(*arguments)
+        # A kernel each: with the cases as branches in the loop over columns, LLVM does not vectorise it.
+        if self._momentum > 0:
+            (_centered_momentum if self._centered else _with_momentum)(*arguments, self._momentum)
         else:
-            _extended(*arguments, self._momentum, self._centered)
+            (_centered if self._centered else _plain)(*arguments)
 
 
 @kernel
@@ -68,8 +68,9 @@ def _plain(
     epsilon: np.float32,
 ) -> None:
     count, dim = gradients.shape
+    far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + _AHEAD, count - 1)]
+        ahead = positions[min(i + far, count - 1)]
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]
@@ -83,7 +84,7 @@ def _plain(
 
 
 @kernel
-def _extended(
+def _with_momentum(
     weights: Float32,
     slots: Float32,
     positions: Int64,
@@ -94,28 +95,87 @@ def _extended(
     share: np.float32,
     epsilon: np.float32,
     momentum: np.float32,
-    centered: bool,
 ) -> None:
     count, dim = gradients.shape
-    mean_start = 2 * dim if momentum > 0 else dim
+    far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + _AHEAD, count - 1)]
+        ahead = positions[min(i + far, count - 1)]
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]
-        s = slots[positions[i]]
+        squares = slots[positions[i], :dim]
+        changes = slots[positions[i], dim:]
         g = gradients[i]
         for j in range(dim):
-            v = rho * s[j] + share * (g[j] * g[j])
-            s[j] = v
-            denominator = v + epsilon
-            if centered:
-                mean = rho * s[mean_start + j] + share * g[j]
-                s[mean_start + j] = mean
-                denominator = v - mean * mean + epsilon
-            change = rate * g[j] / np.sqrt(denominator)
-            if momentum > 0:
-                change = momentum * s[dim + j] + change
-                s[dim + j] = change
+            v = rho * squares[j] + share * (g[j] * g[j])
+            change = momentum * changes[j] + rate * g[j] / np.sqrt(v + epsilon)
+            squares[j] = v
+            changes[j] = change
+            x = w[j] - w[j] * decay * rate
+            w[j] = x - change
+
+
+@kernel
+def _centered(
+    weights: Float32,
+    slots: Float32,
+    positions: Int64,
+    gradients: Float32,
+    rate: np.float32,
+    decay: np.float32,
+    rho: np.float32,
+    share: np.float32,
+    epsilon: np.float32,
+) -> None:
+    count, dim = gradients.shape
+    far = prefetch_distance(dim)
+    for i in range(count):
+        ahead = positions[min(i + far, count - 1)]
+        prefetch(weights, ahead)
+        prefetch(slots, ahead)
+        w = weights[positions[i]]
+        squares = slots[positions[i], :dim]
+        means = slots[positions[i], dim:]
+        g = gradients[i]
+        for j in range(dim):
+            v = rho * squares[j] + share * (g[j] * g[j])
+            mean = rho * means[j] + share * g[j]
+            squares[j] = v
+            means[j] = mean
+            x = w[j] - w[j] * decay * rate
+            w[j] = x - rate * g[j] / np.sqrt(v - mean * mean + epsilon)
+
+
+@kernel
+def _centered_momentum(
+    weights: Float32,
+    slots: Float32,
+    positions: Int64,
+    gradients: Float32,
+    rate: np.float32,
+    decay: np.float32,
+    rho: np.float32,
+    share: np.float32,
+    epsilon: np.float32,
+    momentum: np.float32,
+) -> None:
+    count, dim = gradients.shape
+    far = prefetch_distance(dim)
+    for i in range(count):
+        ahead = positions[min(i + far, count - 1)]
+        prefetch(weights, ahead)
+        prefetch(slots, ahead)
+        w = weights[positions[i]]
+        squares = slots[positions[i], :dim]
+        changes = slots[positions[i], dim : 2 * dim]
+        means = slots[positions[i], 2 * dim :]
+        g = gradients[i]
+        for j in range(dim):
+            v = rho * squares[j] + share * (g[j] * g[j])
+            mean = rho * means[j] + share * g[j]
+            change = momentum * changes[j] + rate * g[j] / np.sqrt(v - mean * mean + epsilon)
+            squares[j] = v
+            means[j] = mean
+            changes[j] = change
             x = w[j] - w[j] * decay * rate
             w[j] = x - change

@@ -9,7 +9,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from embedding_store.kernel import kernel, prefetch
+from embedding_store.kernel import kernel, prefetch, prefetch_distance
 from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
@@ -19,7 +19,6 @@ __all__ = ["RowwiseAdagrad", "row_squares"]
 # Those of FBGEMM's SplitTableBatchedEmbeddingBagsCodegen(optimizer=EXACT_ROWWISE_ADAGRAD), to which
 # TorchRec's fused row-wise Adagrad comes down; Keras has none.
 _DEFAULTS = {"learning_rate": 0.01, "initial_accumulator_value": 0.0, "epsilon": 1e-8, "weight_decay": 0.0}
-_AHEAD = 8
 _LANES = 16
 _NO_SQUARES = np.empty(0, np.float32)
 
@@ -136,8 +135,9 @@ def _rowwise_adagrad(
     epsilon: np.float32,
 ) -> None:
     count, dim = gradients.shape
+    far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + _AHEAD, count - 1)]
+        ahead = positions[min(i + far, count - 1)]
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         g = gradients[i]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.kernel import kernel, prefetch
+from embedding_store.kernel import kernel, prefetch, prefetch_distance
 from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
@@ -12,7 +12,6 @@ from embedding_store.store import Float32, Int64
 __all__ = ["SGD"]
 
 _DEFAULTS = {"learning_rate": 0.01, "momentum": 0.0, "nesterov": 0.0, "weight_decay": 0.0}
-_AHEAD = 8
 
 
 class SGD(RowOptimizer):
@@ -42,8 +41,9 @@ class SGD(RowOptimizer):
 @kernel
 def _plain(weights: Float32, positions: Int64, gradients: Float32, rate: np.float32, decay: np.float32) -> None:
     count, dim = gradients.shape
+    far = prefetch_distance(dim)
     for i in range(count):
-        prefetch(weights, positions[min(i + _AHEAD, count - 1)])
+        prefetch(weights, positions[min(i + far, count - 1)])
         w = weights[positions[i]]
         g = gradients[i]
         for j in range(dim):
@@ -63,8 +63,9 @@ def _momentum(
     nesterov: bool,
 ) -> None:
     count, dim = gradients.shape
+    far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + _AHEAD, count - 1)]
+        ahead = positions[min(i + far, count - 1)]
         prefetch(weights, ahead)
         prefetch(slots, ahead)
         w = weights[positions[i]]
