@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from embedding_store.errors import BadInput, StoreFailed
 from embedding_store.file_manifest import FolderLock, Manifest, SavedTable, read_manifest, write_manifest
 from embedding_store.file_table import FileTable, SavedIds
+from embedding_store.lookup_request import LookupRequest
 from embedding_store.memory import MemoryStore
 from embedding_store.memory_table import MemoryTable, StagedUpdate
 from embedding_store.row_budget import RowBudget
 from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, Float32, Int64, refuse_conflict
+from embedding_store.store import Commit, Float32, Int64
 
 __all__ = ["DEFAULT_BUDGET", "FileStore"]
 
@@ -78,26 +79,16 @@ class FileStore(MemoryStore):
             self._close_files()
             raise
 
-    def create_table(self, spec: TableSpec) -> bool:
-        """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer."""
-        with self._lock.writing():
-            self._require_open()
-            known = self._tables.get(spec.name)
-            if known is not None:
-                refuse_conflict(known.spec, spec)
-                return False
-            self._soil()
-            self._made += 1
-            name = f"{self._made:06d}"
-            self._tables[spec.name] = self._file_table(spec, name)
-            self._folders[spec.name] = name
-            return True
-
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """As in `RowSource.lookup`."""
         rows = super().lookup(ids, version)
         self._settle()
         return rows
+
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        """As in `RowSource.lookup_into`."""
+        super().lookup_into(requests, version, split)
+        self._settle()
 
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`."""
@@ -105,6 +96,8 @@ class FileStore(MemoryStore):
             self._require_open()
             self._soil()
             self._version = version
+            for table in self._tables.values():
+                table.settle(version)
             self._changes += 1
 
     def drop_table(self, table: str) -> None:
@@ -122,7 +115,7 @@ class FileStore(MemoryStore):
         """Returns once all that was committed is on the disk.
 
         Raises:
-            StoreFailed: it cannot be written.
+            StoreFailed: it cannot be written; nothing is lost while the store is open: make room, and repeat.
         """
         with self._lock.writing():
             self._require_open()
@@ -166,8 +159,20 @@ class FileStore(MemoryStore):
                 self._folders[name] = table.folder
         self._clean = True
 
+    def _new_table(self, spec: TableSpec) -> FileTable:
+        self._soil()
+        self._made += 1
+        name = f"{self._made:06d}"
+        table = self._file_table(spec, name)
+        self._folders[spec.name] = name
+        return table
+
     def _file_table(self, spec: TableSpec, folder: str, saved: SavedIds | None = None) -> FileTable:
         return FileTable(spec, self._direct_bytes, self.folder / folder, self._budget, self._soil, saved)
+
+    def _stage(self, commit: Commit) -> list[tuple[MemoryTable, StagedUpdate, float]]:
+        self._require_open()
+        return super()._stage(commit)
 
     def _finish(self, commit: Commit, staged: list[tuple[MemoryTable, StagedUpdate, float]]) -> None:
         self._soil()
@@ -193,11 +198,10 @@ class FileStore(MemoryStore):
         if self._clean:
             return
         tables = {}
-        with self._all_or_broken():
-            for name, table in self._tables.items():
-                assert isinstance(table, FileTable)
-                tables[name] = SavedTable(table.spec, self._folders[name], table.save())
-            write_manifest(self.folder, Manifest(True, self._version, tables, self._made))
+        for name, table in self._tables.items():
+            assert isinstance(table, FileTable)
+            tables[name] = SavedTable(table.spec, self._folders[name], table.save())
+        write_manifest(self.folder, Manifest(True, self._version, tables, self._made))
         self._clean = True
 
     def _close_files(self) -> None:

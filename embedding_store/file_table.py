@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -22,23 +23,30 @@ from embedding_store.store import Int64, RowBlock
 
 __all__ = ["FileTable", "SavedIds", "sync_folder"]
 
-_IDS = "ids.int64"
+_IDS, _SIGHTINGS = "ids.int64", "sightings.uint8"
 _BLOCK = 1 << 18  # ids that are written at a time
 
 
 @dataclass(frozen=True, slots=True)
 class SavedIds:
-    """What a manifest says of a table's list of ids: a file of `count` pairs (id, position), int64, little-endian.
+    """What a manifest says of a table's list of ids.
+
+    It is a file of rows of int64, little-endian: id, position, and in tables
+    with eviction `RowBlock.touches`.
 
     Attributes:
         count: Rows that hold a value of their own.
+        columns: Of the file, 2 or 4.
         crc32: Of the file.
         direct: Whether row i lies at position i.
+        sightings: Checksum of the file with the sketch of a table with admission; None: there is none.
     """
 
     count: int
+    columns: int
     crc32: int
     direct: bool
+    sightings: int | None = None
 
 
 class FileTable(MemoryTable):
@@ -107,22 +115,19 @@ class FileTable(MemoryTable):
         """Returns once rows and ids are on the disk. Raises `StoreFailed`."""
         self.file_rows.flush()
         self.file_rows.sync()
-        path, crc32, count, cursor = self._folder / _IDS, 0, 0, 0
-        try:
-            with path.open("wb") as file:
-                while True:
-                    ids, positions, cursor = self._directory.scan(cursor, _BLOCK)
-                    if not len(ids):
-                        break
-                    pairs = np.stack((ids, positions), axis=1).astype("<i8").tobytes()
-                    crc32, count = zlib.crc32(pairs, crc32), count + len(ids)
-                    file.write(pairs)
-                file.flush()
-                os.fsync(file.fileno())
-            sync_folder(self._folder)
-        except OSError as error:
-            raise StoreFailed(f"{path} cannot be written: {error.strerror}") from error
-        return SavedIds(count, crc32, self._direct is not None)
+        crc32 = count = 0
+        columns = 2 if self.spec.eviction is None else 4
+        with self._file(_IDS) as file:
+            for rows in self._rows_of_ids():
+                content = rows.astype("<i8").tobytes()
+                crc32, count = zlib.crc32(content, crc32), count + len(rows)
+                file.write(content)
+        counters = self.sightings()
+        if counters is None:
+            return SavedIds(count, columns, crc32, self.direct)
+        with self._file(_SIGHTINGS) as file:
+            file.write(counters.tobytes())
+        return SavedIds(count, columns, crc32, self.direct, zlib.crc32(counters.tobytes()))
 
     def remove_files(self) -> None:
         """Closes the table and deletes its folder."""
@@ -145,28 +150,61 @@ class FileTable(MemoryTable):
         self.file_rows = FileRows(spec, optimizer, rows, self._folder, self._budget, self._fresh)
         return self.file_rows
 
-    def _adopt(self, saved: SavedIds) -> None:
-        """Gives every saved id the position that it had."""
-        path = self._folder / _IDS
+    @contextmanager
+    def _file(self, name: str) -> Iterator[BinaryIO]:
+        """A new file in the table's folder, on the disk afterwards. Raises `StoreFailed`."""
+        path = self._folder / name
+        try:
+            with path.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(self._folder)
+        except OSError as error:
+            raise StoreFailed(f"{path} cannot be written: {error.strerror}") from error
+
+    def _saved_file(self, name: str, length: int | None, crc32: int) -> bytes:
+        path = self._folder / name
         try:
             content = path.read_bytes()
         except OSError as error:
             raise StoreFailed(f"{path} cannot be read: {error.strerror}") from error
-        if len(content) != 16 * saved.count or zlib.crc32(content) != saved.crc32:
-            raise StoreFailed(f"{path} is corrupt or cut short: it does not hold the {saved.count} ids that were saved")
-        pairs = np.frombuffer(content, "<i8").reshape(-1, 2).astype(np.int64)
-        ids, positions = pairs[:, 0].copy(), pairs[:, 1].copy()
+        if length not in (None, len(content)) or zlib.crc32(content) != crc32:
+            raise StoreFailed(f"{path} is corrupt or cut short: it does not hold what was saved")
+        return content
+
+    def _rows_of_ids(self) -> Iterator[Int64]:
+        """Rows of the list of ids, int64 `[n, columns]`, block by block."""
+        cursor = 0
+        while True:
+            ids, positions, cursor = self._directory.scan(cursor, _BLOCK)
+            if not len(ids):
+                return
+            touches = self._members.touches(positions)
+            pairs = np.stack((ids, positions), axis=1)
+            yield pairs if touches is None else np.concatenate((pairs, touches), axis=1)
+
+    def _adopt(self, saved: SavedIds) -> None:
+        """Gives every saved id the position that it had."""
+        content = self._saved_file(_IDS, 8 * saved.columns * saved.count, saved.crc32)
+        rows = np.frombuffer(content, "<i8").reshape(-1, saved.columns).astype(np.int64)
+        ids, positions = rows[:, 0].copy(), rows[:, 1].copy()
         everywhere, gaps = (ids, ids[:0]) if saved.direct else _filled(ids, positions)
         self._directory.reserve(len(everywhere))
         self._rows.grow(self._directory.capacity)
+        self._members.grow(self._directory.capacity)
         given = np.empty(len(everywhere), np.int64)
         self._directory.claim(everywhere, given)
         self._directory.remove(gaps)
-        found = np.empty(len(ids), np.int64)
-        self._directory.find(ids, found)
-        if not np.array_equal(found, positions):
-            raise StoreFailed(f"{path} is corrupt: its ids cannot have the positions that they had")
+        self._directory.find(ids, given[: len(ids)])
+        if not np.array_equal(given[: len(ids)], positions):
+            raise StoreFailed(f"{self._folder / _IDS} is corrupt: its ids cannot have the positions that they had")
         self.file_rows.adopt(positions)
+        if saved.columns == 4:
+            self._members.put(positions, rows[:, 2:].copy())
+        if saved.sightings is not None:
+            counters = np.frombuffer(self._saved_file(_SIGHTINGS, None, saved.sightings), np.uint8)
+            self.put_sightings(counters.copy())
 
 
 def sync_folder(folder: Path) -> None:

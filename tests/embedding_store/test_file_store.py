@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, StoreFailed
+from embedding_store.errors import StoreFailed
 from embedding_store.file_store import FileStore
 from embedding_store.memory import MemoryStore
 from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from embedding_store.store import Commit, EmbeddingStore
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
+from tests.contracts.store_samples import MakeStore, commit, fixed, int64, rows_by_id, update
 
 MIB = 1 << 20
 
