@@ -4,33 +4,47 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from embedding_store.errors import BadSpec
 from embedding_store.row_optimizer import known_row_optimizers, row_optimizer
 from embedding_store.spec import OptimizerSpec
+from tests.contracts.reference_rows import stepped
 
 CASES = [
     ("sgd", {}),
+    ("sgd", {"weight_decay": 0.1}),
     ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.5, "nesterov": True}),
     ("sgd", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
     ("adagrad", {}),
-    ("adagrad", {"initial_accumulator_value": 0.3, "epsilon": 1e-3}),
+    ("adagrad", {"initial_accumulator_value": 0.3, "epsilon": 1e-3, "weight_decay": 0.02}),
     ("adam", {}),
     ("adam", {"beta_1": 0.8, "beta_2": 0.99, "amsgrad": True, "weight_decay": 0.01}),
     ("adamw", {}),
+    ("adamw", {"weight_decay": 0.3, "amsgrad": True}),
     ("rmsprop", {}),
-    ("rmsprop", {"momentum": 0.5}),
+    ("rmsprop", {"momentum": 0.5, "epsilon": 1e-3}),
     ("rmsprop", {"centered": True, "rho": 0.8}),
     ("rmsprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.01}),
     ("ftrl", {}),
     ("ftrl", {"l1_regularization_strength": 0.01, "l2_regularization_strength": 0.1, "beta": 0.3}),
     ("ftrl", {"learning_rate_power": -0.7, "l2_shrinkage_regularization_strength": 0.05}),
     ("adadelta", {}),
+    ("adadelta", {"rho": 0.5, "epsilon": 1e-3, "weight_decay": 0.02}),
     ("adamax", {}),
+    ("adamax", {"beta_1": 0.5, "beta_2": 0.9, "weight_decay": 0.02}),
     ("nadam", {}),
+    ("nadam", {"beta_1": 0.5, "weight_decay": 0.02}),
+    ("lion", {}),
     ("lion", {"weight_decay": 0.01}),
 ]
 NAMES = [f"{name}-{'-'.join(hyperparameters) or 'default'}" for name, hyperparameters in CASES]
+OURS_ALONE = [
+    ("rowwise_adagrad", {}),
+    ("rowwise_adagrad", {"initial_accumulator_value": 0.3, "epsilon": 1e-3, "weight_decay": 0.02}),
+]
 KERAS_NAMES = {"sgd": "SGD", "rmsprop": "RMSprop", "adamw": "AdamW"}
 
 
@@ -65,7 +79,7 @@ def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dic
         np.testing.assert_allclose(found, named[0].numpy(), rtol=1e-6, atol=absolute, err_msg=slot.name)
 
 
-@pytest.mark.parametrize(("name", "hyperparameters"), CASES, ids=NAMES)
+@pytest.mark.parametrize(("name", "hyperparameters"), CASES + OURS_ALONE, ids=repr)
 def test_lazy_over_positions_and_splits(name: str, hyperparameters: dict[str, float]) -> None:
     """Each row alone, in any order and any split, gives the same bits; others stay as they are."""
     optimizer = row_optimizer(make(name, hyperparameters))
@@ -94,6 +108,35 @@ def test_lazy_over_positions_and_splits(name: str, hyperparameters: dict[str, fl
     untouched = [row for row in range(30) if row not in touched]
     assert 3 in untouched
     np.testing.assert_array_equal(weights[untouched], before[untouched])
+
+
+@pytest.mark.parametrize(("name", "hyperparameters"), CASES + OURS_ALONE, ids=repr)
+@given(
+    st.integers(1, 40),
+    st.lists(st.tuples(st.integers(0, 100), st.sets(st.integers(0, 3), max_size=4)), max_size=6),
+)
+@settings(max_examples=10)
+def test_lazy_rows_are_those_of_a_naive_loop(
+    name: str, hyperparameters: dict[str, float], dim: int, history: list[tuple[int, set[int]]]
+) -> None:
+    """Whatever rows each step touches, to the bit: a row not touched keeps its moments, undecayed."""
+    optimizer = row_optimizer(make(name, hyperparameters))
+    random = np.random.default_rng(dim)
+    weights = random.normal(size=(4, dim)).astype(np.float32)
+    slots = np.tile(optimizer.initial_slots(dim), (4, 1))
+    widths = [dim if slot.columns is None else slot.columns for slot in optimizer.slots]
+    cuts = np.cumsum(widths)[:-1]
+    naive = [(weights[p].copy(), np.split(slots[p].copy(), cuts) if widths else []) for p in range(4)]
+    for step, touched in history:
+        positions = random.permutation(sorted(touched)).astype(np.int64)
+        gradients = random.normal(size=(len(positions), dim)).astype(np.float32)
+        optimizer.apply(weights, slots, positions, gradients, step, 0.05)
+        for p, gradient in zip(positions.tolist(), gradients, strict=True):
+            row, own = naive[p]
+            naive[p] = stepped(name, row, own, gradient, step, 0.05, optimizer.hyperparameters)
+    for found, found_slots, (row, own) in zip(weights, slots, naive, strict=True):
+        assert found.tobytes() == row.tobytes()
+        assert found_slots.tobytes() == b"".join(slot.tobytes() for slot in own)
 
 
 def test_sgd_example_of_embedding_tables_jl() -> None:
