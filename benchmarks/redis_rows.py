@@ -2,7 +2,8 @@
 
 16,384 rows of 64 values in 64 partitions, on one server that is started here:
 the `redis-server` on PATH, else the Valkey of the tests. Both sides read and
-write the very same fields of the same hashes.
+write the very same fields of the same hashes. Beside that, the pace of the
+server itself, which no client can beat.
 
     python -m benchmarks.redis_rows
 """
@@ -10,17 +11,20 @@ write the very same fields of the same hashes.
 from __future__ import annotations
 
 import tempfile
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 
 import numpy as np
 import redis
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
-from embedding_store.redis_schema import DEFAULT_NAMESPACE, partition_of, weights_key
+from benchmarks.redis_pace import commit_pace, lookup_pace, write_pace
+from elastable.heap import keep_freed_memory
+from embedding_store.redis_catalog import Catalog
+from embedding_store.redis_schema import DEFAULT_NAMESPACE, TableRecord, partition_of, weights_key
 from embedding_store.redis_store import RedisStore
 from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Float32, Int64, RowBlock
+from embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
 from tests.servers import redis_binary, running_server, valkey_binary
 
 __all__ = ["main"]
@@ -40,17 +44,41 @@ def main() -> None:
         RedisStore(f"{server.url}?partitions={_PARTITIONS}") as store,
         server.client() as client,
     ):
-        store.create_table(TableSpec("t", _DIM, _ROWS, optimizer=OptimizerSpec.of("sgd", learning_rate=0.01)))
         random = np.random.default_rng(2026)
         values = random.standard_normal((_ROWS, _DIM), dtype=np.float32)
-        store.put("t", [_block(np.arange(_ROWS), values)])
-        batches = [random.choice(_ROWS, _BATCH, replace=False) for _ in range(8)]
-        rows = [_lookup(store, client, batches), _write(store, client, batches, values[:_BATCH])]
+        batches = [random.choice(_ROWS, _BATCH, replace=False) for _ in range(24)]
+        _fill(store, "sgd", values, 0)
+        rows = _lookup(store, client, batches) + _write(store, client, batches, values[:_BATCH])
+        store.drop_table("t")
+        _fill(store, "adagrad", values, _DIM)
+        rows.append(_commit(store, batches, values[:_BATCH]))
         name = client.info("server").get("server_name", "redis")
     publish("redis_rows", f"{_BATCH:,} rows x {_DIM} in {_PARTITIONS} partitions of one {name} server", rows)
 
 
-def _lookup(store: RedisStore, client: redis.Redis, batches: list[Int64]) -> Row:
+def _fill(store: RedisStore, optimizer: str, values: Float32, slot_width: int) -> None:
+    store.create_table(TableSpec("t", _DIM, _ROWS, optimizer=OptimizerSpec.of(optimizer, learning_rate=0.01)))
+    store.put("t", [RowBlock(np.arange(_ROWS), values, np.ones((_ROWS, slot_width), np.float32))])
+
+
+def _catalog(store: RedisStore) -> Catalog:
+    return Catalog.of(store.url.namespace, [TableRecord(store.specs()["t"], _PARTITIONS)])
+
+
+def _commit(store: RedisStore, batches: list[Int64], gradients: Float32) -> Row:
+    """Adagrad: weights and slots are read and written."""
+    turns, versions = cycle(batches), count(1)
+
+    def commit() -> None:
+        version = next(versions)
+        store.commit(Commit(version, {"t": TableUpdate(next(turns), gradients)}, version - 1, {}))
+
+    pace = commit_pace(store.url, _catalog(store), batches, _DIM)
+    rounds = interleaved({"ours": rate(commit, _BATCH), "pace": rate(pace, _BATCH)}, _ROUNDS)
+    return compare("commit, adagrad, against the server's own pace", "rows/s", rounds["ours"], rounds["pace"])
+
+
+def _lookup(store: RedisStore, client: redis.Redis, batches: list[Int64]) -> list[Row]:
     ours, theirs = cycle(batches), cycle(batches)
 
     def read() -> Float32:
@@ -68,12 +96,20 @@ def _lookup(store: RedisStore, client: redis.Redis, batches: list[Int64]) -> Row
 
     np.testing.assert_array_equal(store.lookup({"t": next(ours)})["t"], read())
     rounds = interleaved(
-        {"ours": rate(lambda: store.lookup({"t": next(ours)}), _BATCH), "theirs": rate(read, _BATCH)}, _ROUNDS
+        {
+            "ours": rate(lambda: store.lookup({"t": next(ours)}), _BATCH),
+            "theirs": rate(read, _BATCH),
+            "pace": rate(lookup_pace(store.url, _catalog(store), batches), _BATCH),
+        },
+        _ROUNDS,
     )
-    return compare("lookup, against pipelined HMGET", "rows/s", rounds["ours"], rounds["theirs"])
+    return [
+        compare("lookup, against pipelined HMGET", "rows/s", rounds["ours"], rounds["theirs"]),
+        compare("lookup, against the server's own pace", "rows/s", rounds["ours"], rounds["pace"]),
+    ]
 
 
-def _write(store: RedisStore, client: redis.Redis, batches: list[Int64], values: Float32) -> Row:
+def _write(store: RedisStore, client: redis.Redis, batches: list[Int64], values: Float32) -> list[Row]:
     ours, theirs = cycle(batches), cycle(batches)
 
     def write() -> None:
@@ -90,10 +126,14 @@ def _write(store: RedisStore, client: redis.Redis, batches: list[Int64], values:
         {
             "ours": rate(lambda: store.put("t", [_block(next(ours), values)]), _BATCH),
             "theirs": rate(write, _BATCH),
+            "pace": rate(write_pace(store.url, _catalog(store), batches), _BATCH),
         },
         _ROUNDS,
     )
-    return compare("write, against pipelined HSET", "rows/s", rounds["ours"], rounds["theirs"])
+    return [
+        compare("write, against pipelined HSET", "rows/s", rounds["ours"], rounds["theirs"]),
+        compare("write, against the server's own pace", "rows/s", rounds["ours"], rounds["pace"]),
+    ]
 
 
 def _by_partition(ids: Int64) -> list[tuple[bytes, Int64]]:
@@ -113,4 +153,5 @@ def _block(ids: Int64, weights: Float32) -> RowBlock:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as every process of the `elastable` command does
     main()

@@ -174,6 +174,7 @@ def redis_races(address: str) -> list[Race]:
             ours("commit", race="redis commit"),
             pace("pace of lookups", race="redis lookup"),
             pace("pace of writes", race="redis write"),
+            pace("pace of commits", race="redis commit"),
             theirs("their lookup", race="redis lookup"),
             theirs("their upsert", race="redis upsert"),
         )
@@ -183,6 +184,7 @@ def redis_races(address: str) -> list[Race]:
             Pairing(f"Redis commit, Adagrad, {of}, against their upsert", "commit", "their upsert", 0.8),
             Pairing(f"Redis lookup {of}, against the server's own pace", "lookup", "pace of lookups", None),
             Pairing(f"Redis write {of}, against the server's own pace", "write", "pace of writes", None),
+            Pairing(f"Redis commit, Adagrad, {of}, against the server's own pace", "commit", "pace of commits", None),
         )
         settings = {"address": address, "rows": rows, "batch": 16_384, "partitions": 64}
         races.append(Race("rows/s", runners, pairings, settings))
