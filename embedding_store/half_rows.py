@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 
 from embedding_store.half_numbers import HALF_DTYPES, gather_half, load_half, scatter_half, store_half
@@ -9,13 +11,24 @@ from embedding_store.initial_values import initial_rows
 from embedding_store.rounding_bits import rounding_bits, rounding_words
 from embedding_store.row_optimizer import RowOptimizer
 from embedding_store.row_values import RowValues
+from embedding_store.scratch import Scratch
 from embedding_store.slab import Slab, SlabMaker
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 
 __all__ = ["HalfRows"]
 
-_PIECE = 1 << 16  # float32 values of weights and slots that are worked on at a time: 256 KiB, for the cache
+_PIECE = 1 << 17  # float32 values of weights and slots that are worked on at a time: 512 KiB, for the second cache
+
+
+class _Scratch(threading.local):
+    """Where a thread works on rows that it updates; used again by the next update."""
+
+    def __init__(self) -> None:
+        self.weights, self.states, self.bits = Scratch(np.float32), Scratch(np.float32), Scratch(np.uint32)
+
+
+_of_thread = _Scratch()
 
 
 class HalfRows(RowValues):
@@ -68,9 +81,9 @@ class HalfRows(RowValues):
         """As in `RowValues.update`."""
         rows, width = self._slab.array, slots.shape[1]
         many = min(len(ids), max(1, _PIECE // (self._spec.dim + width)))
-        weights = np.empty((many, self._spec.dim), np.float32)
-        states = np.empty((many, width), np.float32)
-        room = np.empty(rounding_words(self._spec, many), np.uint32)
+        weights = _of_thread.weights.take(many, self._spec.dim)
+        states = _of_thread.states.take(many, width)
+        room = _of_thread.bits.take(rounding_words(self._spec, many))
         order = np.arange(many)
         for start in range(0, len(ids), many):
             piece = slice(start, start + many)
