@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.lookup_many import lookup_many
+from embedding_store import lookup_many
 from embedding_store.memory import MemoryStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import RowBlock
