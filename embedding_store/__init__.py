@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from embedding_store.grouping import Coalescer, coalesce, coalesce_many
     from embedding_store.indexer import Grouping, Indexer, group_ids, unique_ids
     from embedding_store.initial_values import initial_rows
-    from embedding_store.lookup_many import LookupStrategy, lookup_many
     from embedding_store.lookup_request import Bags
+    from embedding_store.many_tables import LookupStrategy, lookup_many
     from embedding_store.memory import MemoryStore
     from embedding_store.partitioned import PartitionedStore
     from embedding_store.repartition import repartition
@@ -141,7 +141,7 @@ _LOADED_LATE = {
     "Grouping": "indexer",
     "IndexedSlices": "table_update",
     "Indexer": "indexer",
-    "LookupStrategy": "lookup_many",
+    "LookupStrategy": "many_tables",
     "MemoryStore": "memory",
     "PartitionedStore": "partitioned",
     "RowOptimizer": "row_optimizer",
@@ -153,7 +153,7 @@ _LOADED_LATE = {
     "convert_table": "conversion",
     "group_ids": "indexer",
     "initial_rows": "initial_values",
-    "lookup_many": "lookup_many",
+    "lookup_many": "many_tables",
     "register_row_optimizer": "row_optimizer",
     "repartition": "repartition",
     "require_finite": "checks",

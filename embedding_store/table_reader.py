@@ -8,7 +8,7 @@ import numpy as np
 
 from embedding_store.initial_values import initial_rows, write_initial_rows
 from embedding_store.row_fold import fold_bags
-from embedding_store.row_gather import Words, gather, gather_marked
+from embedding_store.row_gather import Words, gather, gather_apart, gather_marked, scatter_rows
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 
@@ -66,11 +66,11 @@ class TableReader:
         Rows of `out` may lie apart, columns may not. `stream`: past the caches, where `can_stream(out)`.
         """
         plain, marks = self._rows.plain, self._directory.marks
+        if plain is not None and marks is not None and self._directory.count == len(plain):
+            gather(plain, ids, out, stream)
+            return
         positions = np.empty(len(ids), np.int64)
         if plain is not None and marks is not None:
-            if self._directory.count == len(plain):
-                gather(plain, ids, out, stream)
-                return
             unseen = positions[: gather_marked(plain, marks, ids, out, positions, stream)]
         else:
             missing = self._directory.find(ids, positions)
@@ -82,11 +82,36 @@ class TableReader:
         if len(unseen):
             write_initial_rows(self.spec, ids[unseen], unseen, out)
 
-    def fold(self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32) -> None:
-        """Bags of `ids` int64 `[n]` into `out` float32 `[bags, dim]`; other arguments as those of `fold_bags`."""
+    def read_apart(self, ids: Int64, places: Int64, out: Float32, stream: bool = False) -> None:
+        """The row of `ids[i]` into `out[places[i]]`; other arguments as those of `read`.
+
+        Args:
+            places: int64 `[n]`, each once.
+        """
+        plain, marks = self._rows.plain, self._directory.marks
+        if plain is not None and marks is not None and self._directory.count == len(plain):
+            gather_apart(plain, ids, places, out, stream)
+            return
+        if plain is None:
+            rows = np.empty((len(ids), self.spec.dim), np.float32)
+            self.read(ids, rows)
+            scatter_rows(rows, places, out)
+            return
         positions = np.empty(len(ids), np.int64)
         missing = self._directory.find(ids, positions)
-        rows = self._rows.plain
+        gather_apart(plain, positions, places, out, stream)
+        if missing:
+            unseen = np.flatnonzero(positions < 0)
+            write_initial_rows(self.spec, ids[unseen], places[unseen], out)
+
+    def fold(self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32) -> None:
+        """Bags of `ids` int64 `[n]` into `out` float32 `[bags, dim]`; other arguments as those of `fold_bags`."""
+        rows, marks = self._rows.plain, self._directory.marks
+        if rows is not None and marks is not None and self._directory.count == len(rows):
+            fold_bags(rows, rows[:0], ids, offsets, weights, combiner, out)
+            return
+        positions = np.empty(len(ids), np.int64)
+        missing = self._directory.find(ids, positions)
         fresh = np.empty((missing, self.spec.dim), np.float32)
         if missing:
             unseen = np.flatnonzero(positions < 0)

@@ -1,0 +1,48 @@
+"""Nothing that lookups of float32 tables run is left to be compiled once the process is warm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedding_store import checks, row_directory, row_fold, row_gather
+from embedding_store.lookup_request import Bags
+from embedding_store.many_tables import lookup_many
+from embedding_store.memory import MemoryStore
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.store import RowBlock
+from embedding_store.warm import warm_lookups
+
+KERNELS: tuple[Any, ...] = (
+    row_gather._gather,
+    row_gather._gather_marked,
+    row_fold._fold,
+    row_fold._fold_weighted,
+    row_directory._find,
+    checks.any_outside,
+)
+
+
+def compiled() -> list[int]:
+    return [len(kernel.signatures) for kernel in KERNELS]
+
+
+@pytest.mark.parametrize("size", [40_000, None])
+def test_a_warm_process_compiles_nothing_more(size: int | None) -> None:
+    assert warm_lookups() > 0
+    before = compiled()
+    assert min(before) > 0
+    random = np.random.default_rng(0)
+    with MemoryStore(threads=2) as store:
+        table = store.table(TableSpec("t", 64, size, optimizer=OptimizerSpec.of("sgd")))
+        ids = random.integers(0, 40_000, (40_000, 2))
+        for present in (np.arange(0), np.arange(20_000), np.arange(40_000)):
+            weights = np.ones((len(present), 64), np.float32)
+            table.put([RowBlock(present, weights, np.empty((len(present), 0), np.float32))])
+            table.lookup(ids)
+            table.lookup(ids, combiner="mean", weights=np.ones(ids.shape, np.float32))
+            for strategy in ("sequential", "one-thread-per-table", "preallocated"):
+                lookup_many([table, table], [ids[:, 0], Bags(ids)], strategy)  # type: ignore[call-overload]
+    assert compiled() == before
