@@ -233,7 +233,7 @@ class TableSpec(_message.Message):
     vocabulary_size: _builtins.int
     """absent: any int64 id is legal"""
     dtype: _builtins.str
-    """of the weights; "float32" """
+    """how weights are kept: "float32", "float16", "bfloat16" or "int8"; rows travel as float32"""
     seed: _builtins.int
     @_builtins.property
     def initializer(self) -> Global___Initializer: ...
