@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.kernel import kernel, prefetch
+from embedding_store.kernel import kernel, prefetch_line
 from embedding_store.store import Int64
 
 __all__ = [
@@ -44,6 +44,9 @@ Cells = npt.NDArray[np.uint64]
 Word = Any
 """One uint64 of them, which mypy would have become something else at every operator."""
 
+Place = tuple[Word, Word, Word, Word, Word, Word]
+"""The words of `state` that say where an id lies: OLD_BITS, OLD_LINES, NEW_BITS, NEW_LINES, UNMOVED, SEED."""
+
 OLD_BITS, OLD_LINES, NEW_BITS, NEW_LINES = range(4)  # how segments lie before and after they have moved
 UNMOVED = 4  # segments from this one on have moved
 COUNT = 5  # ids that have a position
@@ -60,7 +63,7 @@ LEAST_LOAD = 0.48  # of all cells at least, after every step of growth; before, 
 # move, half as many more at most
 
 _AHEAD = 12
-_BLOCK = 64
+_BLOCK = 32
 _LOW = np.uint64(0xFFFFFFFF)
 _FULL = np.uint64(LINE_CELLS)
 _ONE = np.uint64(1)
@@ -70,32 +73,32 @@ _HIGH_BITS = np.uint64(35)  # where in word 7 the high bits of positions begin
 
 
 @kernel
-def _hash(wanted: Word, seed: int) -> Word:
+def _hash(wanted: Word, seed: Word) -> Word:
     """The finalizer of splitmix64 (Steele, Lea, Flood: OOPSLA 2014)."""
-    h = np.uint64(wanted) ^ np.uint64(seed)
+    h = np.uint64(wanted) ^ seed
     h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return h ^ (h >> np.uint64(31))
 
 
 @kernel
-def _home(
-    h: Word, old_bits: Word, old_lines: Word, new_bits: Word, new_lines: Word, unmoved: int
-) -> tuple[Word, Word, Word]:
-    """First line of the hash's segment, its number of lines, and the home line within it."""
-    # The shift by one keeps a shift by 64 out of it, where there is one segment.
-    moved = (h >> _ONE) >> (np.uint64(63) - old_bits) >= np.uint64(unmoved)
-    bits = new_bits if moved else old_bits
-    lines = new_lines if moved else old_lines
-    return ((h >> _ONE) >> (np.uint64(63) - bits)) * lines, lines, ((h & _LOW) * lines) >> np.uint64(32)
+def _now(state: Int64) -> Place:
+    """Where ids lie at present."""
+    old_bits, old_lines = np.uint64(state[OLD_BITS]), np.uint64(state[OLD_LINES])
+    new_bits, new_lines = np.uint64(state[NEW_BITS]), np.uint64(state[NEW_LINES])
+    return old_bits, old_lines, new_bits, new_lines, np.uint64(state[UNMOVED]), np.uint64(state[SEED])
 
 
 @kernel
-def _place(wanted: Word, state: Int64) -> tuple[Word, Word, Word]:
-    """`_home` of an id."""
-    old_bits, old_lines = np.uint64(state[OLD_BITS]), np.uint64(state[OLD_LINES])
-    new_bits, new_lines = np.uint64(state[NEW_BITS]), np.uint64(state[NEW_LINES])
-    return _home(_hash(wanted, state[SEED]), old_bits, old_lines, new_bits, new_lines, state[UNMOVED])
+def _home(wanted: Word, place: Place) -> tuple[Word, Word, Word]:
+    """First line of an id's segment, the segment's number of lines, and the id's home line within it."""
+    bits, lines, new_bits, new_lines, unmoved, seed = place
+    h = _hash(wanted, seed)
+    # The shift by one keeps a shift by 64 out of it, where there is one segment.
+    segment = (h >> _ONE) >> (np.uint64(63) - bits)
+    if segment >= unmoved:
+        lines, segment = new_lines, (h >> _ONE) >> (np.uint64(63) - new_bits)
+    return segment * lines, lines, ((h & _LOW) * lines) >> np.uint64(32)
 
 
 @kernel
@@ -160,27 +163,22 @@ def _seek(cells: Cells, first: Word, lines: Word, at: Word, wanted: Word) -> tup
 def find(cells: Cells, state: Int64, ids: Int64, positions: Int64) -> int:
     """`RowDirectory.find`; writes nothing but `positions`.
 
-    In blocks, so that lines arrive while others are hashed; without a branch
-    where an id lies in its home line, since no branch on memory is foreseen.
+    In blocks, so that the lines of one arrive while those of the block before
+    it are looked at, and without a branch where an id lies in its home line:
+    no processor foresees a branch on what memory holds.
     """
-    old_bits, old_lines = np.uint64(state[OLD_BITS]), np.uint64(state[OLD_LINES])
-    new_bits, new_lines = np.uint64(state[NEW_BITS]), np.uint64(state[NEW_LINES])
-    unmoved, seed = state[UNMOVED], state[SEED]
-    if not _fits(len(cells), old_bits, old_lines, new_bits, new_lines, unmoved):
+    place = _now(state)
+    if not _fits(len(cells), place):
         positions[:] = -1  # read by another process in the midst of a change, which it finds out
         return len(ids)
-    homes = np.empty(_BLOCK, np.uint64)
-    further = np.empty(_BLOCK + 1, np.int64)
+    homes = np.empty(2 * _BLOCK, np.uint64)
+    crowded = np.empty(_BLOCK + 1, np.int64)
     missing = 0
-    for start in range(0, len(ids), _BLOCK):
-        count = min(_BLOCK, len(ids) - start)
-        for i in range(count):
-            first, _, at = _home(_hash(ids[start + i], seed), old_bits, old_lines, new_bits, new_lines, unmoved)
-            homes[i] = first + at
-            prefetch(cells, homes[i])
-        crowded = 0
-        for i in range(count):
-            line, wanted = homes[i], np.uint64(ids[start + i])
+    for start in range(-_BLOCK, len(ids), _BLOCK):
+        _ask_for_homes(cells, place, ids, start + _BLOCK, homes)
+        count = 0
+        for i in range(max(0, start), min(start + _BLOCK, len(ids))):
+            line, wanted = homes[i & (2 * _BLOCK - 1)], np.uint64(ids[i])
             # The lowest one counts: cells not in use may hold anything.
             k = _FULL
             k = np.uint64(4) if cells[line, 4] == wanted else k
@@ -190,29 +188,47 @@ def find(cells: Cells, state: Int64, ids: Int64, positions: Int64) -> int:
             k = np.uint64(0) if cells[line, 0] == wanted else k
             used = _used(cells, line)
             position = _position(cells, line, k)
-            positions[start + i] = position if k < used else -1
+            positions[i] = position if k < used else -1
+            missing += 0 if k < used else 1
             overflows = (k >= used) & (used == _FULL)
-            further[crowded] = i
-            crowded += 1 if overflows else 0
-            prefetch(cells, line + np.uint64(overflows))
-        for j in range(crowded):
-            i = start + further[j]
-            first, lines, at = _home(_hash(ids[i], seed), old_bits, old_lines, new_bits, new_lines, unmoved)
+            crowded[count] = i
+            count += 1 if overflows else 0
+            prefetch_line(cells, line + np.uint64(overflows), 0)
+        for j in range(count):
+            i = crowded[j]
+            first, lines, at = _home(ids[i], place)
             line, k = _seek(cells, first, lines, at, ids[i])
             if k < _FULL:
                 positions[i] = _position(cells, line, k)
-        for i in range(count):
-            missing += positions[start + i] < 0
+                missing -= 1
     return missing
 
 
 @kernel
-def _fits(there: int, old_bits: Word, old_lines: Word, new_bits: Word, new_lines: Word, unmoved: int) -> Any:
+def _ask_for_homes(cells: Cells, place: Place, ids: Int64, start: int, homes: npt.NDArray[np.uint64]) -> None:
+    """The home lines of a block of ids, which are asked for; `_home`, written so that it runs on vectors of ids."""
+    old_bits, old_lines, new_bits, new_lines, unmoved, seed = place
+    old_shift, new_shift = np.uint64(63) - old_bits, np.uint64(63) - new_bits
+    at, count = start & _BLOCK, min(_BLOCK, len(ids) - start)
+    for i in range(count):
+        h = _hash(ids[start + i], seed)
+        segment = (h >> _ONE) >> old_shift
+        before = segment * old_lines + (((h & _LOW) * old_lines) >> np.uint64(32))
+        after = ((h >> _ONE) >> new_shift) * new_lines + (((h & _LOW) * new_lines) >> np.uint64(32))
+        homes[at + i] = after if segment >= unmoved else before
+    for i in range(count):
+        prefetch_line(cells, homes[at + i], 0)
+
+
+@kernel
+def _fits(there: int, place: Place) -> Any:
     """Whether every segment lies in the lines that there are."""
+    old_bits, old_lines, new_bits, new_lines, unmoved, _ = place
     end = old_lines << old_bits
-    if unmoved < 1 << old_bits:
+    if unmoved < _ONE << old_bits:
         end = max(end, new_lines << new_bits)
-    return old_bits < np.uint64(40) and new_bits < np.uint64(40) and end <= np.uint64(there)
+    small = (old_lines < np.uint64(1 << 24)) & (new_lines < np.uint64(1 << 24))
+    return small & (old_bits < np.uint64(38)) & (new_bits < np.uint64(38)) & (end <= np.uint64(there))
 
 
 @kernel
@@ -230,7 +246,7 @@ def _move_segment(cells: Cells, state: Int64, scratch: Cells) -> None:
     for line in range(old_lines):
         for k in range(_used(scratch, np.uint64(line))):
             wanted = np.int64(scratch[line, k])
-            first, lines, at = _place(wanted, state)
+            first, lines, at = _home(wanted, _now(state))
             place, _ = _seek(cells, first, lines, at, wanted)
             _append(cells, place, wanted, _position(scratch, np.uint64(line), np.uint64(k)))
             state[MOVED] += 1
@@ -277,9 +293,9 @@ def claim(
     """
     count = 0
     for i in range(begin, len(ids)):
-        first, _, at = _place(ids[min(i + _AHEAD, len(ids) - 1)], state)
-        prefetch(cells, first + at)
-        first, lines, at = _place(ids[i], state)
+        first, _, at = _home(ids[min(i + _AHEAD, len(ids) - 1)], _now(state))
+        prefetch_line(cells, first + at, 0)
+        first, lines, at = _home(ids[i], _now(state))
         line, k = _seek(cells, first, lines, at, ids[i])
         if k < _FULL:
             positions[i] = _position(cells, line, k)
@@ -316,7 +332,7 @@ def _close_gap(cells: Cells, state: Int64, first: Word, lines: Word, hole: Word)
         moved = False
         for k in range(used):
             wanted = np.int64(cells[first + at, k])
-            _, _, home = _place(wanted, state)
+            _, _, home = _home(wanted, _now(state))
             if (at + lines - home) % lines >= gap:
                 _append(cells, first + hole, wanted, _position(cells, first + at, np.uint64(k)))
                 _drop(cells, first + at, np.uint64(k))
@@ -333,7 +349,7 @@ def remove(cells: Cells, row_ids: Int64, state: Int64, ids: Int64) -> int:
     """`RowDirectory.remove`; free positions are chained through `row_ids`, the last one first."""
     count = 0
     for i in range(len(ids)):
-        first, lines, at = _place(ids[i], state)
+        first, lines, at = _home(ids[i], _now(state))
         line, k = _seek(cells, first, lines, at, ids[i])
         if k >= _FULL:
             continue
@@ -371,7 +387,7 @@ def refill(source: Cells, before: Int64, cells: Cells, state: Int64) -> bool:
         for line in range(segment * width, (segment + 1) * width):
             for k in range(_used(source, np.uint64(line))):
                 wanted = np.int64(source[line, k])
-                first, lines, at = _place(wanted, state)
+                first, lines, at = _home(wanted, _now(state))
                 place, cell = _seek(cells, first, lines, at, wanted)
                 if cell > _FULL:
                     return False

@@ -16,7 +16,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["kernel", "prefetch", "prefetch_distance"]
+__all__ = ["kernel", "prefetch", "prefetch_distance", "prefetch_line"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -48,7 +48,7 @@ def kernel(function: F) -> F:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _prefetch_line(typing_context: Any, array: Any, row: Any, column: Any) -> Any:
+def prefetch_line(typing_context: Any, array: Any, row: Any, column: Any) -> Any:
     """Asks for the cache line of `array[row, column]`; never faults, whatever the address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -74,7 +74,7 @@ def prefetch(array: npt.NDArray[Any], row: Any) -> None:
     Of long rows only the first 128 values: the processor sees a run by itself.
     """
     for column in range(0, min(array.shape[1], _PREFETCH_VALUES), _LINE_VALUES):
-        _prefetch_line(array, row, column)
+        prefetch_line(array, row, column)
 
 
 @kernel
