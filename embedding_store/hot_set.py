@@ -56,7 +56,7 @@ class HotSet:
         self._keys = np.empty((self.frames // WAYS, WAYS), np.int64)
         self._uses = np.zeros(self.frames, np.uint8)
         self._sketch = np.zeros(1 << (4 * self.frames - 1).bit_length(), np.uint8)
-        self._asked = 0
+        self._asked = self._sighted = 0
         self.clear()
 
     def find(self, keys: Int64, frames: Int64, cold: Int64, counted: bool = True) -> int:
@@ -87,9 +87,13 @@ class HotSet:
         Returns:
             How many lost a marked frame.
         """
+        self._sighted += len(keys)
         if self._asked > _LIFE * self.frames:
-            _halve(self._uses, self._sketch)
+            _halve(self._uses, np.uint8(1))
             self._asked = 0
+        if self._sighted > len(self._sketch):  # more would all fall on counters that others have raised
+            _halve(self._sketch, np.uint8(0))
+            self._sighted = 0
         gone = _admit(
             self._keys, self._uses, self.marks, self._sketch, self._dense, keys, frames, gone_keys, gone_frames
         )
@@ -127,7 +131,7 @@ class HotSet:
             self._keys[:] = -1
         for counts in (self._uses, self.marks, self._sketch):
             counts[:] = 0
-        self._asked = 0
+        self._asked = self._sighted = 0
 
 
 def whole_sets(frames: int) -> int:
@@ -265,9 +269,7 @@ def _remove(
 
 
 @kernel
-def _halve(uses: _Bytes, sketch: _Bytes) -> None:
-    """A key that has a frame keeps a use: one sighting of another does not take its place."""
-    for i in range(len(uses)):
-        uses[i] = (uses[i] + np.uint8(1)) >> np.uint8(1)
-    for i in range(len(sketch)):
-        sketch[i] >>= np.uint8(1)
+def _halve(counts: _Bytes, up: np.uint8) -> None:
+    """Rounds up where `up` is 1: a key that has a frame keeps a use, so one sighting of another does not oust it."""
+    for i in range(len(counts)):
+        counts[i] = (counts[i] + up) >> np.uint8(1)

@@ -151,6 +151,23 @@ class RowSource(ABC):
 
         lookup_through(self, requests, version)
 
+    def lookup_in_order(
+        self, requests: Sequence[LookupRequest], version: int | None, done: Callable[[int], object]
+    ) -> None:
+        """As `lookup_into`, where somebody waits for the first request while the others are answered.
+
+        Args:
+            requests: As of `lookup_into`, all answered at one version.
+            version: As of `lookup_into`.
+            done: Called with the number of each request once it is answered, in their order.
+
+        Raises:
+            As `lookup`.
+        """
+        self.lookup_into(requests, version)
+        for number in range(len(requests)):
+            done(number)
+
     @abstractmethod
     def version(self) -> int:
         """The current version; 0 for a store that was never committed to."""
@@ -171,6 +188,10 @@ class RowSource(ABC):
         if not self.wait_for_version(version, wait_s):
             raise FutureVersion(f"version {version} was not committed within {wait_s:g} s")
         return self.lookup(ids, version)
+
+    def unpromoted(self) -> RowSource:
+        """The same rows, for evaluation and the like: looking them up changes nothing of what a cache holds."""
+        return self
 
     @abstractmethod
     def close(self) -> None:

@@ -1,0 +1,83 @@
+"""The hot rows of one table in memory, by id."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding_store.grouping import Int32
+from embedding_store.hot_set import BYTES_A_FRAME, HotSet
+from embedding_store.range_pool import RangePool
+from embedding_store.row_gather import can_stream, gather
+from embedding_store.slab import Slab
+from embedding_store.spec import TableSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = ["CachedRows", "cached_row_bytes"]
+
+_ROWS_A_THREAD = 1 << 13
+
+
+class CachedRows:
+    """Weights of some rows. `read` may run from many threads at once, beside nothing else."""
+
+    def __init__(self, spec: TableSpec, rows: int) -> None:
+        """Room for about `rows` rows; memory is taken as it is touched."""
+        self.spec = spec
+        self._hot = HotSet(rows, dense=False)
+        self._rows = Slab(self._hot.frames, spec.dim)
+
+    @property
+    def count(self) -> int:
+        """Rows that are held now."""
+        return self._hot.count()
+
+    def read(self, ids: Int64, out: Float32, counted: bool, pool: RangePool) -> Int64:
+        """Rows that are held, into `out`.
+
+        Args:
+            ids: int64 `[n]`.
+            out: float32 `[n, dim]`; other rows are left alone.
+            counted: Whether this makes the rows hotter.
+            pool: Threads to read with.
+
+        Returns:
+            int64: indices in `ids` of those that are not held, ascending.
+        """
+        frames, missing = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+        stream = can_stream(out)
+        parts: list[tuple[int, Int64]] = []
+
+        def look(start: int, stop: int) -> None:
+            found = frames[start:stop]
+            count = self._hot.find(ids[start:stop], found, missing[start:stop], counted)
+            gather(self._rows.array, found, out[start:stop], stream)
+            parts.append((start, missing[start : start + count] + start))
+
+        pool.run(look, len(ids), _ROWS_A_THREAD)
+        return np.concatenate([part for _, part in sorted(parts, key=lambda part: part[0])])
+
+    def admit(self, ids: Int64, rows: Float32, inverse: Int32) -> None:
+        """Holds those rows that are hot enough.
+
+        Args:
+            ids: int64 `[n]`, that were missing; may repeat.
+            rows: float32 `[u, dim]`.
+            inverse: int32 `[n]`: `rows[inverse[i]]` is the row of `ids[i]`.
+        """
+        frames, gone, lost = (np.empty(len(ids), np.int64) for _ in range(3))
+        self._hot.admit(ids, frames, gone, lost)
+        held = np.flatnonzero(frames >= 0)
+        self._rows.array[frames[held]] = rows[inverse[held]]
+
+    def remove(self, ids: Int64) -> None:
+        """Holds the rows of `ids` int64 `[n]` no more; which of them were hot is remembered."""
+        self._hot.remove(ids)
+
+    def clear(self) -> None:
+        """Holds nothing any more."""
+        self._hot.clear()
+
+
+def cached_row_bytes(spec: TableSpec) -> int:
+    """Bytes that a row takes in the cache, with what finds it."""
+    return 4 * spec.dim + BYTES_A_FRAME
