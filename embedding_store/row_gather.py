@@ -9,7 +9,7 @@ from embedding_store.kernel import kernel
 from embedding_store.row_moves import copy_row, drain_streams, prefetch_row, stream_row
 from embedding_store.store import Float32, Int64
 
-__all__ = ["Words", "can_stream", "gather", "gather_marked", "rows_ahead"]
+__all__ = ["Words", "can_stream", "gather", "gather_apart", "gather_marked", "rows_ahead", "scatter_rows"]
 
 Words = npt.NDArray[np.uint64]
 """64 bits a word: bit `i & 63` of word `i >> 6` says whether id i has a row."""
@@ -56,6 +56,24 @@ def gather_marked(rows: Float32, marks: Words, ids: Int64, out: Float32, missing
     return int(_gather_marked(rows, marks, ids, out, missing, stream, rows_ahead(rows.shape[1])))
 
 
+def gather_apart(rows: Float32, positions: Int64, places: Int64, out: Float32, stream: bool) -> None:
+    """out[places[i]] = rows[positions[i]]; nothing for negative positions.
+
+    Args:
+        rows: float32 `[m, dim]`.
+        positions: int64 `[n]`, below m.
+        places: int64 `[n]`, rows of `out`, each once.
+        out: float32 `[k, dim]`; rows may lie apart, columns may not.
+        stream: As in `gather`.
+    """
+    _gather_apart(rows, positions, places, out, stream, rows_ahead(rows.shape[1]))
+
+
+def scatter_rows(rows: Float32, places: Int64, out: Float32) -> None:
+    """out[places[i]] = rows[i]; as `gather_apart`, of rows that lie in order."""
+    _scatter(rows, places, out, can_stream(out))
+
+
 @kernel
 def _gather(rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int) -> None:
     last = len(positions) - 1
@@ -90,3 +108,27 @@ def _gather_marked(
             count += 1
     drain_streams()
     return count
+
+
+@kernel
+def _gather_apart(rows: Float32, positions: Int64, places: Int64, out: Float32, stream: bool, ahead: int) -> None:
+    last = len(positions) - 1
+    for i in range(len(positions)):
+        prefetch_row(rows, positions[min(i + ahead, last)])
+        p = positions[i]
+        if p >= 0:
+            if stream:
+                stream_row(out, places[i], rows, p)
+            else:
+                copy_row(out, places[i], rows, p)
+    drain_streams()
+
+
+@kernel
+def _scatter(rows: Float32, places: Int64, out: Float32, stream: bool) -> None:
+    for i in range(len(places)):
+        if stream:
+            stream_row(out, places[i], rows, i)
+        else:
+            copy_row(out, places[i], rows, i)
+    drain_streams()
