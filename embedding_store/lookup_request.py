@@ -50,6 +50,8 @@ class LookupRequest:
         offsets: int64 `[n + 1]`, contiguous; None: a row for each id.
         weights: float32 `[m]`, contiguous, or None.
         combiner: One of `COMBINERS`, where there are bags.
+        places: int64 `[m]`, contiguous, without bags: which row of `out` each
+            id's row is written to, each once; other rows are left alone. None: its own.
     """
 
     table: str
@@ -58,6 +60,7 @@ class LookupRequest:
     offsets: Int64 | None = None
     weights: Float32 | None = None
     combiner: str = "sum"
+    places: Int64 | None = None
 
 
 def lookup_request(

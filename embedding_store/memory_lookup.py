@@ -60,7 +60,10 @@ def _rows(table: TableReader, request: LookupRequest, stream: bool) -> tuple[int
     def work(start: int, stop: int) -> None:
         ids = request.ids[start:stop]
         _refuse_outside(table, request, start, stop)
-        table.read(ids, request.out[start:stop], stream)
+        if request.places is None:
+            table.read(ids, request.out[start:stop], stream)
+        else:
+            table.read_apart(ids, request.places[start:stop], request.out, stream)
 
     return len(request.ids), work
 

@@ -20,7 +20,7 @@ from embedding_store.fused.rowwise_adagrad import row_squares
 from embedding_store.row_optimizer import RowOptimizer, row_optimizer
 from embedding_store.spec import ShardOrigin, TableSpec
 from embedding_store.store import Float32, Int64, RowBlock, TableUpdate
-from embedding_store.token_split import cut_columns, gather_rows, global_ids, scatter_rows, split_ids
+from embedding_store.token_split import cut_columns, gather_rows, global_ids, split_ids
 
 __all__ = ["STRATEGIES", "Part", "Partition", "encoding_columns", "partition", "partition_of_shards"]
 
@@ -82,13 +82,6 @@ class Partition:
             for number, (start, end) in enumerate(zip(starts, ends, strict=True))
             if start < end
         ]
-
-    def place(self, part: Part, rows: Float32, out: Float32) -> None:
-        """Writes a shard's rows float32 `[m, columns]` where they belong in `out` float32 `[n, dim]`."""
-        if part.places is None:
-            out[:, self.columns[part.shard]] = rows
-        else:
-            scatter_rows(np.ascontiguousarray(rows), part.places, out)
 
     def update(self, part: Part, update: TableUpdate, squares: Float32 | None) -> TableUpdate:
         """The shard's share of an update; `squares` are those of `row_squares`."""

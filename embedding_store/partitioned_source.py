@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from embedding_store.checks import require_ids
 from embedding_store.errors import BadInput, StoreFailed, TableNotFound
 from embedding_store.lookup_request import LookupRequest, rows_request
 from embedding_store.memory import MemoryStore
 from embedding_store.partition import Partition, partition_of_shards
-from embedding_store.partitioned_lookup import Answers, answer_by_shard, answer_in_memory
-from embedding_store.range_pool import SERIAL, RangePool, available_cores
+from embedding_store.partitioned_lookup import SplitLookup
 from embedding_store.readers_writer_lock import ReadersWriterLock
 from embedding_store.shard_calls import ShardCalls
 from embedding_store.spec import TableSpec
@@ -20,7 +20,7 @@ from embedding_store.store import Float32, Int64, RowSource
 
 __all__ = ["PartitionedSource"]
 
-_MOST_THREADS = 8
+_FEW_VALUES = 1 << 14  # which stores in memory have written before a thread has started
 
 
 class PartitionedSource(RowSource):
@@ -48,7 +48,6 @@ class PartitionedSource(RowSource):
             raise BadInput("a partitioned store needs shards that differ: one stands twice")
         self._sources = tuple(shards)
         self._calls = ShardCalls(len(shards))
-        self._pool = RangePool(min(available_cores(), _MOST_THREADS))
         self._lock = ReadersWriterLock(timeout_s, "the partitioned store")
         self._partitions: dict[str, Partition] = {}
         self._reloading = threading.Lock()
@@ -90,19 +89,18 @@ class PartitionedSource(RowSource):
             tables = [self._partition(request.table) for request in requests]
             for table, request in zip(tables, requests, strict=True):
                 require_ids(table.spec, request.ids)
-            answers = Answers(tables, requests)
-            if self._in_memory:
-                pool = self._pool if split else SERIAL
-                answer_in_memory(answers.tasks, self._sources, self._calls, pool, version)
-            else:
-                answer_by_shard(answers.tasks, self._sources, self._calls, version, split)
-            answers.finish()
+            lookup = SplitLookup(tables, requests)
+            asked = lookup.asked if version is None else {n: lookup.asked.get(n, []) for n in range(self.shards)}
+            together = not self._in_memory or lookup.values > _FEW_VALUES
+            self._calls.run(
+                {n: partial(self._sources[n].lookup_into, of, version, split) for n, of in asked.items()}, together
+            )
+            lookup.finish()
 
     def close(self) -> None:
         """Closes every shard. Closing twice is harmless."""
         self._closed = True
         self._calls.close()
-        self._pool.close()
         for shard in self._sources:
             shard.close()
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from embedding_store.lookup_request import LookupRequest
 from embedding_store.row_fold import fold_bags
+from embedding_store.row_gather import scatter_rows
 from embedding_store.store import Float32, Int64, RowSource
 
 __all__ = ["deliver", "lookup_through"]
@@ -31,7 +32,10 @@ def lookup_through(source: RowSource, requests: Sequence[LookupRequest], version
 def deliver(request: LookupRequest, rows: Float32) -> None:
     """Writes a request's output from the rows float32 `[m, dim]` of its ids."""
     if request.offsets is None:
-        request.out[...] = rows
+        if request.places is None:
+            request.out[...] = rows
+        else:
+            scatter_rows(np.ascontiguousarray(rows), request.places, request.out)
         return
     rows = np.ascontiguousarray(rows)
     order = np.arange(len(rows))

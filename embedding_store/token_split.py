@@ -6,11 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from embedding_store.kernel import kernel
-from embedding_store.row_gather import can_stream
-from embedding_store.row_moves import copy_row, drain_streams, stream_row
+from embedding_store.row_moves import copy_row
 from embedding_store.store import Float32, Int64
 
-__all__ = ["cut_columns", "gather_rows", "global_ids", "scatter_rows", "split_ids"]
+__all__ = ["cut_columns", "gather_rows", "global_ids", "split_ids"]
 
 _BELOW_32_BITS = 1 << 31
 
@@ -56,11 +55,6 @@ def gather_rows(rows: Float32, places: Int64) -> Float32:
     return out
 
 
-def scatter_rows(rows: Float32, places: Int64, out: Float32) -> None:
-    """`out[places] = rows`, without holding the GIL; every place stands once. Rows of `out` may lie apart."""
-    _scatter(rows, places, out, can_stream(out))
-
-
 @kernel
 def _split(
     ids: Int64, shards: int, bits: int, shard_of: npt.NDArray[np.int32], quotients: Int64, local: Int64,
@@ -101,13 +95,3 @@ def _copy(rows: Float32, out: Float32) -> None:
 def _gather(rows: Float32, places: Int64, out: Float32) -> None:
     for i in range(len(places)):
         copy_row(out, i, rows, places[i])
-
-
-@kernel
-def _scatter(rows: Float32, places: Int64, out: Float32, stream: bool) -> None:
-    for i in range(len(places)):
-        if stream:
-            stream_row(out, places[i], rows, i)
-        else:
-            copy_row(out, places[i], rows, i)
-    drain_streams()
