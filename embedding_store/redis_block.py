@@ -106,17 +106,25 @@ class Block:
     missing: Bytes
 
     @classmethod
-    def of(cls, catalog: Catalog, ids: Mapping[str, Int64], slot_widths: Mapping[str, int] | None = None) -> Self:
+    def of(
+        cls,
+        catalog: Catalog,
+        ids: Mapping[str, Int64],
+        slot_widths: Mapping[str, int] | None = None,
+        rows: Bytes | None = None,
+    ) -> Self:
         """An empty block for some ids.
 
         Args:
             catalog: All tables.
             ids: Table name -> int64 `[n]`, checked.
             slot_widths: Table name -> float32 slots of a row; None: weights alone.
+            rows: uint8 `[n * weight_bytes]` to use, of a block of one table without slots; None: new memory.
         """
         widths = {name: (slot_widths or {}).get(name, 0) for name in ids}
-        row_bytes = ((len(ids[n]), catalog.tables[n].spec.weight_bytes, 4 * widths[n]) for n in ids)
-        rows = np.empty(sum(_padded(count * w) + _padded(count * s) for count, w, s in row_bytes), np.uint8)
+        if rows is None:
+            row_bytes = ((len(ids[n]), catalog.tables[n].spec.weight_bytes, 4 * widths[n]) for n in ids)
+            rows = np.empty(sum(_padded(count * w) + _padded(count * s) for count, w, s in row_bytes), np.uint8)
         missing = np.zeros(2 * sum(len(some) for some in ids.values()), np.uint8)
         layout = _Layout(catalog, rows, missing)
         tables = {name: layout.add(catalog.tables[name], some, widths[name]) for name, some in ids.items()}

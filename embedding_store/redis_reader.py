@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
 
 from embedding_store.checks import require_ids
 from embedding_store.errors import StaleVersion
+from embedding_store.lookup_request import LookupRequest
 from embedding_store.redis_block import Block
 from embedding_store.redis_catalog import Catalog
 from embedding_store.redis_connection import Deadline
@@ -13,6 +16,7 @@ from embedding_store.redis_schema import TableRecord, tables_key, version_key
 from embedding_store.redis_topology import Topology
 from embedding_store.redis_transfer import Reading, read_block
 from embedding_store.redis_url import RedisUrl
+from embedding_store.resp_codec import Bytes
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64, RowSource, refuse_other_version
 
@@ -54,10 +58,28 @@ class RedisReader(RowSource):
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """As in `RowSource.lookup`: all tables in one round trip."""
+        return self._read(ids, version, self._deadline())
+
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        """As in `RowSource.lookup_into`; float32 rows of one table are received in place."""
         deadline = self._deadline()
+        wanted = requests[0] if len(requests) == 1 else None
+        if wanted is None or wanted.offsets is not None or wanted.places is not None:
+            super().lookup_into(requests, version, split)
+            return
+        spec = self._catalog_with((wanted.table,), deadline).tables[wanted.table].spec
+        if spec.dtype == "float32" and wanted.out.flags.c_contiguous:
+            self._read({wanted.table: wanted.ids}, version, deadline, wanted.out.reshape(-1).view(np.uint8))
+        else:
+            wanted.out[...] = self._read({wanted.table: wanted.ids}, version, deadline)[wanted.table]
+
+    def _read(
+        self, ids: Mapping[str, Int64], version: int | None, deadline: Deadline, into: Bytes | None = None
+    ) -> dict[str, Float32]:
+        """The rows of many tables, or those of one table received in the memory `into`."""
         catalog = self._catalog_with(ids, deadline)
         checked = {name: require_ids(catalog.tables[name].spec, some) for name, some in ids.items()}
-        block = Block.of(catalog, checked)
+        block = Block.of(catalog, checked, rows=into)
         asked = None if version is None else version_key(self.url.namespace)
         reading = read_block(self._topology, block, deadline, asked)
         if version is not None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import StaleVersion
+from embedding_store.lookup_request import LookupRequest
 from embedding_store.redis_reader import RedisReader
 from embedding_store.redis_store import RedisStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
@@ -36,6 +37,22 @@ class RedisContract(StoreContract):
     """The store's contract, and what takes the place of lookups that see whole commits unasked."""
 
     sees_whole_commits = False
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_rows_are_received_in_the_callers_memory(self, store: RedisStore, dtype: str) -> None:
+        store.create_table(TableSpec("t", 3, None, dtype=dtype))
+        touched = np.arange(50)
+        store.commit(Commit(1, {"t": TableUpdate(touched, np.full((50, 3), 2.0, np.float32))}, 0, {}))
+        ids = np.array([7, 60, 7, -1, 49])  # there, not there, again; rows of 60 bytes in all
+        expected = store.lookup({"t": ids})["t"]
+        narrow = np.full((5, 3), np.nan, np.float32)
+        assert store.table("t").lookup(ids, out=narrow) is narrow
+        np.testing.assert_array_equal(narrow, expected)
+        wide = np.full((5, 9), np.nan, np.float32)
+        store.lookup_into([LookupRequest("t", ids, wide[:, 2:5])], version=1)
+        np.testing.assert_array_equal(wide[:, 2:5], expected)
+        assert np.isnan(wide[:, :2]).all()
+        assert np.isnan(wide[:, 5:]).all()
 
     def test_lookups_of_a_version_see_it_exactly(self, store: RedisStore) -> None:
         store.create_table(

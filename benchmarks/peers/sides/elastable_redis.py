@@ -19,6 +19,8 @@ from embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
 
 __all__ = ["filled_store", "prepare"]
 
+_OUTPUTS = 4  # in rotation, so that none is still in a cache
+
 
 def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
     """`redis lookup`, `redis write`, `redis commit` (Adagrad)."""
@@ -45,8 +47,9 @@ def filled_store(race: str, settings: Mapping[str, Any]) -> RedisStore:
 
 
 def _lookups(store: RedisStore, batches: list[Int64], rows: Float32) -> Callable[[], object]:
-    turns = cycle(batches)
-    return lambda: store.lookup({"t": next(turns)})
+    turns, table = cycle(batches), store.table("t")
+    outputs = cycle([np.empty_like(rows) for _ in range(_OUTPUTS)])
+    return lambda: table.lookup(next(turns), next(outputs))
 
 
 def _writes(store: RedisStore, batches: list[Int64], rows: Float32) -> Callable[[], object]:
