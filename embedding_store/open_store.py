@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import re
 
+from embedding_store.cached_source import CachedSource
+from embedding_store.cached_store import CachedStore
 from embedding_store.errors import BadInput
+from embedding_store.file_store import DEFAULT_BUDGET, FileStore
 from embedding_store.memory import MemoryStore
 from embedding_store.partition import STRATEGIES
 from embedding_store.partitioned import PartitionedStore
@@ -18,6 +21,7 @@ from embedding_store.remote_store import RemoteStore
 from embedding_store.shared_source import SharedSource
 from embedding_store.shared_store import SharedMemoryStore
 from embedding_store.store import EmbeddingStore, RowSource
+from embedding_store.store_url import CachedUrl, FileUrl
 
 __all__ = ["open_source", "open_store"]
 
@@ -32,9 +36,11 @@ def open_store(url: str, threads: int | None = None, shared: bool = False) -> Em
 
     Args:
         url: "memory", `grpc://host:port` of a bare parameter server (`elastable master`
-            without a model), or `redis://...` or `rediss://...` as `RedisUrl` describes;
+            without a model), `file:///folder` as `FileUrl` describes, or `redis://...` or
+            `rediss://...` as `RedisUrl` does; `cached+URL?rows=...` for any of the last four
+            with its hot rows in memory;
             `token:URL,URL,...` or `encoding:URL,URL,...` for tables that are split over several of them.
-        threads: Of a memory store; None: one a core.
+        threads: Of a memory or file store, or a cache; None: one a core.
         shared: Whether other processes of this host may read the rows of a memory
             store from its memory; where the system has no such memory, nobody does.
 
@@ -47,11 +53,21 @@ def open_store(url: str, threads: int | None = None, shared: bool = False) -> Em
         return PartitionedStore([open_store(shard, threads) for shard in shards], strategy)
     if url == "memory":
         return _memory_store(threads, shared)
+    if _scheme(url).startswith("cached+"):
+        cached = CachedUrl.parse(url)
+        behind = open_store(_not_twice(cached.behind), threads)
+        return CachedStore(behind, rows=cached.rows, bytes=cached.bytes, threads=threads)
+    if _scheme(url) == "file":
+        place = FileUrl.parse(url)
+        budget = DEFAULT_BUDGET if place.budget is None else place.budget
+        return FileStore(place.folder, budget, threads, unclean=place.unclean)
     if _scheme(url) == "grpc":
         return RemoteStore(url.removeprefix("grpc://"))
     if _scheme(url) in SCHEMES:
         return RedisStore(url)
-    raise _unknown(url, ("memory", "grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES)))
+    raise _unknown(
+        url, ("memory", "file:///folder", "grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES))
+    )
 
 
 def open_source(url: str) -> RowSource:
@@ -59,6 +75,7 @@ def open_source(url: str) -> RowSource:
 
     Args:
         url: `grpc://host:port` of a master, or `redis://...` or `rediss://...`;
+            `cached+URL?rows=...` for one of these with its hot rows in memory;
             `token:URL,URL,...` or `encoding:URL,URL,...` where tables are split over several of them.
 
     Raises:
@@ -68,6 +85,9 @@ def open_source(url: str) -> RowSource:
     strategy, shards = _shards(url)
     if strategy:
         return PartitionedSource([open_source(shard) for shard in shards])
+    if _scheme(url).startswith("cached+"):
+        cached = CachedUrl.parse(url)
+        return CachedSource(open_source(_not_twice(cached.behind)), rows=cached.rows, bytes=cached.bytes)
     if _scheme(url) == "grpc":
         return SharedSource(RemoteSource(url.removeprefix("grpc://")))
     if _scheme(url) in SCHEMES:
@@ -94,6 +114,12 @@ def _shards(url: str) -> tuple[str, list[str]]:
         if shard.partition(":")[0] in STRATEGIES:
             raise BadInput(f"store {strategy}:...: a shard cannot be partitioned by URL; join stores in Python instead")
     return strategy, shards
+
+
+def _not_twice(url: str) -> str:
+    if _scheme(url).startswith("cached+"):
+        raise BadInput("store cached+cached+...: a cache in front of a cache holds the same rows; write cached+ once")
+    return url
 
 
 def _scheme(url: str) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from embedding_store.cached_source import CachedSource
+from embedding_store.cached_store import CachedStore
 from embedding_store.errors import BadInput
+from embedding_store.file_store import FileStore
 from embedding_store.memory import MemoryStore
 from embedding_store.open_store import _shards, open_source, open_store
 from embedding_store.partitioned import PartitionedStore
@@ -34,7 +39,7 @@ def test_a_source_reads_what_a_store_wrote(redis_url: str) -> None:
 @pytest.mark.parametrize("url", ["", "disk", "http://me:secret@h:1", "rediss//h", "memory://"])
 def test_unknown_schemes(url: str) -> None:
     with pytest.raises(
-        BadInput, match=r"memory, grpc://host:port, .*redis://host:port or rediss://host:port"
+        BadInput, match=r"memory, file:///folder, grpc://host:port, .*redis://host:port or rediss://host:port"
     ) as refused:
         open_store(url)
     assert "secret" not in str(refused.value)
@@ -78,3 +83,50 @@ def test_shards_by_url_that_cannot_be() -> None:
         open_store("token:disk,memory")
     with pytest.raises(BadInput, match="store '' is unknown"):
         open_store("token:")
+
+
+def test_files(tmp_path: Path) -> None:
+    with open_store(f"file://{tmp_path}/a%20b?budget=2MiB", threads=1) as store:
+        assert isinstance(store, FileStore)
+        assert store.folder == tmp_path / "a b"
+        store.create_table(TableSpec("t", 4))
+    with open_store(f"file://{tmp_path}/a%20b") as store:
+        assert set(store.specs()) == {"t"}
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("file://tmp/x", "three slashes"),
+        ("file:///", "three slashes"),
+        ("file:///x?budget=2GB", "size '2GB'"),
+        ("file:///x?budget=10", "at least 1 MiB"),
+        ("file:///x?budgets=1", "option 'budgets' is unknown; known options are budget, unclean"),
+        ("cached+redis://me:secret@h:1", r"\?rows=1000000"),
+        ("cached+redis://me:secret@h:1?rows=1&bytes=2", r"\?rows=1000000"),
+        ("cached+cached+redis://me:secret@h:1?rows=1", "once"),
+        ("cached+http://me:secret@h:1?rows=1", "unknown"),
+        ("cached+redis://me:secret@h:1?rows=many", "size 'many'"),
+    ],
+)
+def test_urls_of_tiers_that_cannot_be(url: str, told: str) -> None:
+    with pytest.raises(BadInput, match=told) as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_cached(redis_url: str, tmp_path: Path) -> None:
+    ids = np.array([3, 9, 3], np.int64)
+    url = f"cached+{redis_url}?rows=100&namespace=cached-by-url&partitions=4"
+    with open_store(url) as store, open_source(url) as source:
+        assert isinstance(store, CachedStore)
+        assert isinstance(source, CachedSource)
+        assert not isinstance(source, EmbeddingStore)
+        store.create_table(TableSpec("t", 4))
+        store.commit(Commit(1, {"t": TableUpdate(ids[:1], np.ones((1, 4), np.float32))}, 0, {}))
+        for _ in range(2):
+            np.testing.assert_array_equal(source.lookup({"t": ids}, version=1)["t"], store.lookup({"t": ids})["t"])
+        assert (store.held, source.held) == ({"t": 2}, {"t": 2})
+    with open_store(f"cached+file://{tmp_path}/s?budget=2MiB&bytes=1MiB") as store:
+        assert isinstance(store, CachedStore)
+        assert isinstance(store.store, FileStore)

@@ -1,0 +1,84 @@
+"""URLs of file stores and of caches, read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+from urllib.parse import parse_qsl, unquote
+
+from embedding_store.errors import BadInput
+
+__all__ = ["CachedUrl", "FileUrl", "byte_count"]
+
+_UNITS = {"": 1, "B": 1, **{f"{prefix}iB": 1 << (10 * power) for power, prefix in enumerate("KMGT", 1)}}
+_SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class FileUrl:
+    """`file:///folder[?budget=2GiB&unclean=drop]`.
+
+    Attributes:
+        folder: Of the store.
+        budget: Bytes of memory for rows; None: the store's default.
+        unclean: As `FileStore` takes it.
+    """
+
+    folder: Path
+    budget: int | None = None
+    unclean: str = "refuse"
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Reads a URL. Raises `BadInput`, which says what is wrong with it."""
+        place, _, query = url.removeprefix("file://").partition("?")
+        if not place.startswith("/") or place == "/":
+            raise BadInput(f"store {url!r}: write file:///folder, with three slashes, for the folder /folder")
+        options = _options(url, query, ("budget", "unclean"))
+        budget = byte_count(options["budget"]) if "budget" in options else None
+        return cls(Path(unquote(place)), budget, options.get("unclean", "refuse"))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedUrl:
+    """`cached+URL`, with `rows=...` or `bytes=...` among the options of the URL.
+
+    Attributes:
+        behind: The URL of what is cached.
+        rows: Of each table, to hold in memory; None: `bytes` says it.
+        bytes: Of memory for rows; None: `rows` says it.
+    """
+
+    behind: str
+    rows: int | None = None
+    bytes: int | None = None
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Reads a URL. Raises `BadInput`, which repeats nothing of it, as it may hold a password."""
+        place, _, query = url.removeprefix("cached+").partition("?")
+        ours = [part for part in query.split("&") if part.partition("=")[0] in ("rows", "bytes")]
+        others = "&".join(part for part in query.split("&") if part and part not in ours)
+        sizes = {name: byte_count(size) for name, _, size in (part.partition("=") for part in ours)}
+        if len(ours) != 1:
+            raise BadInput("the URL of a cached store needs one of ?rows=1000000 and ?bytes=1GiB")
+        return cls(f"{place}?{others}" if others else place, sizes.get("rows"), sizes.get("bytes"))
+
+
+def byte_count(text: str) -> int:
+    """The number that "1000", "64MiB" or "2 GiB" stands for. Raises `BadInput`."""
+    found = _SIZE.fullmatch(text.strip())
+    unit = None if found is None else _UNITS.get(found[2])
+    if found is None or unit is None:
+        raise BadInput(f"size {text!r}: write a whole number, or one with KiB, MiB, GiB or TiB behind it")
+    return int(found[1]) * unit
+
+
+def _options(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise BadInput(f"store {url!r}: option {unknown[0]!r} is unknown; known options are {', '.join(known)}")
+    return options
