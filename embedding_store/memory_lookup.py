@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def answer_requests(tables: Sequence[TableReader], requests: Sequence[LookupRequ
         for table, request in zip(tables, requests, strict=True)
     ]
     widths = [max(_LEAST_WIDTH, table.spec.dim) for table in tables]
-    ends = np.cumsum([length * width for (length, _), width in zip(works, widths, strict=True)]).tolist()
+    ends = list(accumulate(length * width for (length, _), width in zip(works, widths, strict=True)))
 
     def span(first: int, last: int) -> None:
         begin = 0
