@@ -22,6 +22,7 @@ from embedding_store.errors import (
 from embedding_store.initial_values import initial_rows
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from tests.contracts.store_bags import BagContract
 from tests.contracts.store_commits import CommitContract
 from tests.contracts.store_deletions import DeletionContract
 from tests.contracts.store_dtypes import DtypeContract
@@ -39,7 +40,7 @@ from tests.contracts.store_samples import (
 from tests.contracts.store_updates import UpdateContract
 
 
-class StoreContract(LookupContract, CommitContract, DeletionContract, UpdateContract, DtypeContract):
+class StoreContract(LookupContract, BagContract, CommitContract, DeletionContract, UpdateContract, DtypeContract):
     """The suite. Subclasses override `make_store`, and say what they do not promise."""
 
     sees_whole_commits: ClassVar[bool] = True
