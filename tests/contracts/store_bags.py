@@ -7,7 +7,7 @@ import pytest
 
 from embedding_store import Bags, lookup_many
 from embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
-from embedding_store.store import EmbeddingStore, Float32
+from embedding_store.store import EmbeddingStore, Float32, Int64
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, update
 
 IDS = int64(5, 3, 5, 99, 0, 7, 3, 3)
@@ -46,7 +46,7 @@ class BagContract:
         cities, people = store.table(fixed()), store.table(dynamic())
         commit(store, {"cities": update(int64(3, 5), 4), "people": update(int64(0, 7), 5)})
         bags = Bags(IDS, "sqrtn", OFFSETS, WEIGHTS)
-        wanted = [int64(3, 99, 3), bags, bags]
+        wanted: list[Int64 | Bags] = [int64(3, 99, 3), bags, bags]
         tables = [cities, people, cities]
         joined = np.concatenate([table.lookup(of) for table, of in zip(tables, wanted, strict=True)], axis=1)
         found = lookup_many(tables, wanted, prepend_columns=3, version=store.version())
