@@ -1,4 +1,4 @@
-"""Runs every benchmark, or those named: `python -m benchmarks [store] [lookup] [dtypes] [wire] [redis_rows] [click]`."""
+"""Runs every benchmark, or those named: `python -m benchmarks [NAME ...]`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 __all__ = ["main"]
 
-_BENCHES = ("store", "lookup", "dtypes", "wire", "redis_rows", "click")
+_BENCHES = ("store", "lookup", "update", "dtypes", "partitions", "wire", "redis_rows", "click")
 
 
 def main(names: list[str]) -> int:
