@@ -1,7 +1,8 @@
 """What it costs to split a table: token and encoding over two stores in memory, against one store.
 
-Batches of 65,536 ids, uniform over 2,000,000 rows of 64 values; 24 batches
-and several outputs in turn, so that rows come from memory and not from a cache.
+Batches of uniform ids, 24 of them and several outputs in turn, so that rows
+come from memory and not from a cache. With two stores in one process nothing
+is gained: what is measured is what splitting and joining takes.
 
     python -m benchmarks.partitions
 """
@@ -19,13 +20,15 @@ from embedding_store.memory import MemoryStore
 from embedding_store.partitioned import PartitionedStore
 from embedding_store.range_pool import available_cores
 from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableUpdate
 
-__all__ = ["main"]
+__all__ = ["main", "measured"]
 
-_ROWS, _DIM, _BATCH, _BATCHES, _OUTPUTS = 2_000_000, 64, 65_536, 24, 6
-_ROUNDS = 7
-_SPEC = TableSpec("t", _DIM, _ROWS, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.01))
+_SHAPES = ((2_000_000, 8, 65_536), (2_000_000, 64, 65_536), (250_000, 512, 16_384))
+"""Rows, values in a row, ids of a batch."""
+
+_BATCHES, _OUTPUTS, _ROUNDS = 24, 4, 7
+_STRATEGIES = ("token", "encoding")
 
 
 def main() -> None:
@@ -36,47 +39,47 @@ def main() -> None:
 def measured() -> list[Row]:
     """The rows of the table: every figure beside that of one store."""
     keep_freed_memory()  # as every process of the `elastable` command does
+    return [row for shape in _SHAPES for row in _of_shape(*shape)]
+
+
+def _of_shape(rows: int, dim: int, batch: int) -> Iterator[Row]:
     random = np.random.default_rng(2026)
-    batches = [random.integers(0, _ROWS, _BATCH) for _ in range(_BATCHES)]
+    batches = [random.integers(0, rows, batch) for _ in range(_BATCHES)]
     stores: dict[str, EmbeddingStore] = {
-        "one store": MemoryStore(),
-        "token": PartitionedStore([MemoryStore() for _ in range(2)]),
-        "encoding": PartitionedStore([MemoryStore() for _ in range(2)], "encoding"),
+        "one": MemoryStore(),
+        **{name: PartitionedStore([MemoryStore() for _ in range(2)], name) for name in _STRATEGIES},
     }
+    spec = TableSpec("t", dim, rows, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.01))
     for store in stores.values():
-        store.create_table(_SPEC)
-        store.put("t", _blocks())
-    lookups = {name: _looking_up(store, batches) for name, store in stores.items()}
-    commits = {name: _committing(store, batches) for name, store in stores.items()}
-    rows = []
-    for what, contenders in (("lookup", lookups), ("commit, adagrad", commits)):
-        rounds = interleaved({name: rate(work, _BATCH) for name, work in contenders.items()}, _ROUNDS)
-        rows += [
-            compare(f"{what}, {name} over 2, against one store", "rows/s", rounds[name], rounds["one store"])
-            for name in ("token", "encoding")
-        ]
+        store.create_table(spec)
+        store.put("t", _blocks(rows, dim))
+    for what, work in (("lookup", _looking_up), ("commit, Adagrad", _committing)):
+        contenders = {name: rate(work(store, batches, dim), batch) for name, store in stores.items()}
+        rounds = interleaved(contenders, _ROUNDS)
+        for name in _STRATEGIES:
+            yield compare(f"{what}, {rows:,} x {dim}, {name} over 2", "rows/s", rounds[name], rounds["one"])
     for store in stores.values():
         store.close()
-    return rows
 
 
-def _looking_up(store: EmbeddingStore, batches: list[np.ndarray]) -> Callable[[], object]:
+def _looking_up(store: EmbeddingStore, batches: list[Int64], dim: int) -> Callable[[], object]:
     table, ids = store.table("t"), cycle(batches)
-    outputs = cycle([np.empty((_BATCH, _DIM), np.float32) for _ in range(_OUTPUTS)])
+    outputs = cycle([np.empty((len(batches[0]), dim), np.float32) for _ in range(_OUTPUTS)])
     return lambda: table.lookup(next(ids), out=next(outputs))
 
 
-def _committing(store: EmbeddingStore, batches: list[np.ndarray]) -> Callable[[], object]:
-    gradients = np.random.default_rng(1).standard_normal((_BATCH, _DIM), dtype=np.float32)
+def _committing(store: EmbeddingStore, batches: list[Int64], dim: int) -> Callable[[], object]:
+    gradients = np.random.default_rng(1).standard_normal((len(batches[0]), dim), dtype=np.float32)
     updates = cycle([TableUpdate(ids, gradients[: len(ids)]) for ids in (np.unique(batch) for batch in batches)])
     versions = count(1)
     return lambda: store.commit(Commit(next(versions), {"t": next(updates)}, 1, {}))
 
 
-def _blocks() -> Iterator[RowBlock]:
-    for start in range(0, _ROWS, 1 << 17):
-        ids = np.arange(start, min(_ROWS, start + (1 << 17)))
-        yield RowBlock(ids, np.ones((len(ids), _DIM), np.float32), np.ones((len(ids), _DIM), np.float32))
+def _blocks(rows: int, dim: int) -> Iterator[RowBlock]:
+    step = (1 << 23) // dim
+    for start in range(0, rows, step):
+        ids = np.arange(start, min(rows, start + step))
+        yield RowBlock(ids, np.ones((len(ids), dim), np.float32), np.ones((len(ids), dim), np.float32))
 
 
 if __name__ == "__main__":
