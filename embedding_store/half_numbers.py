@@ -22,11 +22,9 @@ __all__ = [
     "HALF_DTYPES",
     "UInt16",
     "gather_half",
-    "load_half",
     "round_half",
     "round_half_randomly",
     "scatter_half",
-    "store_half",
 ]
 
 UInt16 = npt.NDArray[np.uint16]
@@ -65,27 +63,6 @@ def scatter_half(kind: int, values: Float32, bits: UInt16 | None, rows: UInt16, 
         _scatter_nearest(kind, values, rows, positions)
     else:
         _scatter_randomly(kind, values, bits, rows, positions)
-
-
-def load_half(kind: int, rows: UInt16, slots: Float32, positions: Int64, weights: Float32, states: Float32) -> None:
-    """Rows and their slots, side by side in memory: `gather_half` of both.
-
-    Args:
-        kind: A value of `HALF_DTYPES`.
-        rows: uint16 `[rows, dim]`.
-        slots: float32 `[rows, slot_width]`.
-        positions: int64 `[n]`, none negative.
-        weights: float32 `[n, dim]`, to write to.
-        states: float32 `[n, slot_width]`, to write to.
-    """
-    _load(kind, rows, slots, positions, weights, states)
-
-
-def store_half(
-    kind: int, weights: Float32, bits: UInt16, states: Float32, rows: UInt16, slots: Float32, positions: Int64
-) -> None:
-    """Back from where `load_half` put them, weights rounded by random `bits` uint16 `[n, dim]`."""
-    _store(kind, weights, bits, states, rows, slots, positions)
 
 
 def round_half(kind: int, values: Float32, positions: Int64) -> None:
@@ -212,43 +189,6 @@ def _scatter_randomly(kind: int, values: Float32, bits: UInt16, rows: UInt16, po
         else:
             for j in range(dim):
                 rows[p, j] = _to_half_randomly(values[i, j], bits[i, j])
-
-
-@kernel
-def _load(kind: int, rows: UInt16, slots: Float32, positions: Int64, weights: Float32, states: Float32) -> None:
-    count, dim = weights.shape
-    width = states.shape[1]
-    for i in range(count):
-        ahead = positions[min(i + _AHEAD, count - 1)]
-        prefetch(rows, ahead)
-        prefetch(slots, ahead)
-        p = positions[i]
-        if kind == _BFLOAT16:
-            for j in range(dim):
-                weights[i, j] = _from_bfloat(rows[p, j])
-        else:
-            for j in range(dim):
-                weights[i, j] = _from_half(rows[p, j])
-        for j in range(width):
-            states[i, j] = slots[p, j]
-
-
-@kernel
-def _store(
-    kind: int, weights: Float32, bits: UInt16, states: Float32, rows: UInt16, slots: Float32, positions: Int64
-) -> None:
-    count, dim = weights.shape
-    width = states.shape[1]
-    for i in range(count):
-        p = positions[i]
-        if kind == _BFLOAT16:
-            for j in range(dim):
-                rows[p, j] = _to_bfloat_randomly(weights[i, j], bits[i, j])
-        else:
-            for j in range(dim):
-                rows[p, j] = _to_half_randomly(weights[i, j], bits[i, j])
-        for j in range(width):
-            slots[p, j] = states[i, j]
 
 
 @kernel

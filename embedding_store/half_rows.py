@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from embedding_store.half_numbers import HALF_DTYPES, gather_half, load_half, scatter_half, store_half
+from embedding_store.half_numbers import HALF_DTYPES, gather_half, scatter_half
 from embedding_store.initial_values import initial_rows
 from embedding_store.rounding_bits import rounding_bits, rounding_words
 from embedding_store.row_optimizer import RowOptimizer
@@ -18,14 +18,14 @@ from embedding_store.store import Float32, Int64
 
 __all__ = ["HalfRows"]
 
-_PIECE = 1 << 17  # float32 values of weights and slots that are worked on at a time: 512 KiB, for the second cache
+_PIECE = 1 << 16  # float32 values that are worked on at a time: 256 KiB, for the processor's second cache
 
 
 class _Scratch(threading.local):
     """Where a thread works on rows that it updates; used again by the next update."""
 
     def __init__(self) -> None:
-        self.weights, self.states, self.bits = Scratch(np.float32), Scratch(np.float32), Scratch(np.uint32)
+        self.weights, self.bits = Scratch(np.float32), Scratch(np.uint32)
 
 
 _of_thread = _Scratch()
@@ -79,18 +79,15 @@ class HalfRows(RowValues):
         learning_rate: float,
     ) -> None:
         """As in `RowValues.update`."""
-        rows, width = self._slab.array, slots.shape[1]
-        many = min(len(ids), max(1, _PIECE // (self._spec.dim + width)))
-        weights = _of_thread.weights.take(many, self._spec.dim)
-        states = _of_thread.states.take(many, width)
+        rows, dim = self._slab.array, self._spec.dim
+        many = min(len(ids), max(1, _PIECE // dim))
+        weights, order = _of_thread.weights.take(many, dim), np.arange(many)
         room = _of_thread.bits.take(rounding_words(self._spec, many))
-        order = np.arange(many)
         for start in range(0, len(ids), many):
             piece = slice(start, start + many)
             there, gradient = positions[piece], gradients[piece]
             count, given = len(there), None if squares is None else squares[piece]
-            w, s = weights[:count], states[:count]
-            load_half(self._kind, rows, slots, there, w, s)
-            optimizer.apply_columns(w, s, order[:count], gradient, given, step, learning_rate)
-            bits = rounding_bits(self._spec, ids[piece], step, room)
-            store_half(self._kind, w, bits, s, rows, slots, there)
+            some = weights[:count]
+            gather_half(self._kind, rows, there, some)
+            optimizer.apply_apart(some, order[:count], slots, there, gradient, given, step, learning_rate)
+            scatter_half(self._kind, some, rounding_bits(self._spec, ids[piece], step, room), rows, there)

@@ -112,6 +112,67 @@ class RowOptimizer(ABC):
         """
         self.apply(weights, slots, positions, gradients, step, learning_rate)
 
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As `apply_columns`, where a row's weights and its slots lie at different positions.
+
+        Args:
+            weights: float32 `[some rows, dim]`, C-contiguous.
+            places: int64 `[u]`, of the rows in `weights`, each once; trusted.
+            slots: float32 `[other rows, slot_width(dim)]`, C-contiguous.
+            positions: int64 `[u]`, of the rows in `slots`, each once; trusted.
+            gradients, squares, step, learning_rate: As there.
+        """
+        some, states, order = weights[places], slots[positions], np.arange(len(places))
+        self.apply_columns(some, states, order, gradients, squares, step, learning_rate)
+        weights[places], slots[positions] = some, states
+
+
+class FusedOptimizer(RowOptimizer):
+    """One whose kernel does it all: `apply_apart`, of which the others are cases."""
+
+    @abstractmethod
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As in `RowOptimizer.apply_apart`."""
+
+    def apply(
+        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    ) -> None:
+        """As in `RowOptimizer.apply`."""
+        self.apply_apart(weights, positions, slots, positions, gradients, None, step, learning_rate)
+
+    def apply_columns(
+        self,
+        weights: Float32,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As in `RowOptimizer.apply_columns`."""
+        self.apply_apart(weights, positions, slots, positions, gradients, squares, step, learning_rate)
+
 
 Factory = Callable[[OptimizerSpec], RowOptimizer]
 _registered: dict[str, Factory] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
+from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
 
@@ -14,7 +14,7 @@ __all__ = ["Adadelta"]
 _DEFAULTS = {"learning_rate": 0.001, "rho": 0.95, "epsilon": 1e-7, "weight_decay": 0.0}
 
 
-class Adadelta(RowOptimizer):
+class Adadelta(FusedOptimizer):
     """`a = rho a + (1 - rho) g²; d = -sqrt(b + e) g / sqrt(a + e); b = rho b + (1 - rho) d²; w += lr d`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -27,17 +27,26 @@ class Adadelta(RowOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
     ) -> None:
-        """As in `RowOptimizer.apply`."""
+        """As in `RowOptimizer.apply_apart`."""
         scalars = (np.float32(self._rho), np.float32(1 - self._rho), self._epsilon)
-        _adadelta(weights, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+        _adadelta(weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
 
 
 @kernel
 def _adadelta(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -50,10 +59,10 @@ def _adadelta(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         squares = slots[positions[i], :dim]
         changes = slots[positions[i], dim:]
         g = gradients[i]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters
+from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
 
@@ -14,7 +14,7 @@ __all__ = ["Adagrad"]
 _DEFAULTS = {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 1e-7, "weight_decay": 0.0}
 
 
-class Adagrad(RowOptimizer):
+class Adagrad(FusedOptimizer):
     """`a += g²; w -= lr g / sqrt(a + epsilon)`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -25,16 +25,25 @@ class Adagrad(RowOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
     ) -> None:
-        """As in `RowOptimizer.apply`."""
-        _adagrad(weights, slots, positions, gradients, np.float32(learning_rate), self._decay, self._epsilon)
+        """As in `RowOptimizer.apply_apart`."""
+        _adagrad(weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, self._epsilon)
 
 
 @kernel
 def _adagrad(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -45,10 +54,10 @@ def _adagrad(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         s = slots[positions[i]]
         g = gradients[i]
         for j in range(dim):

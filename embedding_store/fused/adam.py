@@ -6,7 +6,7 @@ import numpy as np
 
 from embedding_store.fused.power import float32_power
 from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
+from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
 
@@ -23,7 +23,7 @@ _DEFAULTS = {
 _ONE = np.float32(1)
 
 
-class Adam(RowOptimizer):
+class Adam(FusedOptimizer):
     """`m += (g - m)(1 - b1); v += (g² - v)(1 - b2); w -= m alpha / (sqrt(v) + epsilon)`.
 
     `alpha = lr sqrt(1 - b2^t) / (1 - b1^t)`, t = step + 1. AMSGrad divides by
@@ -44,22 +44,31 @@ class Adam(RowOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
     ) -> None:
-        """As in `RowOptimizer.apply`."""
+        """As in `RowOptimizer.apply_apart`."""
         rate = np.float32(learning_rate)
         powers = float32_power(self._beta_1, step + 1), float32_power(self._beta_2, step + 1)
         alpha = rate * np.sqrt(_ONE - powers[1]) / (_ONE - powers[0])
         run = _amsgrad if self._amsgrad else _adam
         # 1 - beta is rounded to float32 after the subtraction, as in Keras.
         shares = np.float32(1 - self._beta_1), np.float32(1 - self._beta_2)
-        run(weights, slots, positions, gradients, rate, self._decay, alpha, *shares, self._epsilon)
+        run(weights, places, slots, positions, gradients, rate, self._decay, alpha, *shares, self._epsilon)
 
 
 @kernel
 def _adam(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -73,10 +82,10 @@ def _adam(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         momenta = slots[positions[i], :dim]
         velocities = slots[positions[i], dim:]
         g = gradients[i]
@@ -92,6 +101,7 @@ def _adam(
 @kernel
 def _amsgrad(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -105,10 +115,10 @@ def _amsgrad(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         momenta = slots[positions[i], :dim]
         velocities = slots[positions[i], dim : 2 * dim]
         peaks = slots[positions[i], 2 * dim :]

@@ -6,7 +6,7 @@ import numpy as np
 
 from embedding_store.fused.power import float32_power
 from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
+from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
 
@@ -15,7 +15,7 @@ __all__ = ["Adamax"]
 _DEFAULTS = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "weight_decay": 0.0}
 
 
-class Adamax(RowOptimizer):
+class Adamax(FusedOptimizer):
     """`m += (g - m)(1 - b1); u = max(b2 u, |g|); w -= lr m / ((1 - b1^t)(u + epsilon))`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -29,18 +29,27 @@ class Adamax(RowOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
     ) -> None:
-        """As in `RowOptimizer.apply`."""
+        """As in `RowOptimizer.apply_apart`."""
         correction = np.float32(1) - float32_power(self._beta_1, step + 1)
         scalars = (np.float32(1 - self._beta_1), self._beta_2, correction, self._epsilon)
-        _adamax(weights, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+        _adamax(weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
 
 
 @kernel
 def _adamax(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -54,10 +63,10 @@ def _adamax(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         momenta = slots[positions[i], :dim]
         norms = slots[positions[i], dim:]
         g = gradients[i]

@@ -6,7 +6,7 @@ import numpy as np
 
 from embedding_store.errors import BadSpec
 from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters
+from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
 
@@ -24,7 +24,7 @@ _DEFAULTS = {
 }
 
 
-class Ftrl(RowOptimizer):
+class Ftrl(FusedOptimizer):
     """Keras' Ftrl; slots are the accumulator of squared gradients and the linear term."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -41,10 +41,18 @@ class Ftrl(RowOptimizer):
         self._values = values
         self._decay = np.float32(values["weight_decay"])
 
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
     ) -> None:
-        """As in `RowOptimizer.apply`."""
+        """As in `RowOptimizer.apply_apart`."""
         values, rate = self._values, np.float32(learning_rate)
         l2 = np.float32(values["l2_regularization_strength"]) + np.float32(values["beta"]) / (np.float32(2) * rate)
         scalars = (
@@ -52,7 +60,7 @@ class Ftrl(RowOptimizer):
             np.float32(2) * l2,
             np.float32(2 * values["l2_shrinkage_regularization_strength"]),
         )
-        arguments = (weights, slots, positions, gradients, rate, self._decay, *scalars)
+        arguments = (weights, places, slots, positions, gradients, rate, self._decay, *scalars)
         power = -values["learning_rate_power"]
         if power == 0.5:
             _ftrl_root(*arguments)
@@ -71,6 +79,7 @@ def _new_weight(
 @kernel
 def _ftrl_root(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -84,10 +93,10 @@ def _ftrl_root(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         squares = slots[positions[i], :dim]
         linears = slots[positions[i], dim:]
         g = gradients[i]
@@ -104,6 +113,7 @@ def _ftrl_root(
 @kernel
 def _ftrl_power(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -116,7 +126,7 @@ def _ftrl_power(
 ) -> None:
     count, dim = gradients.shape
     for i in range(count):
-        w = weights[positions[i]]
+        w = weights[places[i]]
         squares = slots[positions[i], :dim]
         linears = slots[positions[i], dim:]
         g = gradients[i]

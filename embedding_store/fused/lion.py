@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
+from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
 
@@ -15,7 +15,7 @@ _DEFAULTS = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.99, "weight_deca
 _ONE = np.float32(1)
 
 
-class Lion(RowOptimizer):
+class Lion(FusedOptimizer):
     """`w -= lr sign(b1 m + (1 - b1) g); m = b2 m + (1 - b2) g`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -28,17 +28,26 @@ class Lion(RowOptimizer):
         self._beta_1, self._beta_2 = np.float32(values["beta_1"]), np.float32(values["beta_2"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
     ) -> None:
-        """As in `RowOptimizer.apply`."""
+        """As in `RowOptimizer.apply_apart`."""
         scalars = (self._beta_1, _ONE - self._beta_1, self._beta_2, _ONE - self._beta_2)
-        _lion(weights, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+        _lion(weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
 
 
 @kernel
 def _lion(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -52,10 +61,10 @@ def _lion(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         s = slots[positions[i]]
         g = gradients[i]
         for j in range(dim):

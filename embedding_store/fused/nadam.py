@@ -8,7 +8,7 @@ import numpy as np
 
 from embedding_store.fused.power import float32_power
 from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
+from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
 
@@ -18,7 +18,7 @@ _DEFAULTS = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 
 _ONE = np.float32(1)
 
 
-class Nadam(RowOptimizer):
+class Nadam(FusedOptimizer):
     """Adam with Nesterov momentum and the momentum schedule of Dozat (2016).
 
     Keras keeps the running product of the schedule in a variable; here it is
@@ -36,10 +36,18 @@ class Nadam(RowOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
     ) -> None:
-        """As in `RowOptimizer.apply`."""
+        """As in `RowOptimizer.apply_apart`."""
         u, u_next = _schedule(self._beta_1, step + 1), _schedule(self._beta_1, step + 2)
         product = momentum_product(self._beta_1, step + 1)
         scalars = (
@@ -52,7 +60,7 @@ class Nadam(RowOptimizer):
             _ONE - float32_power(self._beta_2, step + 1),
             self._epsilon,
         )
-        _nadam(weights, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+        _nadam(weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
 
 
 def _schedule(beta_1: float, step: int) -> np.float32:
@@ -75,6 +83,7 @@ def momentum_product(beta_1: float, steps: int) -> np.float32:
 @kernel
 def _nadam(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -92,10 +101,10 @@ def _nadam(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         momenta = slots[positions[i], :dim]
         velocities = slots[positions[i], dim:]
         g = gradients[i]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
+from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
 
@@ -21,7 +21,7 @@ _DEFAULTS = {
 }
 
 
-class RMSprop(RowOptimizer):
+class RMSprop(FusedOptimizer):
     """`v = rho v + (1 - rho) g²; w -= lr g / sqrt(v + epsilon)`.
 
     Centered subtracts the square of the averaged gradient from v; momentum
@@ -42,12 +42,20 @@ class RMSprop(RowOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
     ) -> None:
-        """As in `RowOptimizer.apply`."""
+        """As in `RowOptimizer.apply_apart`."""
         scalars = (np.float32(self._rho), np.float32(1 - self._rho), self._epsilon)
-        arguments = (weights, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+        arguments = (weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
         # A kernel each: with the cases as branches in the loop over columns, LLVM does not vectorise it.
         if self._momentum > 0:
             (_centered_momentum if self._centered else _with_momentum)(*arguments, self._momentum)
@@ -58,6 +66,7 @@ class RMSprop(RowOptimizer):
 @kernel
 def _plain(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -70,10 +79,10 @@ def _plain(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         s = slots[positions[i]]
         g = gradients[i]
         for j in range(dim):
@@ -86,6 +95,7 @@ def _plain(
 @kernel
 def _with_momentum(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -99,10 +109,10 @@ def _with_momentum(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         squares = slots[positions[i], :dim]
         changes = slots[positions[i], dim:]
         g = gradients[i]
@@ -118,6 +128,7 @@ def _with_momentum(
 @kernel
 def _centered(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -130,10 +141,10 @@ def _centered(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         squares = slots[positions[i], :dim]
         means = slots[positions[i], dim:]
         g = gradients[i]
@@ -149,6 +160,7 @@ def _centered(
 @kernel
 def _centered_momentum(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -162,10 +174,10 @@ def _centered_momentum(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         squares = slots[positions[i], :dim]
         changes = slots[positions[i], dim : 2 * dim]
         means = slots[positions[i], 2 * dim :]

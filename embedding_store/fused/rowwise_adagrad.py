@@ -10,7 +10,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters
+from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
 
@@ -23,7 +23,7 @@ _LANES = 16
 _NO_SQUARES = np.empty(0, np.float32)
 
 
-class RowwiseAdagrad(RowOptimizer):
+class RowwiseAdagrad(FusedOptimizer):
     """`a += mean(g²); w -= lr / (sqrt(a) + epsilon) g`, a being one value a row."""
 
     cross_column = True
@@ -36,15 +36,10 @@ class RowwiseAdagrad(RowOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
-    ) -> None:
-        """As in `RowOptimizer.apply`."""
-        self.apply_columns(weights, slots, positions, gradients, None, step, learning_rate)
-
-    def apply_columns(
+    def apply_apart(
         self,
         weights: Float32,
+        places: Int64,
         slots: Float32,
         positions: Int64,
         gradients: Float32,
@@ -52,10 +47,10 @@ class RowwiseAdagrad(RowOptimizer):
         step: int,
         learning_rate: float,
     ) -> None:
-        """As in `RowOptimizer.apply_columns`."""
+        """As in `RowOptimizer.apply_apart`."""
         given = _NO_SQUARES if squares is None else squares
         rate = np.float32(learning_rate)
-        _rowwise_adagrad(weights, slots, positions, gradients, given, rate, self._decay, self._epsilon)
+        _rowwise_adagrad(weights, places, slots, positions, gradients, given, rate, self._decay, self._epsilon)
 
 
 def row_squares(gradients: Float32) -> Float32:
@@ -126,6 +121,7 @@ def _row_squares(gradients: Float32, squares: Float32) -> None:
 @kernel
 def _rowwise_adagrad(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -137,15 +133,15 @@ def _rowwise_adagrad(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
         g = gradients[i]
         square = squares[i] if len(squares) else _mean_of_squares(gradients, i)
         a = slots[positions[i], 0] + square
         slots[positions[i], 0] = a
         scale = rate / (np.sqrt(a) + epsilon)
-        w = weights[positions[i]]
+        w = weights[places[i]]
         for j in range(dim):
             x = w[j] - w[j] * decay * rate
             w[j] = x - scale * g[j]

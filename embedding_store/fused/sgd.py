@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, hyperparameters, require_share
+from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
 
@@ -14,7 +14,7 @@ __all__ = ["SGD"]
 _DEFAULTS = {"learning_rate": 0.01, "momentum": 0.0, "nesterov": 0.0, "weight_decay": 0.0}
 
 
-class SGD(RowOptimizer):
+class SGD(FusedOptimizer):
     """`w -= lr g`; with momentum `m = mu m - lr g; w += m` (Nesterov: `w += mu m - lr g`)."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -27,24 +27,32 @@ class SGD(RowOptimizer):
         self._nesterov = bool(values["nesterov"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
     ) -> None:
-        """As in `RowOptimizer.apply`."""
+        """As in `RowOptimizer.apply_apart`."""
         rate = np.float32(learning_rate)
         if not self.slots:
-            _plain(weights, positions, gradients, rate, self._decay)
+            _plain(weights, places, gradients, rate, self._decay)
         else:
-            _momentum(weights, slots, positions, gradients, rate, self._decay, self._momentum, self._nesterov)
+            _momentum(weights, places, slots, positions, gradients, rate, self._decay, self._momentum, self._nesterov)
 
 
 @kernel
-def _plain(weights: Float32, positions: Int64, gradients: Float32, rate: np.float32, decay: np.float32) -> None:
+def _plain(weights: Float32, places: Int64, gradients: Float32, rate: np.float32, decay: np.float32) -> None:
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        prefetch(weights, positions[min(i + far, count - 1)])
-        w = weights[positions[i]]
+        prefetch(weights, places[min(i + far, count - 1)])
+        w = weights[places[i]]
         g = gradients[i]
         for j in range(dim):
             x = w[j] - w[j] * decay * rate
@@ -54,6 +62,7 @@ def _plain(weights: Float32, positions: Int64, gradients: Float32, rate: np.floa
 @kernel
 def _momentum(
     weights: Float32,
+    places: Int64,
     slots: Float32,
     positions: Int64,
     gradients: Float32,
@@ -65,10 +74,10 @@ def _momentum(
     count, dim = gradients.shape
     far = prefetch_distance(dim)
     for i in range(count):
-        ahead = positions[min(i + far, count - 1)]
-        prefetch(weights, ahead)
-        prefetch(slots, ahead)
-        w = weights[positions[i]]
+        ahead = min(i + far, count - 1)
+        prefetch(weights, places[ahead])
+        prefetch(slots, positions[ahead])
+        w = weights[places[i]]
         s = slots[positions[i]]
         g = gradients[i]
         for j in range(dim):
