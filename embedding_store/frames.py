@@ -28,6 +28,7 @@ __all__ = [
     "BodyPlan",
     "FrameReader",
     "encode",
+    "frame_prefix",
 ]
 
 Array = npt.NDArray[Any]
@@ -50,6 +51,7 @@ ONE_FRAME_BYTES = 3584 << 10
 
 _HEADER_TAG = 0x0A  # field 1, length-delimited
 _FIELD_BYTES = 8  # the tag and the length of a body
+_LONGEST_PREFIX = 16  # without the header itself
 _MAX_RANK = 32
 _SMALL_BYTES = 4 << 10  # below this a second copy costs less than a view
 _BODY_TAG = 0x12  # field 2, length-delimited
@@ -84,6 +86,28 @@ def encode(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes]:
     for pieces, held in _pieces(buffers, room):
         yield _frame(prefix, pieces, held)
         prefix = b""
+
+
+def frame_prefix(header: bytes | None, size: int) -> bytes:
+    """What a frame begins with, before a body of `size` bytes: a multiple of 4 bytes, so that float32 may follow.
+
+    Args:
+        header: The serialized header; None but in the first frame.
+        size: Of the body, at most `MAX_FRAME_BYTES`; without a header below 2 MiB.
+
+    Raises:
+        BadInput: the header does not fit into a frame.
+    """
+    if header is not None and len(header) + size > MAX_FRAME_BYTES - _LONGEST_PREFIX:
+        raise BadInput(f"a header of {len(header)} bytes does not fit into a frame beside {size} bytes of rows")
+    body = _varint(size)
+    # Lengths may be written longer than need be, up to five bytes.
+    if header is None:
+        return _BODY_TAG_BYTE + _varint(size, -(1 + len(body)) % 4)
+    missing = -(2 + len(_varint(len(header))) + len(header) + len(body)) % 4
+    in_header = min(missing, 5 - len(_varint(len(header))))
+    lengths = _varint(len(header), in_header), _varint(size, missing - in_header)
+    return b"".join((_HEADER_TAG_BYTE, lengths[0], header, _BODY_TAG_BYTE, lengths[1]))
 
 
 def _pieces(buffers: Iterable[memoryview | bytes], room: int) -> Iterator[tuple[list[memoryview | bytes], int]]:
@@ -293,9 +317,11 @@ def _span(frame: bytes, position: int, message: str) -> tuple[int, int]:
     raise BadInput(f"{message}: malformed frame: a length that does not end; {_LAYOUT}")
 
 
-def _varint(value: int) -> bytes:
+def _varint(value: int, longer: int = 0) -> bytes:
+    """The value in base 128, by so many bytes longer than it need be."""
     parts = bytearray()
-    while value > 0x7F:
+    while value > 0x7F or longer:
+        longer -= value <= 0x7F
         parts.append(0x80 | value & 0x7F)
         value >>= 7
     parts.append(value)

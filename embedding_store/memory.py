@@ -28,7 +28,7 @@ from embedding_store.store import (
 
 __all__ = ["MemoryStore"]
 
-_PIECE = 1 << 12  # rows that a thread updates in one go: fewer cost more to hand out than to do
+_PIECE = 1 << 13  # rows that a thread updates in one go: fewer cost more to hand out than to do
 _MOST_THREADS = 8
 
 _Staged = tuple[MemoryTable, StagedUpdate, float]
@@ -99,6 +99,17 @@ class MemoryStore(EmbeddingStore):
             refuse_other_version(self._version, version)
             tables = [self._table(request.table) for request in requests]
             answer_requests(tables, requests, self._pool if split else SERIAL)
+
+    def lookup_in_order(
+        self, requests: Sequence[LookupRequest], version: int | None, done: Callable[[int], object]
+    ) -> None:
+        """As in `RowSource.lookup_in_order`, by one thread."""
+        with self._lock.reading():
+            refuse_other_version(self._version, version)
+            tables = [self._table(request.table) for request in requests]
+            for number, (table, request) in enumerate(zip(tables, requests, strict=True)):
+                answer_requests([table], [request], SERIAL)
+                done(number)
 
     def commit(self, commit: Commit) -> None:
         """As in `EmbeddingStore.commit`."""
@@ -235,7 +246,8 @@ class MemoryStore(EmbeddingStore):
                 if start < stop:
                     work(number, start - end + length, stop - end + length)
 
-        self._pool.share(span, sum(lengths), _PIECE)
+        total = sum(lengths)
+        self._pool.share(span, total, _PIECE if self._pool.threads > 1 else max(1, total))
 
     def _blocks(self, table: MemoryTable, block_rows: int) -> Iterator[RowBlock]:
         cursor = 0

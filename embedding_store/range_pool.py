@@ -70,6 +70,9 @@ class RangePool:
                 after every thread has ended.
         """
         pieces = -(-count // piece)
+        if pieces <= 1:
+            work(0, count)
+            return
         turns = numbers()
 
         def take() -> None:

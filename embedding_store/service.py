@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
 
+from embedding_store.checks import require_ids
 from embedding_store.errors import BadInput, TableNotFound, Unsupported
 from embedding_store.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
 from embedding_store.grpc_server import Service
+from embedding_store.reply_frames import ReplyFrames
 from embedding_store.rpc_errors import answering
 from embedding_store.shared_store import SharedMemoryStore
 from embedding_store.spec import TableSpec
@@ -23,6 +26,8 @@ __all__ = ["store_service"]
 
 _INT64 = np.dtype(np.int64)
 _BLOCK_ROWS = 65_536
+_FEW_BYTES = 64 << 10  # below this a second copy costs less than laying frames out
+_GATHERERS = 8  # lookups of many frames at once; more take turns
 
 
 def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
@@ -58,13 +63,19 @@ def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
         "Scan": grpc.unary_stream_rpc_method_handler(servicer.scan, store_pb2.ScanRequest.FromString, None),
         "ReadRows": grpc.stream_stream_rpc_method_handler(servicer.read_rows),
     }
-    return Service(STORE_SERVICE, handlers | write_handlers(store, writable, servicer.forget_specs))
+    handlers |= write_handlers(store, writable, servicer.forget_specs)
+    return Service(STORE_SERVICE, handlers, servicer.close)
 
 
 class _StoreServicer:
     def __init__(self, store: EmbeddingStore) -> None:
         self._store = store
+        self._gatherers = ThreadPoolExecutor(_GATHERERS, "gather")
         self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
+
+    def close(self) -> None:
+        """Ends the threads that gather, once what is under way is done."""
+        self._gatherers.shutdown(wait=False)
 
     def forget_specs(self) -> None:
         """Tables may have gone."""
@@ -130,15 +141,21 @@ class _StoreServicer:
     def _reply(self, frames: Iterable[bytes], limit: int) -> Iterator[bytes]:
         ids, version, wait_s = _read_request(frames)
         specs = self._specs_of(ids)
-        _refuse_long_reply(sum(len(wanted) * specs[table].dim * 4 for table, wanted in ids.items()), limit)
+        size = sum(len(wanted) * specs[table].dim * 4 for table, wanted in ids.items())
+        _refuse_long_reply(size, limit)
         if version is not None and wait_s:
             self._store.wait_for_version(version, wait_s)
         header = store_pb2.LookupReplyHeader(version=self._store.version() if version is None else version)
-        rows = self._store.lookup(ids, version)
-        for table in ids:
-            count, dim = rows[table].shape
-            header.tables.add(table=table, count=count, dim=dim, dtype="float32")
-        return encode(header.SerializeToString(), [rows[table] for table in ids])
+        if size <= _FEW_BYTES:
+            rows = self._store.lookup(ids, version)
+            for table, found in rows.items():
+                header.tables.add(table=table, count=len(found), dim=found.shape[1], dtype="float32")
+            return encode(header.SerializeToString(), rows.values())
+        for table, wanted in ids.items():
+            require_ids(specs[table], wanted)  # here, as the store only sees pieces of them
+            header.tables.add(table=table, count=len(wanted), dim=specs[table].dim, dtype="float32")
+        dims = {table: specs[table].dim for table in ids}
+        return ReplyFrames(header.SerializeToString(), ids, dims).filled(self._store, version, self._gatherers)
 
     def _specs_of(self, tables: Iterable[str]) -> dict[str, TableSpec]:
         """Specs by table, of these at least; the store is asked only about tables never seen."""

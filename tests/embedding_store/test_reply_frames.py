@@ -1,0 +1,95 @@
+"""Rows gathered into frames are the message that the generated code reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import BadInput, StaleVersion
+from embedding_store.frames import MAX_FRAME_BYTES, BodyPlan, FrameReader, frame_prefix
+from embedding_store.memory import MemoryStore
+from embedding_store.reply_frames import ReplyFrames
+from embedding_store.spec import TableSpec
+from embedding_store.v1 import store_pb2
+
+DIMS = {"narrow": 3, "wide": 64, "widest": 65_536}
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[MemoryStore]:
+    with MemoryStore(2) as store:
+        for name, dim in DIMS.items():
+            store.create_table(TableSpec(name, dim))
+        yield store
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as threads:
+        yield threads
+
+
+def header_of(counts: dict[str, int], version: int = 7) -> bytes:
+    tables = [store_pb2.TableRows(table=name, count=count, dim=DIMS[name]) for name, count in counts.items()]
+    return store_pb2.LookupReplyHeader(tables=tables, version=version).SerializeToString()
+
+
+@pytest.mark.parametrize("size", [0, 4, 124, 128, 16_380, 16_384, 1 << 20, 3 << 20])
+def test_bodies_begin_where_a_float_may(size: int) -> None:
+    body = np.arange(size, dtype=np.uint8).tobytes()
+    if size < 2 << 20:
+        assert len(frame_prefix(None, size)) % 4 == 0
+        assert store_pb2.LookupReply.FromString(frame_prefix(None, size) + body).body == body
+    for length in (*range(1, 9), 120, 121, 122, 123, 124, 125, 16_370, 16_377, 16_378, 16_379, 16_380, 70_001):
+        header = store_pb2.LookupReplyHeader(tables=[store_pb2.TableRows(table="t" * length)]).SerializeToString()
+        prefix = frame_prefix(header, size)
+        assert len(prefix) % 4 == 0
+        frame = store_pb2.LookupReply.FromString(prefix + body)
+        assert (frame.header.SerializeToString(), frame.body) == (header, body)
+        assert FrameReader([prefix + body], "LookupReply").header(store_pb2.LookupReplyHeader) == frame.header
+
+
+@pytest.mark.parametrize(
+    "counts", [{"wide": 1}, {"narrow": 0}, {"wide": 70_000}, {"narrow": 300_001, "wide": 5_000, "widest": 9}, {}]
+)
+def test_frames_are_one_message(store: MemoryStore, threads: ThreadPoolExecutor, counts: dict[str, int]) -> None:
+    ids = {name: np.arange(count) * 3 for name, count in counts.items()}
+    header = header_of(counts)
+    frames = list(ReplyFrames(header, ids, DIMS).filled(store, 0, threads))
+    assert all(len(frame) <= MAX_FRAME_BYTES for frame in frames)
+    messages = [store_pb2.LookupReply.FromString(frame) for frame in frames]
+    assert messages[0].header.SerializeToString() == header
+    assert not any(message.HasField("header") for message in messages[1:])
+    expected = b"".join(store.lookup({name: wanted})[name].tobytes() for name, wanted in ids.items())
+    assert b"".join(message.body for message in messages) == expected
+    plan = BodyPlan("LookupReply")
+    for name, count in counts.items():
+        plan.add(name, (count, DIMS[name]), np.dtype(np.float32))
+    reader = FrameReader(frames, "LookupReply")
+    for rows, (name, wanted) in zip(reader.read(plan), ids.items(), strict=True):
+        np.testing.assert_array_equal(rows, store.lookup({name: wanted})[name])
+
+
+def test_a_long_header_stands_alone(store: MemoryStore, threads: ThreadPoolExecutor) -> None:
+    header = bytes((1 << 20) + 5)
+    first, *others = ReplyFrames(header, {"wide": np.arange(5)}, DIMS).filled(store, 0, threads)
+    assert len(first) < len(header) + 16
+    assert len(others) == 1
+    with pytest.raises(BadInput, match="does not fit"):
+        ReplyFrames(bytes(MAX_FRAME_BYTES), {"wide": np.arange(5)}, DIMS)
+
+
+@pytest.mark.parametrize("count", [5, 100_000])
+def test_what_goes_wrong_is_raised(store: MemoryStore, threads: ThreadPoolExecutor, count: int) -> None:
+    with pytest.raises(StaleVersion):
+        list(ReplyFrames(header_of({"wide": count}), {"wide": np.arange(count)}, DIMS).filled(store, -1, threads))
+
+
+def test_nobody_has_to_take_the_frames(store: MemoryStore, threads: ThreadPoolExecutor) -> None:
+    for _ in range(20):
+        frames = ReplyFrames(header_of({"wide": 100_000}), {"wide": np.arange(100_000)}, DIMS).filled(store, 0, threads)
+        assert next(frames)
+        frames.close()
