@@ -10,6 +10,7 @@ from typing import Any
 
 from embedding_store.errors import BadInput
 from embedding_store.locations import STORAGES, LocationSettings, TensorLocation, TensorLocationSettings
+from embedding_store.store_url import shard_urls
 
 __all__ = ["Locations", "read_locations", "storage_of_url"]
 
@@ -28,7 +29,11 @@ class Locations:
 
 
 def storage_of_url(url: str) -> str:
-    """The storage that a store's URL stands for: "memory", "file" or "redis"."""
+    """The storage that a store's URL stands for: "memory", "file" or "redis"; of shards, where all have the same."""
+    _, shards = shard_urls(url)
+    if shards:
+        kinds = {storage_of_url(shard) for shard in shards}
+        return kinds.pop() if len(kinds) == 1 else "memory"
     scheme = url.partition("://")[0]
     return {"file": "file", "redis": "redis", "rediss": "redis"}.get(scheme, "memory")
 

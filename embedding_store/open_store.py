@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import re
+from contextlib import ExitStack
 
 from embedding_store.cached_source import CachedSource
 from embedding_store.cached_store import CachedStore
 from embedding_store.errors import BadInput
 from embedding_store.file_store import DEFAULT_BUDGET, FileStore
 from embedding_store.memory import MemoryStore
-from embedding_store.partition import STRATEGIES
 from embedding_store.partitioned import PartitionedStore
 from embedding_store.partitioned_source import PartitionedSource
 from embedding_store.redis_reader import RedisReader
@@ -21,14 +20,11 @@ from embedding_store.remote_store import RemoteStore
 from embedding_store.shared_source import SharedSource
 from embedding_store.shared_store import SharedMemoryStore
 from embedding_store.store import EmbeddingStore, RowSource
-from embedding_store.store_url import CachedUrl, FileUrl
+from embedding_store.store_url import CachedUrl, FileUrl, shard_urls
 
 __all__ = ["open_source", "open_store"]
 
 _LOG = logging.getLogger(__name__)
-
-# The comma between two URLs; those between the hosts of one stand before no scheme.
-_NEXT_URL = re.compile(r",(?=memory(?:,|$)|[a-z]+(?:[:+][a-z]+)*://)")
 
 
 def open_store(url: str, threads: int | None = None, shared: bool = False) -> EmbeddingStore:
@@ -48,15 +44,23 @@ def open_store(url: str, threads: int | None = None, shared: bool = False) -> Em
         BadInput: no such URL can be.
         Unavailable, DeadlineExceeded, StoreFailed: as the store itself.
     """
-    strategy, shards = _shards(url)
+    strategy, shards = shard_urls(url)
     if strategy:
-        return PartitionedStore([open_store(shard, threads) for shard in shards], strategy)
+        with ExitStack() as opened:
+            stores = [opened.enter_context(open_store(shard, threads)) for shard in shards]
+            store = PartitionedStore(stores, strategy)
+            opened.pop_all()  # which are the store's to close now
+        return store
     if url == "memory":
         return _memory_store(threads, shared)
     if _scheme(url).startswith("cached+"):
         cached = CachedUrl.parse(url)
         behind = open_store(_not_twice(cached.behind), threads)
-        return CachedStore(behind, rows=cached.rows, bytes=cached.bytes, threads=threads)
+        try:
+            return CachedStore(behind, rows=cached.rows, bytes=cached.bytes, threads=threads)
+        except BaseException:
+            behind.close()
+            raise
     if _scheme(url) == "file":
         place = FileUrl.parse(url)
         budget = DEFAULT_BUDGET if place.budget is None else place.budget
@@ -82,9 +86,12 @@ def open_source(url: str) -> RowSource:
         BadInput: no such URL can be.
         Unavailable, DeadlineExceeded, StoreFailed: as the source itself.
     """
-    strategy, shards = _shards(url)
+    strategy, shards = shard_urls(url)
     if strategy:
-        return PartitionedSource([open_source(shard) for shard in shards])
+        with ExitStack() as opened:
+            source = PartitionedSource([opened.enter_context(open_source(shard)) for shard in shards])
+            opened.pop_all()
+        return source
     if _scheme(url).startswith("cached+"):
         cached = CachedUrl.parse(url)
         return CachedSource(open_source(_not_twice(cached.behind)), rows=cached.rows, bytes=cached.bytes)
@@ -102,18 +109,6 @@ def _memory_store(threads: int | None, shared: bool) -> MemoryStore:
         except (OSError, AttributeError) as error:  # no memfd, no abstract sockets: not Linux
             _LOG.info("rows are in memory of this process alone: %s", error)
     return MemoryStore(threads)
-
-
-def _shards(url: str) -> tuple[str, list[str]]:
-    """Strategy and shards of a partitioned store's URL; "" for any other."""
-    strategy, separator, rest = url.partition(":")
-    if not separator or strategy not in STRATEGIES:
-        return "", []
-    shards = _NEXT_URL.split(rest)
-    for shard in shards:
-        if shard.partition(":")[0] in STRATEGIES:
-            raise BadInput(f"store {strategy}:...: a shard cannot be partitioned by URL; join stores in Python instead")
-    return strategy, shards
 
 
 def _not_twice(url: str) -> str:

@@ -1,4 +1,4 @@
-"""URLs of file stores and of caches, read."""
+"""URLs of file stores, of caches and of partitioned stores, read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from urllib.parse import parse_qsl, unquote
 
 from embedding_store.errors import BadInput
 
-__all__ = ["CachedUrl", "FileUrl", "byte_count"]
+__all__ = ["CachedUrl", "FileUrl", "byte_count", "shard_urls"]
 
 _UNITS = {"": 1, "B": 1, **{f"{prefix}iB": 1 << (10 * power) for power, prefix in enumerate("KMGT", 1)}}
 _SIZE = re.compile(r"(\d{1,15})\s*([A-Za-z]*)")
+
+# The comma between two URLs; those between the hosts of one stand before no scheme.
+_NEXT_URL = re.compile(r",(?=memory(?:,|$)|[a-z]+(?:[:+][a-z]+)*://)")
+_STRATEGIES = ("token", "encoding")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +86,18 @@ def _options(url: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
     if unknown:
         raise BadInput(f"store {url!r}: option {unknown[0]!r} is unknown; known options are {', '.join(known)}")
     return options
+
+
+def shard_urls(url: str) -> tuple[str, list[str]]:
+    """Strategy and shards of `token:URL,URL,...` or `encoding:URL,URL,...`; of any other URL "" and none.
+
+    Raises:
+        BadInput: a shard is partitioned itself.
+    """
+    strategy, separator, rest = url.partition(":")
+    if not separator or strategy not in _STRATEGIES:
+        return "", []
+    shards = _NEXT_URL.split(rest)
+    if any(shard.partition(":")[0] in _STRATEGIES for shard in shards):
+        raise BadInput(f"store {strategy}:...: a shard cannot be partitioned by URL; join stores in Python instead")
+    return strategy, shards

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from embedding_store.cached_store import CachedStore
 from embedding_store.file_store import FileStore
 from embedding_store.grouping import coalesce
 from embedding_store.initial_values import initial_rows
@@ -52,6 +53,10 @@ def in_files(folder: Path) -> EmbeddingStore:
     return FileStore(Path(tempfile.mkdtemp(dir=folder)), 1 << 20, threads=1)
 
 
+def cached(make: MakeStore) -> MakeStore:
+    return lambda folder: CachedStore(make(folder), rows=24, threads=1)
+
+
 def split(strategy: str, *shards: MakeStore) -> MakeStore:
     return lambda folder: PartitionedStore([make(folder) for make in shards], strategy)
 
@@ -66,6 +71,10 @@ BACKENDS: dict[str, MakeStore] = {
     "encoding 2": split("encoding", memory, memory),
     "encoding 4": split("encoding", memory, memory, memory, memory),
     "encoding 2, mixed": split("encoding", in_files, memory),
+    "cached": cached(memory),
+    "cached files": cached(in_files),
+    "cached token": cached(split("token", memory, memory)),
+    "encoding of cached": split("encoding", cached(memory), memory),
     "token of encoding": split("token", split("encoding", memory, memory), memory),
     "encoding of token": split("encoding", split("token", memory, memory, memory), split("token", memory, memory)),
 }

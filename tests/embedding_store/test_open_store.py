@@ -11,12 +11,14 @@ from embedding_store.cached_source import CachedSource
 from embedding_store.cached_store import CachedStore
 from embedding_store.errors import BadInput
 from embedding_store.file_store import FileStore
+from embedding_store.location_file import storage_of_url
 from embedding_store.memory import MemoryStore
-from embedding_store.open_store import _shards, open_source, open_store
+from embedding_store.open_store import open_source, open_store
 from embedding_store.partitioned import PartitionedStore
 from embedding_store.redis_store import RedisStore
 from embedding_store.spec import TableSpec
 from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from embedding_store.store_url import shard_urls
 
 
 def test_memory() -> None:
@@ -67,13 +69,13 @@ def test_partitioned_stores(redis_url: str) -> None:
         assert (source.specs(), source.version()) == (store.specs(), 1)
 
 
-def test_commas_between_hosts_divide_no_shards() -> None:
+def test_commas_between_hosts_divide_noshard_urls() -> None:
     urls = "redis://a:1,b:2/0,redis://me:secret@[::1]:3,memory:4?namespace=x,memory,grpc://c:5"
-    assert _shards(f"token:{urls}") == (
+    assert shard_urls(f"token:{urls}") == (
         "token",
         ["redis://a:1,b:2/0", "redis://me:secret@[::1]:3,memory:4?namespace=x", "memory", "grpc://c:5"],
     )
-    assert _shards("redis://token:1") == ("", [])
+    assert shard_urls("redis://token:1") == ("", [])
 
 
 def test_shards_by_url_that_cannot_be() -> None:
@@ -130,3 +132,16 @@ def test_cached(redis_url: str, tmp_path: Path) -> None:
     with open_store(f"cached+file://{tmp_path}/s?budget=2MiB&bytes=1MiB") as store:
         assert isinstance(store, CachedStore)
         assert isinstance(store.store, FileStore)
+
+
+def test_where_shards_keep_rows() -> None:
+    assert storage_of_url("token:redis://a:1,b:2,rediss://c") == "redis"
+    assert storage_of_url("token:redis://a:1,file:///b") == "memory"
+    assert storage_of_url("encoding:file:///a,file:///b") == "file"
+
+
+def test_shards_are_closed_where_one_of_them_fails(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="unknown"):
+        open_store(f"token:file://{tmp_path}/one,disk://two")
+    with open_store(f"token:file://{tmp_path}/one,memory") as store:  # nobody has the folder
+        assert isinstance(store, PartitionedStore)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from embedding_store.cached_store import CachedStore
 from embedding_store.file_store import FileStore
 from embedding_store.grpc_server import GrpcServer
 from embedding_store.memory import MemoryStore
@@ -60,6 +61,18 @@ class TestTokenOverFiles(StoreContract):
     def make_store(self, tmp_path: Path) -> MakeStore:
         folders = count()
         return lambda: PartitionedStore([FileStore(tmp_path / str(next(folders)), 1 << 20, 1) for _ in range(2)])
+
+
+class TestTokenOverCached(StoreContract):
+    @pytest.fixture
+    def make_store(self) -> MakeStore:
+        return lambda: PartitionedStore([CachedStore(store, rows=16, threads=1) for store in memories(2)])
+
+
+class TestCachedOverEncoding(StoreContract):
+    @pytest.fixture
+    def make_store(self) -> MakeStore:
+        return lambda: CachedStore(PartitionedStore(memories(2), "encoding"), rows=16, threads=1)
 
 
 class TestTokenOverRedis(StoreContract):

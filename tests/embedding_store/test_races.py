@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from embedding_store.cached_store import CachedStore
 from embedding_store.errors import FutureVersion, StaleVersion
 from embedding_store.file_store import FileStore
 from embedding_store.initial_values import initial_rows
@@ -41,6 +42,9 @@ STORES: dict[str, MakeStore] = {
     "token over files": lambda folder: PartitionedStore(
         [FileStore(folder / str(number), 1 << 20, threads=1) for number in range(2)]
     ),
+    "cached": lambda _: CachedStore(MemoryStore(threads=2), rows=64, threads=2),
+    "cached token": lambda _: CachedStore(PartitionedStore(memories(2)), rows=64, threads=2),
+    "token over cached": lambda _: PartitionedStore([CachedStore(store, rows=64) for store in memories(2)]),
     "token over encoding": lambda _: PartitionedStore([PartitionedStore(memories(2), "encoding") for _ in range(2)]),
 }
 
