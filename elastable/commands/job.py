@@ -26,7 +26,11 @@ def _option(panel: str, kind: Any, default: Any, *names: str, **settings: Any) -
 # The options of a job by field of JobOptions: declared once, taken by both commands.
 _OPTIONS: dict[str, tuple[Any, Any]] = {
     "store": _option(
-        _JOB, str, "memory", "--store", help="memory, or redis://\\[user:pass@]host:port (rediss:// for TLS)."
+        _JOB,
+        str,
+        "memory",
+        "--store",
+        help="memory, file:///folder, or redis://\\[user:pass@]host:port (rediss:// for TLS); docs/tiers.md says more.",
     ),
     "mode": _option(_JOB, str, "sync", "--mode", help="sync: the same numbers for any workers; async: no waiting."),
     "epochs": _option(_JOB, int, 1, "--epochs", min=1, help="Passes over the training data."),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import elastable as et
+from embedding_store.file_store import FileStore
 from embedding_store.memory import MemoryStore
 from master.record_order import record_order
 from tests.equality import model as equality
@@ -86,6 +87,24 @@ def test_redis_gives_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: st
 
 def test_a_redis_cluster_gives_the_same_bits(alone: Numbers, tmp_path: Path, redis_cluster_url: str) -> None:
     assert differing(alone, train(tmp_path, 2, "adagrad", store=redis_cluster_url)) == []
+
+
+def test_shards_give_the_same_bits(alone: Numbers, tmp_path: Path, redis_url: str) -> None:
+    shards = ",".join(f"{redis_url}?namespace=shard/{number}" for number in range(2))
+    for number, store in enumerate((f"token:{shards}", "encoding:memory,memory,memory")):
+        home = tmp_path / str(number)
+        home.mkdir()
+        assert differing(alone, train(home, 2, "adagrad", store=store)) == [], store
+
+
+def test_files_give_the_same_bits_and_keep_them(alone: Numbers, tmp_path: Path) -> None:
+    assert differing(alone, train(tmp_path, 2, "adagrad", store=f"file://{tmp_path}/rows?budget=1MiB")) == []
+    with FileStore(tmp_path / "rows") as store:
+        assert store.version() == 100
+        for name in store.specs():
+            np.testing.assert_array_equal(
+                store.lookup({name: alone[f"{name}/ids"]})[name], alone[f"{name}/weights"], err_msg=name
+            )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])
