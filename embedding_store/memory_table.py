@@ -136,11 +136,13 @@ class MemoryTable(TableReader):
     def _places(self, ids: Int64, positions: Int64, pool: RangePool) -> Int64:
         """`RowDirectory.claim`; ids that have a row, mostly all, are found by all threads."""
 
+        missing: list[int] = []
+
         def find(start: int, stop: int) -> None:
-            self._directory.find(ids[start:stop], positions[start:stop])
+            missing.append(self._directory.find(ids[start:stop], positions[start:stop]))
 
         pool.run(find, len(ids), _FOUND_A_THREAD)
-        strangers = np.flatnonzero(positions < 0)
+        strangers = np.flatnonzero(positions < 0) if any(missing) else positions[:0]
         if not len(strangers):
             return strangers
         places = np.empty(len(strangers), np.int64)

@@ -133,6 +133,9 @@ class DirectRows(RowDirectory):
 
     def find(self, ids: Int64, positions: Int64) -> int:
         """As in `RowDirectory.find`; ids must lie in the vocabulary."""
+        if self.count == self._size:
+            positions[:] = ids
+            return 0
         return int(_find(self._live.array[:, 0], ids, positions))
 
     def slabs(self) -> tuple[Slab, ...]:
