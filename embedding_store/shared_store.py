@@ -47,13 +47,23 @@ class SharedMemoryStore(MemoryStore):
         self._lock = _AnnouncedLock(timeout_s, "the memory store", self._board.begin, self._announce)
         self._door = AttachmentDoor(self._board.fd, self._layout)
         self._closing = threading.Event()
-        self._tidier = threading.Thread(target=self._make_huge, name="elastable-huge-pages", daemon=True)
+        self._tidier = threading.Thread(target=self._tidy, name="elastable-huge-pages", daemon=True)
         self._tidier.start()
 
     @property
     def door(self) -> AttachmentDoor:
         """Where other processes get the memory."""
         return self._door
+
+    def make_huge(self) -> None:
+        """Moves the rows that there are to huge pages now; a thread of the store does so by and by.
+
+        Raises:
+            OSError: the system cannot, or has none free.
+        """
+        for slab in self._slabs.alive():
+            for _ in slab.make_huge():
+                pass
 
     def close(self) -> None:
         """As in `MemoryStore.close`; readers find out and ask over gRPC."""
@@ -80,7 +90,7 @@ class SharedMemoryStore(MemoryStore):
             found = [_laid_out(table) for table in self._tables.values()]
             return self._slabs.generation, [table for table in found if table is not None]
 
-    def _make_huge(self) -> None:
+    def _tidy(self) -> None:
         """Looks after pages until the store is closed, a little at a time."""
         while not self._closing.wait(_HUGE_EVERY_S):
             try:
