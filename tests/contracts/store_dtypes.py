@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import BadInput, Unsupported
+from embedding_store.initial_values import initial_rows
 from embedding_store.memory import MemoryStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, RowBlock
@@ -98,7 +99,12 @@ class DtypeContract:
             return
         weights = np.random.default_rng(1).normal(size=(len(IDS), 5)).astype(np.float32)
         store.put("t", [RowBlock(IDS, weights, np.empty((len(IDS), 0), np.float32))])
+        unseen = int64(-7, 10**18)
+        for _ in range(3):  # a store that keeps what was read keeps it as it was
+            expected = initial_rows(store.specs()["t"], unseen)
+            np.testing.assert_array_equal(store.lookup({"t": unseen})["t"], expected)
         read = store.lookup({"t": IDS})["t"]
+        np.testing.assert_array_equal(store.lookup({"t": IDS})["t"], read)
         scales = np.abs(weights).max(axis=1, keepdims=True) / 127
         assert (np.abs(read - weights) <= 0.501 * scales).all()
         assert (read != weights).any()
