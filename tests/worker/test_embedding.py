@@ -299,6 +299,18 @@ def test_a_specs_own_scaled_kinds_are_kerass(name: str) -> None:
     assert layer.table_spec().initializer == TableSpec("t", 24, 1000, initializer=InitializerSpec(name)).initializer
 
 
+def test_the_smallest_float16_are_read_in_threads_that_flush_subnormals() -> None:
+    """TensorFlow's own threads turn float32 below 2**-126 into 0, also where they run our kernels."""
+    every = np.arange(1, 1024, dtype=np.uint16).view(np.float16).astype(np.float32)
+    rows, ids = np.resize(every, (31, 33)), np.arange(31)
+    layer = Embedding(33, 31, name="t", table_dtype="float16")
+    with MemoryStore(threads=1) as store:
+        store.create_table(layer.table_spec())
+        store.put("t", [fresh_rows(layer.table_spec(), ids, rows)])
+        layer.attach(store)
+        np.testing.assert_array_equal(tf.function(lambda some: layer(some))(tf.constant(ids)), rows)
+
+
 @pytest.mark.parametrize("table_dtype", ["bfloat16", "float16"])
 def test_a_layer_reads_what_its_narrow_table_keeps(table_dtype: str) -> None:
     rows = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
