@@ -21,9 +21,9 @@ _MOST_ROWS = 1 << 37  # positions have so many bits
 class IdIndex(RowDirectory):
     """Rows in first-come order, found by open addressing over lines of the cache (`id_cells`).
 
-    About half of the cells are in use. With the ids by position a row takes 35
-    bytes at most, also while the index grows: it grows by one segment (some
-    thousand cells) for about as many new ids, whatever its size.
+    At least half of the cells are in use. With the ids by position a row takes
+    34 bytes at most, also while the index grows: it grows by one segment, for
+    which some thousand cells move, for every 1280 new ids, whatever its size.
     Positions of removed ids are given to the next new ones.
     """
 
@@ -71,9 +71,7 @@ class IdIndex(RowDirectory):
     @property
     def bytes(self) -> int:
         """As in `RowDirectory.bytes`: lines of all segments, and ids by position."""
-        bits, lines, new_bits, new_lines, unmoved = self._state[: layout.COUNT].tolist()
-        moved = (1 << bits) - unmoved
-        in_cells: int = 64 * (unmoved * lines + moved * (new_lines << (new_bits - bits)))
+        in_cells: int = 64 * int(layout.all_lines(self._state))
         return in_cells + 8 * self.positions_given
 
     def find(self, ids: Int64, positions: Int64) -> int:
@@ -89,12 +87,12 @@ class IdIndex(RowDirectory):
         needed = max(self.positions_given, self.count + more)
         if needed > _MOST_ROWS:
             raise MemoryError(f"{needed} rows in one table: the index counts up to {_MOST_ROWS}")
-        lines, scratch = self._lines_for(self.count + more)
+        lines = self._lines_for(self.count + more)
+        if not len(self._scratch) and lines > len(self._cells.array):
+            self._scratch = np.empty((layout.GROUP_LINES, 8), np.uint64)
         self._cells.grow(lines)
         if needed > self.capacity:
             self._ids.grow(max(needed, self.capacity * 5 // 4))
-        if len(self._scratch) < scratch:
-            self._scratch = np.empty((scratch, 8), np.uint64)
 
     def places(self, ids: Int64) -> Int64:
         """As in `RowDirectory.places`: free positions, the last one first, and then new ones."""
@@ -143,23 +141,21 @@ class IdIndex(RowDirectory):
     def clear(self) -> None:
         """As in `RowDirectory.clear`; the memory is given back."""
         self._state_slab = self._new_slab("index", layout.STATE_WORDS, 1, np.int64)
-        if self._state[layout.OLD_LINES] == 0:  # memory of nobody else
-            self._state[[layout.OLD_LINES, layout.NEW_LINES]] = layout.FIRST_LINES, layout.FIRST_LINES * 3 // 2
-            self._state[layout.UNMOVED] = 1
+        if self._state[layout.WAYS] == 0:  # memory of nobody else
+            self._state[layout.WAYS] = 2
         self._scratch = np.empty((0, 8), np.uint64)
-        self._cells = self._new_slab("cells", layout.FIRST_LINES, 8, np.uint64)
+        self._cells = self._new_slab("cells", 2 * layout.SEGMENT_LINES, 8, np.uint64)
         self._ids = self._new_slab("ids", _FIRST_ROWS, 1, np.int64)
 
-    def _lines_for(self, rows: int) -> tuple[int, int]:
-        """Lines that there must be to grow to so many rows, and the longest segment that moves then."""
-        state, longest = self._state.copy(), 0
+    def _lines_for(self, rows: int) -> int:
+        """Lines that there must be to grow to so many rows."""
+        state = self._state.copy()
         while rows > layout.rows_before_growth(state):
-            longest = max(longest, int(state[layout.OLD_LINES]))
-            state[layout.UNMOVED] = 0
-            layout.plan_growth(state)
-        bits, lines, new_bits, new_lines, unmoved = state[: layout.COUNT].tolist()
-        grows = unmoved < 1 << bits
-        return (new_lines << new_bits if grows else lines << bits), longest
+            state[layout.GROWN] = (1 << state[layout.BITS]) - 1
+            if rows <= layout.rows_before_growth(state):
+                break
+            layout.next_size(state)
+        return int(layout.all_lines(state)) + layout.SEGMENT_LINES
 
     def _hash_anew(self) -> None:
         """Somebody has found ids that fall together: under a seed that nobody knows they are strewn again."""
@@ -167,7 +163,7 @@ class IdIndex(RowDirectory):
             state = self._state.copy()
             state[layout.SEED] = int.from_bytes(os.urandom(8), "little", signed=True)
             cells = self._new_slab("cells", len(self._cells.array), 8, np.uint64)
-            if layout.refill(self._cells.array, self._state, cells.array, state):
+            if layout.refill(self._cells.array, cells.array, state):
                 self._cells = cells
                 self._state[:] = state
                 return

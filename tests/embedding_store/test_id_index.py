@@ -60,7 +60,7 @@ def unmixed(value: int) -> int:
 
 def colliding(count: int) -> Int64:
     """Ids of one home line, however far the index has grown."""
-    return np.array([unmixed(number << 32) for number in range(count)], np.int64)
+    return np.array([unmixed(number << 24) for number in range(count)], np.int64)
 
 
 ids_of_few = st.lists(
@@ -141,17 +141,17 @@ TestIndexMachine.settings = settings(max_examples=12, stateful_step_count=10, de
 )
 def test_it_grows_by_steps_and_stays_small(ids: Int64) -> None:
     index, moved, most = IdIndex(), 0, 0.0
-    segment = id_cells.LINE_CELLS * (id_cells.MOST_LINES * 3 // 2)
+    group = id_cells.LINE_CELLS * id_cells.GROUP_LINES
     for start in range(0, len(ids), 100):
         claim(index, ids[start : start + 100])
-        # A hundred ids fill a small part of a segment: at most one moves, whatever the size of the table.
-        assert index.cells_moved - moved <= segment
+        # A hundred ids fill a small part of a segment: at most one group moves, whatever the size of the table.
+        assert index.cells_moved - moved <= group
         moved = index.cells_moved
         if index.count >= 4000:
             most = max(most, index.bytes / index.count)
     assert most <= 36
     assert find(index, ids).tolist() == list(range(len(ids)))
-    assert moved <= 4 * len(ids)
+    assert moved <= 5 * len(ids)
 
 
 def test_positions_of_removed_ids_are_given_again() -> None:
@@ -193,7 +193,7 @@ def test_positions_beyond_32_bits() -> None:
     claimed = np.empty(1000, np.int64)
     cells, state = index._cells.array, index._state
     cells_needed = np.zeros((4 * len(cells), 8), np.uint64)
-    fresh, scratch = np.empty(1000, np.int64), np.empty((1024, 8), np.uint64)
+    fresh, scratch = np.empty(1000, np.int64), np.empty((id_cells.GROUP_LINES, 8), np.uint64)
     # The ids by position would fill 32 GiB: every position is kept at the place of its last bits.
     wrapped = np.lib.stride_tricks.as_strided(np.zeros(1, np.int64), (2**33,), (0,))
     assert id_cells.claim(cells_needed, wrapped, state, scratch, ids, claimed, fresh, 0) == (1000, 1000)
@@ -218,7 +218,7 @@ def test_a_find_in_the_midst_of_a_change_stays_inside_its_memory() -> None:
     positions = np.empty(len(ids), np.int64)
     for _ in range(200):
         torn = state.copy()
-        torn[random.integers(0, 5)] = random.integers(0, 2**62) >> random.integers(0, 62)
+        torn[random.integers(0, 4)] = random.integers(0, 2**62) >> random.integers(0, 62)
         id_cells.find(index._cells.array, torn, ids, positions)
 
 
