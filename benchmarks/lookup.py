@@ -62,7 +62,7 @@ def look_up(table: EmbeddingTable, batches: list[Int64], combiner: str | None = 
         combiner: As of `EmbeddingTable.lookup`.
     """
     turns = cycle(batches)
-    outputs = cycle([np.zeros((len(batches[0]), table.dim), np.float32) for _ in range(_OUTPUTS)])
+    outputs = cycle([np.ones((len(batches[0]), table.dim), np.float32) for _ in range(_OUTPUTS)])
     return lambda: table.lookup(next(turns), next(outputs), combiner=combiner)
 
 
@@ -115,7 +115,7 @@ def _many(random: np.random.Generator) -> Row:
             table.put(_blocks(np.arange(size)))
         batches = [[random.integers(0, size, many) for _ in tables] for _ in range(_BATCHES)]
         ours, theirs = cycle(batches), cycle(batches)
-        outputs = cycle([np.zeros((many, DIM * (_TABLES + 1)), np.float32) for _ in range(_OUTPUTS)])
+        outputs = cycle([np.ones((many, DIM * (_TABLES + 1)), np.float32) for _ in range(_OUTPUTS)])
         first = np.zeros((many, DIM), np.float32)
 
         def joined() -> Float32:
@@ -168,7 +168,7 @@ def _copy(shape: tuple[int, int]) -> Work:
 
 def _take(rows: Float32, batches: list[Int64]) -> Work:
     turns = cycle(batches)
-    outputs = cycle([np.zeros((BATCH, DIM), np.float32) for _ in range(_OUTPUTS)])
+    outputs = cycle([np.ones((BATCH, DIM), np.float32) for _ in range(_OUTPUTS)])
 
     def work() -> None:
         ids, out = next(turns), next(outputs)
