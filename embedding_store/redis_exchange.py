@@ -30,7 +30,8 @@ from embedding_store.store import Int64
 __all__ = ["Conversation", "Requests", "exchange"]
 
 _WINDOW_BYTES = 1 << 19  # measured: 128 KiB starve a server, more than 1 MiB cools its cache
-_FARTHEST_BYTES_PER_S = 2e9  # what a window lets through over a longer way
+_MOST_BYTES = 1 << 23
+_BYTES_PER_S = 2e9  # what a window lets through over a longer way
 
 
 class Requests(ABC):
@@ -105,7 +106,7 @@ class _Stream:
     def __init__(self, connection: Connection, conversation: Conversation) -> None:
         self.connection = connection
         self._requests, self._replies = conversation.requests, conversation.replies
-        self._window = max(_WINDOW_BYTES, int(connection.round_trip_s * _FARTHEST_BYTES_PER_S))
+        self._window = min(max(_WINDOW_BYTES, int(connection.round_trip_s * _BYTES_PER_S)), _MOST_BYTES)
         self._ends = [0, *np.cumsum(conversation.requests.moved).tolist()]  # of each command, in bytes moved
         self._made = 0  # commands encoded
         self._unsent = memoryview(b"")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from embedding_store.redis_connection import ConnectionPool, Deadline
+from embedding_store.redis_connection import _PINGS, ConnectionPool, Deadline
 from embedding_store.redis_exchange import _WINDOW_BYTES, Conversation, Requests, exchange
 from embedding_store.redis_url import RedisUrl
 from embedding_store.resp_codec import Bytes
@@ -61,8 +61,9 @@ class PatientServer:
     def serve(self) -> None:
         connection, _ = self._listener.accept()
         with connection:
-            connection.recv(100)
-            connection.sendall(b"+PONG\r\n")
+            for _ in range(_PINGS):
+                connection.recv(100)
+                connection.sendall(b"+PONG\r\n")
             received = answered = 0
             for expected in self._expected:
                 connection.settimeout(20)
