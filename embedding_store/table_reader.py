@@ -69,6 +69,9 @@ class TableReader:
         if plain is not None and marks is not None and self._directory.count == len(plain):
             gather(plain, ids, out, stream)
             return
+        if plain is None and marks is not None and self._directory.count == self.spec.vocabulary_size:
+            self._rows.read(ids, out)  # every id has a row, at its own position
+            return
         positions = np.empty(len(ids), np.int64)
         if plain is not None and marks is not None:
             unseen = positions[: gather_marked(plain, marks, ids, out, positions, stream)]
