@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from embedding_store.memory import MemoryStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import RowBlock
 from embedding_store.table import EmbeddingTable
+from embedding_store.table_update import IndexedSlices
 
-__all__ = ["warm_lookups"]
+__all__ = ["warm_lookups", "warm_updates"]
 
 _DIM = 4
 _IDS = np.arange(8)
@@ -47,3 +49,25 @@ def _table(store: MemoryStore, spec: TableSpec, rows: int) -> EmbeddingTable:
     table = store.table(spec)
     table.put([RowBlock(np.arange(rows), np.ones((rows, _DIM), np.float32), np.empty((rows, 0), np.float32))])
     return table
+
+
+def warm_updates(optimizers: Sequence[OptimizerSpec]) -> float:
+    """Compiles every kernel that updates of float32 tables in memory run, or loads it from numba's cache.
+
+    Args:
+        optimizers: Those of the tables that will be updated.
+
+    Returns:
+        Seconds: some tenths where the cache holds them all, several where it is empty.
+    """
+    began = time.perf_counter()
+    ids = np.concatenate([_IDS, _IDS])  # twice each: there is something to sum
+    with MemoryStore(threads=1) as store:
+        for number, optimizer in enumerate(optimizers):
+            for name, size in (("fixed", 16), ("dynamic", None)):
+                table = store.table(TableSpec(f"{name}{number}", _DIM, size, optimizer=optimizer))
+                for values in (np.ones((16, _DIM), np.float32), np.ones((8, _DIM), np.float32)):
+                    for writable in (True, False):  # arrays over what a socket or TensorFlow gave are not
+                        values.flags.writeable = writable
+                        table.update(None, IndexedSlices(values, ids[: len(values)]))
+    return time.perf_counter() - began

@@ -1,19 +1,23 @@
-"""Nothing that lookups of float32 tables run is left to be compiled once the process is warm."""
+"""Nothing that lookups and updates of float32 tables run is left to be compiled once the process is warm."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.dispatcher import Dispatcher
 
 from embedding_store import checks, row_directory, row_fold, row_gather
+from embedding_store.fused import FUSED
 from embedding_store.lookup_request import Bags
 from embedding_store.many_tables import lookup_many
 from embedding_store.memory import MemoryStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import RowBlock
-from embedding_store.warm import warm_lookups
+from embedding_store.table_update import IndexedSlices
+from embedding_store.warm import warm_lookups, warm_updates
 
 KERNELS: tuple[Any, ...] = (
     row_gather._gather,
@@ -46,3 +50,30 @@ def test_a_warm_process_compiles_nothing_more(size: int | None) -> None:
             for strategy in ("sequential", "one-thread-per-table", "preallocated"):
                 lookup_many([table, table], [ids[:, 0], Bags(ids)], strategy)  # type: ignore[call-overload]
     assert compiled() == before
+
+
+def signatures() -> dict[str, int]:
+    """Of every kernel of the package that has been compiled."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("embedding_store.")]
+    return {
+        f"{module.__name__}.{name}": len(kernel.signatures)
+        for module in modules
+        for name, kernel in vars(module).items()
+        if isinstance(kernel, Dispatcher) and kernel.signatures
+    }
+
+
+@pytest.mark.parametrize("size", [40_000, None])
+def test_a_process_that_is_warm_for_updates_compiles_nothing_more(size: int | None) -> None:
+    optimizers = [OptimizerSpec(name, ()) for name in FUSED]
+    assert warm_updates(optimizers) > 0
+    before = signatures()
+    random = np.random.default_rng(0)
+    with MemoryStore(threads=2) as store:
+        for optimizer in optimizers:
+            table = store.table(TableSpec(optimizer.name, 12, size, optimizer=optimizer))
+            values = random.normal(size=(40_000, 12)).astype(np.float32)
+            table.update(None, IndexedSlices(values, random.integers(0, 40_000, 40_000)))
+            values.flags.writeable = False
+            table.update(None, IndexedSlices(values, random.permutation(40_000)))
+    assert signatures() == before
