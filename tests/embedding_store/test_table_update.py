@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
+from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedding_store import grouping, memory
 from embedding_store.errors import BadInput
 from embedding_store.fused import FUSED
 from embedding_store.memory import MemoryStore
@@ -35,6 +37,29 @@ def test_any_number_of_threads_gives_the_same_bits(name: str) -> None:
             block = next(store.scan("t", 70_000))
             found.append((block.ids.tobytes(), block.weights.tobytes(), block.slots.tobytes()))
     assert found[0] == found[1] == found[2]
+
+
+@given(
+    st.sampled_from(sorted(FUSED)),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(1, 20),
+    st.lists(st.lists(st.integers(-20, 20), max_size=60), min_size=1, max_size=3),
+)
+@settings(max_examples=30)
+def test_any_threads_and_any_split_give_the_same_bits(
+    name: str, piece: int, threads: int, dim: int, history: list[list[int]]
+) -> None:
+    spec = TableSpec("t", dim, optimizer=OptimizerSpec(name, (("learning_rate", 0.1),)), seed=1)
+    with MemoryStore(1) as alone, MemoryStore(threads) as together:
+        for store in (alone, together):
+            store.create_table(spec)
+        for seed, values in enumerate(history):
+            gradient = slices(np.array(values, np.int64), dim, seed)
+            update_tables(alone, [TableSlices(spec, gradient)])
+            with mock.patch.object(memory, "_PIECE", piece), mock.patch.object(grouping, "_VALUES_A_THREAD", 8):
+                update_tables(together, [TableSlices(spec, gradient)])
+        assert rows_by_id(alone, "t") == rows_by_id(together, "t")
 
 
 @given(st.lists(st.integers(-4, 4), max_size=30), st.integers(0, 30))
