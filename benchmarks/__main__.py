@@ -9,7 +9,7 @@ import time
 
 __all__ = ["main"]
 
-_BENCHES = ("store", "lookup", "dynamic", "update", "dtypes", "partitions", "wire", "redis_rows", "click")
+_BENCHES = ("store", "lookup", "dynamic", "update", "dtypes", "partitions", "wire", "redis_rows", "peers", "click")
 
 
 def main(names: list[str]) -> int:
