@@ -31,30 +31,32 @@ class CachedRows:
         """Rows that are held now."""
         return self._hot.count()
 
-    def read(self, ids: Int64, out: Float32, counted: bool, pool: RangePool) -> Int64:
-        """Rows that are held, into `out`.
+    def find(self, ids: Int64, counted: bool, pool: RangePool) -> tuple[Int64, Int64]:
+        """Where rows lie.
 
         Args:
             ids: int64 `[n]`.
-            out: float32 `[n, dim]`; other rows are left alone.
             counted: Whether this makes the rows hotter.
-            pool: Threads to read with.
+            pool: Threads to look with.
 
         Returns:
-            int64: indices in `ids` of those that are not held, ascending.
+            frames: int64 `[n]`, for `read`; -1 where a row is not held.
+            missing: int64: indices in `ids` of those, ascending.
         """
         frames, missing = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
-        stream = can_stream(out)
-        parts: list[tuple[int, Int64]] = []
+        parts: list[tuple[int, int]] = []
 
         def look(start: int, stop: int) -> None:
-            found = frames[start:stop]
-            count = self._hot.find(ids[start:stop], found, missing[start:stop], counted)
-            gather(self._rows.array, found, out[start:stop], stream)
-            parts.append((start, missing[start : start + count] + start))
+            count = self._hot.find(ids[start:stop], frames[start:stop], missing[start:stop], counted)
+            missing[start : start + count] += start
+            parts.append((start, count))
 
         pool.run(look, len(ids), _ROWS_A_THREAD)
-        return np.concatenate([part for _, part in sorted(parts, key=lambda part: part[0])])
+        return frames, np.concatenate([missing[start : start + count] for start, count in sorted(parts)])
+
+    def read(self, frames: Int64, out: Float32) -> None:
+        """Rows that are held, at `frames` int64 `[n]`, into `out` float32 `[n, dim]`; others are left alone."""
+        gather(self._rows.array, frames, out, can_stream(out))
 
     def admit(self, ids: Int64, rows: Float32, inverse: Int32) -> None:
         """Holds those rows that are hot enough.

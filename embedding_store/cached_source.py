@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -17,11 +19,14 @@ from embedding_store.readers_writer_lock import ReadersWriterLock
 from embedding_store.row_budget import even_shares
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64, RowSource
+from embedding_store.unpromoted_source import UnpromotedSource
 
-__all__ = ["CachedSource", "UnpromotedSource"]
+__all__ = ["CachedSource"]
 
 _ATTEMPTS = 4
 _MOST_THREADS = 8
+_ROWS_A_THREAD = 1 << 13
+_READING_S = 600.0  # kernels are finite; this only keeps a dead thread from hanging its caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class CachedSource(RowSource):
         self._source = source
         self._most_rows, self._most_bytes = rows, bytes
         self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
+        self._beside = ThreadPoolExecutor(2, thread_name_prefix="held-rows")
         self._lock = ReadersWriterLock(timeout_s, "the cache")
         self._making = threading.Lock()
         self._caches: dict[str, CachedRows] = {}
@@ -119,7 +125,7 @@ class CachedSource(RowSource):
 
     def unpromoted(self) -> RowSource:
         """As in `RowSource.unpromoted`: what is held is used, and nothing gets hotter or is held by it."""
-        return UnpromotedSource(self)
+        return UnpromotedSource(self, partial(self._look_up, promote=False))
 
     def advance(self, version: int, changed: Mapping[str, Int64]) -> None:
         """Is told that version `version` is version - 1 with other rows of these ids, and of no others.
@@ -145,6 +151,7 @@ class CachedSource(RowSource):
         with self._lock.writing():
             self._closed = True
             self._caches.clear()
+        self._beside.shutdown()
         self._pool.close()
         self._source.close()
 
@@ -183,24 +190,43 @@ class CachedSource(RowSource):
     def _look_up_held(
         self, ids: Mapping[str, Int64], caches: Mapping[str, CachedRows | None], version: int, counted: bool
     ) -> tuple[dict[str, Float32], dict[str, _Fetched]]:
-        rows, missing = dict[str, Float32](), dict[str, Int64]()
+        places = dict[str, tuple[Int64, Int64]]()
+        rows, reads = dict[str, Float32](), list[tuple[CachedRows, Int64, Float32]]()
         for name, cache in caches.items():
             assert cache is not None
             wanted = require_ids(cache.spec, ids[name])
             rows[name] = np.empty((len(wanted), cache.spec.dim), np.float32)
-            missing[name] = cache.read(wanted, rows[name], counted, self._pool)
-        lacking = {name: unique_ids(ids[name][at]) for name, at in missing.items() if len(at)}
+            places[name] = cache.find(wanted, counted, self._pool)
+            reads.append((cache, places[name][0], rows[name]))
+        missing = {name: ids[name][at] for name, (_, at) in places.items() if len(at)}
         if counted:
-            self.misses += sum(map(len, missing.values()))
-            self.hits += sum(map(len, rows.values())) - sum(map(len, missing.values()))
-        if not lacking:
-            return rows, {}
-        found = self._source.lookup({name: unique for name, (unique, _) in lacking.items()}, version)
-        fetched = {}
-        for name, (_, inverse) in lacking.items():
-            rows[name][missing[name]] = found[name][inverse]
-            fetched[name] = _Fetched(ids[name][missing[name]], found[name], inverse)
+            lacking = sum(map(len, missing.values()))
+            self.misses += lacking
+            self.hits += sum(map(len, rows.values())) - lacking
+        fetched = self._fetch(missing, version, reads)
+        for name, some in fetched.items():
+            rows[name][places[name][1]] = some.rows[some.inverse]
         return rows, fetched
+
+    def _fetch(
+        self, missing: Mapping[str, Int64], version: int, reads: Sequence[tuple[CachedRows, Int64, Float32]]
+    ) -> dict[str, _Fetched]:
+        """Asks the source for what is not held, and reads what is held meanwhile."""
+
+        def read() -> None:
+            for cache, frames, out in reads:
+                self._pool.run(partial(_read_part, cache, frames, out), len(frames), _ROWS_A_THREAD)
+
+        if not missing:
+            read()
+            return {}
+        reading = self._beside.submit(read)
+        try:
+            unique = {name: unique_ids(ids) for name, ids in missing.items()}
+            found = self._source.lookup({name: ids for name, (ids, _) in unique.items()}, version)
+        finally:
+            reading.result(timeout=_READING_S)  # rows may not move before
+        return {name: _Fetched(missing[name], found[name], inverse) for name, (_, inverse) in unique.items()}
 
     def _admit(self, fetched: Mapping[str, _Fetched], version: int, epoch: int) -> None:
         """Holds what is hot of the rows of a version, unless anything has changed since `epoch`."""
@@ -257,30 +283,8 @@ class CachedSource(RowSource):
             raise StoreFailed("the cached store is closed")
 
 
-class UnpromotedSource(RowSource):
-    """A cached source, read without any effect on its cache; closing it closes nothing."""
-
-    def __init__(self, cached: CachedSource) -> None:
-        self._cached = cached
-
-    def specs(self) -> dict[str, TableSpec]:
-        """As in `RowSource.specs`."""
-        return self._cached.specs()
-
-    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
-        """As in `RowSource.lookup`."""
-        return self._cached._look_up(ids, version, promote=False)
-
-    def version(self) -> int:
-        """As in `RowSource.version`."""
-        return self._cached.version()
-
-    def wait_for_version(self, version: int, timeout_s: float) -> bool:
-        """As in `RowSource.wait_for_version`."""
-        return self._cached.wait_for_version(version, timeout_s)
-
-    def close(self) -> None:
-        """Nothing is this source's own."""
+def _read_part(cache: CachedRows, frames: Int64, out: Float32, start: int, stop: int) -> None:
+    cache.read(frames[start:stop], out[start:stop])
 
 
 def _whole(ids: Int64, rows: Float32) -> _Fetched:
