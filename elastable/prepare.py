@@ -130,9 +130,9 @@ def _discovered(file: ModelFile, offload_above: int, seed: int) -> tuple[Reader,
 
 
 def _where_workers_look(options: JobOptions) -> str:
-    """Rows that are in Redis alone are read there; all others at the master."""
-    only_redis = options.locations is None and storage_of_url(options.store) == "redis"
-    return options.store if only_redis else "master"
+    """Rows that are in Redis alone, or on a parameter server, are read there; all others at the master."""
+    elsewhere = storage_of_url(options.store) == "redis" or options.store.startswith("grpc://")
+    return options.store if options.locations is None and elsewhere else "master"
 
 
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:
