@@ -16,8 +16,7 @@ with partial expansions: Larson, VLDB 1980), at the end of the memory in use.
 M groups of four are 2M groups of two. So the share of cells in use hardly
 changes, and a step of growth is short, whatever the size of the index.
 
-What the index needs to know of itself is in `state`, the words of which are
-named below.
+What the index knows of itself is in `state`, whose words are named below.
 """
 
 from __future__ import annotations
@@ -135,17 +134,30 @@ def _set(cells: Cells, line: Word, k: Word, wanted: Word, position: Word) -> Non
 
 @kernel
 def _append(cells: Cells, line: Word, wanted: Word, position: Word) -> None:
-    """Into a line that has room."""
-    _set(cells, line, _used(cells, line), wanted, position)
-    cells[line, 7] += _ONE << _IN_USE
+    """Into a line that has room; what words 5 to 7 hold of a cell not in use is 0."""
+    k = _used(cells, line)
+    cells[line, k] = np.uint64(wanted)
+    cells[line, _FIVE + (k >> _ONE)] |= (np.uint64(position) & _LOW) << (np.uint64(32) * (k & _ONE))
+    cells[line, 7] += (_ONE << _IN_USE) + ((np.uint64(position) >> np.uint64(32)) << (_HIGH_BITS + _FIVE * k))
+
+
+@kernel
+def _put(cells: Cells, first: Word, at: Word, wanted: Word, position: Word) -> bool:
+    """An id that is not there yet, into the first line from its home that has room; False where none has."""
+    for _ in range(SEGMENT_LINES):
+        if _used(cells, first + at) < _FULL:
+            _append(cells, first + at, wanted, position)
+            return True
+        at = (at + _ONE) & (_LINES - _ONE)
+    return False
 
 
 @kernel
 def _drop(cells: Cells, line: Word, k: Word) -> None:
     """The last cell of the line takes the place of cell k."""
     last = _used(cells, line) - _ONE
-    if k != last:
-        _set(cells, line, k, np.int64(cells[line, last]), _position(cells, line, last))
+    _set(cells, line, k, np.int64(cells[line, last]), _position(cells, line, last))
+    _set(cells, line, last, 0, 0)
     cells[line, 7] -= _ONE << _IN_USE
 
 
@@ -242,10 +254,8 @@ def _grow(cells: Cells, state: Int64, scratch: Cells) -> None:
     group, groups, ways = state[GROWN], 1 << state[BITS], state[WAYS]
     for way in range(ways):
         first = (way * groups + group) * SEGMENT_LINES
-        for line in range(SEGMENT_LINES):
-            for word in range(8):
-                scratch[way * SEGMENT_LINES + line, word] = cells[first + line, word]
-                cells[first + line, word] = np.uint64(0)
+        scratch[way * SEGMENT_LINES : (way + 1) * SEGMENT_LINES] = cells[first : first + SEGMENT_LINES]
+        cells[first : first + SEGMENT_LINES] = np.uint64(0)
     state[GROWN] += 1
     place = _now(state)
     for line in range(ways * SEGMENT_LINES):
@@ -253,9 +263,8 @@ def _grow(cells: Cells, state: Int64, scratch: Cells) -> None:
         state[MOVED] += np.int64(used)
         for k in range(used):
             wanted = np.int64(scratch[line, k])
-            first_line, at = _home(wanted, place)
-            there, _ = _seek(cells, first_line, at, wanted)
-            _append(cells, there, wanted, _position(scratch, np.uint64(line), np.uint64(k)))
+            home, at = _home(wanted, place)
+            _put(cells, home, at, wanted, _position(scratch, np.uint64(line), np.uint64(k)))
     if state[GROWN] == groups:
         next_size(state)
 
@@ -263,11 +272,8 @@ def _grow(cells: Cells, state: Int64, scratch: Cells) -> None:
 @kernel
 def next_size(state: Int64) -> None:
     """What all groups have grown to is what they grow from."""
+    state[BITS], state[WAYS] = state[BITS] + (state[WAYS] == 3), 5 - state[WAYS]
     state[GROWN] = 0
-    if state[WAYS] == 2:
-        state[WAYS] = 3
-    else:
-        state[BITS], state[WAYS] = state[BITS] + 1, 2
 
 
 @kernel
@@ -388,8 +394,6 @@ def refill(source: Cells, cells: Cells, state: Int64) -> bool:
         for k in range(_used(source, np.uint64(line))):
             wanted = np.int64(source[line, k])
             first, at = _home(wanted, place)
-            there, cell = _seek(cells, first, at, wanted)
-            if cell > _FULL:
+            if not _put(cells, first, at, wanted, _position(source, np.uint64(line), np.uint64(k))):
                 return False
-            _append(cells, there, wanted, _position(source, np.uint64(line), np.uint64(k)))
     return True
