@@ -16,6 +16,7 @@ __all__ = [
     "any_outside",
     "as_ids",
     "require_block",
+    "require_block_rows",
     "require_finite",
     "require_gradients",
     "require_ids",
@@ -131,6 +132,13 @@ def require_update(spec: TableSpec, update: TableUpdate) -> TableUpdate:
     if not isinstance(squares, np.ndarray) or squares.dtype != np.float32 or squares.shape != (len(ids),):
         raise BadGradient(f"table {spec.name!r}: row_squares must be float32 [{len(ids)}], got {_kind(squares)}")
     return TableUpdate(ids, gradients, np.ascontiguousarray(squares))
+
+
+def require_block_rows(block_rows: int) -> int:
+    """`block_rows` itself. Raises `BadInput` unless it is a number of rows that a block can have."""
+    if not isinstance(block_rows, (int, np.integer)) or block_rows < 1:
+        raise BadInput(f"block_rows must be an integer of at least 1, got {block_rows!r}")
+    return int(block_rows)
 
 
 def require_block(spec: TableSpec, slot_width: int, block: RowBlock) -> RowBlock:

@@ -15,7 +15,7 @@ from embedding_store.memory import MemoryStore
 from embedding_store.memory_table import MemoryTable, StagedUpdate
 from embedding_store.row_budget import RowBudget
 from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, Float32, Int64
+from embedding_store.store import Commit, Float32, Int64, refuse_negative_version
 
 __all__ = ["DEFAULT_BUDGET", "FileStore"]
 
@@ -92,6 +92,7 @@ class FileStore(MemoryStore):
 
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`."""
+        refuse_negative_version(version)
         with self._lock.writing():
             self._require_open()
             self._soil()

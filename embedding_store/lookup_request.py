@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from embedding_store.checks import as_ids, require_id_array
-from embedding_store.errors import BadIds, BadInput
+from embedding_store.errors import BadIds, BadInput, SpecConflict
 from embedding_store.row_fold import COMBINERS
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 
-__all__ = ["Bags", "LookupRequest", "lookup_request", "rows_request"]
+__all__ = ["Bags", "LookupRequest", "lookup_request", "require_width", "rows_request"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +101,15 @@ def rows_request(spec: TableSpec, ids: Int64) -> LookupRequest:
     """
     ids = require_id_array(spec, ids)
     return LookupRequest(spec.name, ids, np.empty((len(ids), spec.dim), np.float32))
+
+
+def require_width(request: LookupRequest, dim: int) -> None:
+    """Raises `SpecConflict` unless the request was made for rows of `dim` values, as its table has now."""
+    if request.out.shape[1] != dim:
+        raise SpecConflict(
+            f"table {request.table!r} has rows of {dim} values now, and {request.out.shape[1]} are asked for: it was "
+            "dropped and made anew with another spec; make a new view of it"
+        )
 
 
 def _offsets(spec: TableSpec, ids: Int64, given: npt.ArrayLike | None) -> Int64:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from embedding_store.checks import require_block, require_ids, require_update
+from embedding_store.checks import require_block, require_block_rows, require_ids, require_update
 from embedding_store.errors import StoreFailed, TableNotFound
 from embedding_store.lookup_request import LookupRequest, rows_request
 from embedding_store.memory_lookup import answer_requests
@@ -23,6 +23,7 @@ from embedding_store.store import (
     TableStatistics,
     UInt8,
     refuse_conflict,
+    refuse_negative_version,
     refuse_other_version,
 )
 
@@ -132,6 +133,7 @@ class MemoryStore(EmbeddingStore):
 
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`."""
+        refuse_negative_version(version)
         with self._lock.writing():
             self._version = version
             for table in self._tables.values():
@@ -147,7 +149,7 @@ class MemoryStore(EmbeddingStore):
         """As in `EmbeddingStore.scan`; a commit between two blocks shows in the later ones."""
         with self._lock.reading():
             found = self._table(table)
-        return self._blocks(found, block_rows)
+        return self._blocks(found, require_block_rows(block_rows))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         """As in `EmbeddingStore.read_rows`."""

@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from embedding_store.checks import any_outside, require_ids
-from embedding_store.lookup_request import LookupRequest
+from embedding_store.lookup_request import LookupRequest, require_width
 from embedding_store.range_pool import RangePool
 from embedding_store.row_gather import can_stream
 from embedding_store.table_reader import TableReader
@@ -31,8 +31,11 @@ def answer_requests(tables: Sequence[TableReader], requests: Sequence[LookupRequ
         pool: Threads to share the rows of all requests.
 
     Raises:
+        SpecConflict: the table has another dim than when the request was made.
         IdOutOfRange: as `require_ids`; outputs may be half written then.
     """
+    for table, request in zip(tables, requests, strict=True):
+        require_width(request, table.spec.dim)
     stream = sum(4 * request.out.size for request in requests) >= _STREAMED_BYTES
     works = [
         _rows(table, request, stream) if request.offsets is None else _bags(table, request)

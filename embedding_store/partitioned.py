@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from embedding_store.checks import require_block, require_ids
+from embedding_store.checks import require_block, require_block_rows, require_ids
 from embedding_store.errors import BadSpec, DeadlineExceeded, SpecConflict, TableNotFound
 from embedding_store.partition import STRATEGIES, Part, Partition, partition
 from embedding_store.partitioned_commit import ShardCommits
@@ -19,7 +19,16 @@ from embedding_store.partitioned_source import PartitionedSource
 from embedding_store.row_blocks import chosen_rows, joined_rows
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8, refuse_conflict
+from embedding_store.store import (
+    Commit,
+    EmbeddingStore,
+    Int64,
+    RowBlock,
+    TableStatistics,
+    UInt8,
+    refuse_conflict,
+    refuse_negative_version,
+)
 
 __all__ = ["PartitionedStore"]
 
@@ -138,6 +147,7 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
 
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`, on every shard; shards that were apart are together again."""
+        refuse_negative_version(version)
         with self._alone(), self._lock.writing():
             self._apart = f"not every shard was told that its rows are version {version}"
             self._on_all(lambda store: store.reset_version(version))
@@ -154,7 +164,7 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
         """As in `EmbeddingStore.scan`; a block is of one version, a commit between two shows in the later one."""
         found = self._partition(table)
         scan = scan_tokens if found.by_token else scan_columns
-        return scan(found, self._stores, self._calls, self._lock, block_rows)
+        return scan(found, self._stores, self._calls, self._lock, require_block_rows(block_rows))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         """As in `EmbeddingStore.read_rows`."""

@@ -9,7 +9,7 @@ from functools import partial
 
 from embedding_store.checks import require_ids
 from embedding_store.errors import BadInput, StoreFailed, TableNotFound
-from embedding_store.lookup_request import LookupRequest, rows_request
+from embedding_store.lookup_request import LookupRequest, require_width, rows_request
 from embedding_store.memory import MemoryStore
 from embedding_store.partition import Partition, partition_of_shards
 from embedding_store.partitioned_lookup import SplitLookup
@@ -88,6 +88,7 @@ class PartitionedSource(RowSource):
                 self._look_whether_together()
             tables = [self._partition(request.table) for request in requests]
             for table, request in zip(tables, requests, strict=True):
+                require_width(request, table.spec.dim)
                 require_ids(table.spec, request.ids)
             lookup = SplitLookup(tables, requests)
             asked = lookup.asked if version is None else {n: lookup.asked.get(n, []) for n in range(self.shards)}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedding_store.lookup_request import LookupRequest
+from embedding_store.lookup_request import LookupRequest, require_width
 from embedding_store.row_fold import fold_bags
 from embedding_store.row_gather import scatter_rows
 from embedding_store.store import Float32, Int64, RowSource
@@ -31,6 +31,7 @@ def lookup_through(source: RowSource, requests: Sequence[LookupRequest], version
 
 def deliver(request: LookupRequest, rows: Float32) -> None:
     """Writes a request's output from the rows float32 `[m, dim]` of its ids."""
+    require_width(request, rows.shape[1])
     if request.offsets is None:
         if request.places is None:
             request.out[...] = rows

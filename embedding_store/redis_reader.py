@@ -8,7 +8,7 @@ import numpy as np
 
 from embedding_store.checks import require_ids
 from embedding_store.errors import StaleVersion
-from embedding_store.lookup_request import LookupRequest
+from embedding_store.lookup_request import LookupRequest, require_width
 from embedding_store.redis_block import Block
 from embedding_store.redis_catalog import Catalog
 from embedding_store.redis_connection import Deadline
@@ -68,6 +68,7 @@ class RedisReader(RowSource):
             super().lookup_into(requests, version, split)
             return
         spec = self._catalog_with((wanted.table,), deadline).tables[wanted.table].spec
+        require_width(wanted, spec.dim)
         if spec.dtype == "float32" and wanted.out.flags.c_contiguous:
             self._read({wanted.table: wanted.ids}, version, deadline, wanted.out.reshape(-1).view(np.uint8))
         else:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.checks import require_block, require_ids, require_update
-from embedding_store.errors import BadIds, BadInput, DeadlineExceeded, StoreFailed, Unavailable, Unsupported
+from embedding_store.checks import require_block, require_block_rows, require_ids, require_update
+from embedding_store.errors import BadIds, DeadlineExceeded, StoreFailed, Unavailable, Unsupported
 from embedding_store.redis_block import Block, TableRows
 from embedding_store.redis_catalog import Catalog, TableKeys
 from embedding_store.redis_connection import Deadline
@@ -31,6 +31,7 @@ from embedding_store.store import (
     RowBlock,
     TableUpdate,
     refuse_conflict,
+    refuse_negative_version,
     refuse_other_version,
 )
 
@@ -154,6 +155,7 @@ class RedisStore(RedisReader, EmbeddingStore):
 
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`; every partition's stamp becomes 0."""
+        refuse_negative_version(version)
         deadline = self._deadline()
         self._reload(deadline)
         keys = [
@@ -176,9 +178,7 @@ class RedisStore(RedisReader, EmbeddingStore):
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """As in `EmbeddingStore.scan`; the deadline holds for each block by itself."""
-        if block_rows < 1:
-            raise BadInput(f"block_rows must be at least 1, got {block_rows}")
-        return self._blocks(self._table(table, self._deadline()), block_rows)
+        return self._blocks(self._table(table, self._deadline()), require_block_rows(block_rows))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         """As in `EmbeddingStore.read_rows`, in one round trip."""

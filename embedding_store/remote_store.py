@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from embedding_store.checks import require_block_rows
 from embedding_store.errors import BadInput, StoreFailed, TableNotFound
 from embedding_store.remote import RemoteSource
 from embedding_store.rpc_connection import Connection
@@ -98,7 +99,7 @@ class RemoteStore(RemoteSource, EmbeddingStore):
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """As in `EmbeddingStore.scan`, of the server's store; each block has the deadline for itself."""
-        request = store_pb2.ScanRequest(table=table, block_rows=block_rows)
+        request = store_pb2.ScanRequest(table=table, block_rows=require_block_rows(block_rows))
         with raising(self.address, self._connection.deadline_s):
             call: Any = self._scan(request)
             try:

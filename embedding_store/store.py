@@ -270,7 +270,11 @@ class EmbeddingStore(RowSource):
 
     @abstractmethod
     def reset_version(self, version: int) -> None:
-        """Declares the rows as they stand to be `version` (after `put`)."""
+        """Declares the rows as they stand to be `version` (after `put`).
+
+        Raises:
+            BadInput: a negative version.
+        """
 
     @abstractmethod
     def row_count(self, table: str) -> int:
@@ -278,7 +282,12 @@ class EmbeddingStore(RowSource):
 
     @abstractmethod
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """Every row that holds a value of its own, in blocks, in any order."""
+        """Every row that holds a value of its own, in blocks of at most `block_rows`, in any order.
+
+        Raises:
+            TableNotFound: there is no table of that name.
+            BadInput: `block_rows` is below 1.
+        """
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         """Rows with their slots: of `ids` int64 `[n]`, each once, those that hold a value of their own, in that order.
@@ -350,3 +359,9 @@ def refuse_other_version(current: int, wanted: int | None) -> None:
     if wanted < current:
         raise StaleVersion(f"version {wanted} is past; the current version is {current}")
     raise FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")
+
+
+def refuse_negative_version(version: int) -> None:
+    """Raises `BadInput` for a version that no store can be at."""
+    if version < 0:
+        raise BadInput(f"a version must not be negative, got {version}")

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import (
+    BadGradient,
     BadIds,
     BadInput,
     IdOutOfRange,
+    SpecConflict,
     StaleVersion,
     TableNotFound,
 )
@@ -93,6 +95,26 @@ class StoreContract(LookupContract, BagContract, CommitContract, DeletionContrac
             store.read_rows("t", np.zeros(1, np.int32))
         with pytest.raises(TableNotFound, match="'towns'"):
             store.read_rows("towns", ids)
+
+    def test_block_sizes_and_versions_that_cannot_be(self, store: EmbeddingStore) -> None:
+        store.create_table(fixed())
+        commit(store, {"cities": update(int64(4, 5), 4)})
+        for size in (0, -1):
+            with pytest.raises(BadInput, match="block_rows"):
+                list(store.scan("cities", size))
+        with pytest.raises(BadInput, match="negative"):
+            store.reset_version(-1)
+        assert (store.version(), store.row_count("cities")) == (1, 2)
+
+    def test_a_view_of_a_table_that_was_made_anew_otherwise(self, store: EmbeddingStore) -> None:
+        view = store.table(dynamic(dim=4))
+        store.drop_table("people")
+        store.create_table(dynamic(dim=9))
+        for bags in ({}, {"combiner": "sum"}):
+            with pytest.raises(SpecConflict, match=r"'people'.*9.*4"):
+                view.lookup(np.arange(6).reshape(3, 2), **bags)
+        with pytest.raises(BadGradient, match="'people'"):
+            commit(store, {"people": update(int64(1), 4)})
 
     def test_a_cleared_row_starts_anew(self, store: EmbeddingStore) -> None:
         spec = dynamic(optimizer=OptimizerSpec.of("adagrad"))
