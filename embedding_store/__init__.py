@@ -44,8 +44,11 @@ from embedding_store.store import Commit, EmbeddingStore, RowBlock, RowSource, T
 from embedding_store.variance_scaling import SCALED_INITIALIZERS
 
 if TYPE_CHECKING:
+    from embedding_store.cached_source import CachedSource
+    from embedding_store.cached_store import CachedStore
     from embedding_store.checks import as_ids, require_finite, require_gradients, require_ids
     from embedding_store.conversion import Conversion, convert_table
+    from embedding_store.file_store import FileStore
     from embedding_store.grouping import Coalescer, coalesce, coalesce_many
     from embedding_store.indexer import Grouping, Indexer, group_ids, unique_ids
     from embedding_store.initial_values import initial_rows
@@ -86,6 +89,9 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "update_many",
     "update_tables",
     # Stores.
+    "CachedSource",
+    "CachedStore",
+    "FileStore",
     "MemoryStore",
     "PartitionedStore",
     "repartition",
@@ -135,9 +141,12 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
 
 _LOADED_LATE = {
     "Bags": "lookup_request",
+    "CachedSource": "cached_source",
+    "CachedStore": "cached_store",
     "Coalescer": "grouping",
     "Conversion": "conversion",
     "EmbeddingTable": "table",
+    "FileStore": "file_store",
     "Grouping": "indexer",
     "IndexedSlices": "table_update",
     "Indexer": "indexer",
