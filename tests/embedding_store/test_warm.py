@@ -1,8 +1,9 @@
-"""Nothing that lookups and updates of float32 tables run is left to be compiled once the process is warm."""
+"""Nothing that lookups and updates run is left to be compiled once the process is warm."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from embedding_store.memory import MemoryStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import RowBlock
 from embedding_store.table_update import IndexedSlices
-from embedding_store.warm import warm_lookups, warm_updates
+from embedding_store.warm import warm_lookups, warm_updates, warming
 
 KERNELS: tuple[Any, ...] = (
     row_gather._gather,
@@ -63,17 +64,43 @@ def signatures() -> dict[str, int]:
     }
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_a_process_that_is_warm_for_narrow_tables_compiles_nothing_more(dtype: str) -> None:
+    assert warm_lookups([dtype]) > 0
+    before = signatures()
+    with MemoryStore(threads=2) as store:
+        for size in (40_000, None):
+            spec = TableSpec(f"{size}", 64, size, dtype, optimizer=OptimizerSpec.of("sgd"))
+            table, ids = store.table(spec), np.random.default_rng(0).integers(0, 40_000, (40_000, 2))
+            for present in (np.arange(20_000), np.arange(40_000)):
+                weights = np.ones((len(present), 64), np.float32)
+                table.put([RowBlock(present, weights, np.empty((len(present), 0), np.float32))])
+                table.lookup(ids)
+                lookup_many([table, table], [ids[:, 0], Bags(ids)], prepend_columns=3)
+    assert signatures() == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("size", [40_000, None])
-def test_a_process_that_is_warm_for_updates_compiles_nothing_more(size: int | None) -> None:
+def test_a_process_that_is_warm_for_updates_compiles_nothing_more(size: int | None, dtype: str) -> None:
     optimizers = [OptimizerSpec(name, ()) for name in FUSED]
-    assert warm_updates(optimizers) > 0
+    assert warm_updates(optimizers, [dtype]) > 0
     before = signatures()
     random = np.random.default_rng(0)
     with MemoryStore(threads=2) as store:
         for optimizer in optimizers:
-            table = store.table(TableSpec(optimizer.name, 12, size, optimizer=optimizer))
+            table = store.table(TableSpec(optimizer.name, 12, size, dtype, optimizer=optimizer))
             values = random.normal(size=(40_000, 12)).astype(np.float32)
             table.update(None, IndexedSlices(values, random.integers(0, 40_000, 40_000)))
             values.flags.writeable = False
             table.update(None, IndexedSlices(values, random.permutation(40_000)))
     assert signatures() == before
+
+
+def test_warming_has_ended_when_its_block_has() -> None:
+    with MemoryStore(threads=1) as store:
+        store.create_table(TableSpec("t", 8, optimizer=OptimizerSpec.of("adagrad")))
+        with warming(store):
+            assert store.row_count("t") == 0
+        assert "warm" not in [thread.name for thread in threading.enumerate()]
+    assert min(compiled()) > 0
