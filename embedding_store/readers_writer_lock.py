@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 
 from embedding_store.errors import DeadlineExceeded
 
@@ -26,24 +27,27 @@ class ReadersWriterLock:
         self._writers_waiting = 0
         self._timeout_s = timeout_s
         self._name = name
+        self._reading = _Reading(self._begin_reading, self._end_reading)
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Holds the lock together with other readers.
 
         Raises:
             DeadlineExceeded: a writer held it for the whole timeout.
         """
+        return self._reading
+
+    def _begin_reading(self) -> None:
         with self._changed:
-            self._wait(lambda: not self._writing and not self._writers_waiting, "read")
+            if self._writing or self._writers_waiting:
+                self._wait(lambda: not self._writing and not self._writers_waiting, "read")
             self._readers += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._readers -= 1
-                if not self._readers:
-                    self._changed.notify_all()
+
+    def _end_reading(self) -> None:
+        with self._changed:
+            self._readers -= 1
+            if not self._readers:
+                self._changed.notify_all()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -78,3 +82,21 @@ class ReadersWriterLock:
             raise DeadlineExceeded(
                 f"waited {time.monotonic() - started:.1f} s to {wish} {self._name}; the limit is {self._timeout_s} s"
             )
+
+
+class _Reading:
+    """One for all readers of a lock: a lookup of one row takes no longer than making a generator."""
+
+    __slots__ = ("_begin", "_end")
+
+    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        self._begin = begin
+        self._end = end
+
+    def __enter__(self) -> None:
+        self._begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -81,7 +81,7 @@ class ReplyFrames:
                 start = stop
         self._add(left, pieces, held)
 
-    def filled(self, source: RowSource, version: int | None, threads: Executor) -> Iterator[bytes]:
+    def filled(self, source: RowSource, version: int | None, threads: Executor) -> Generator[bytes, None, None]:
         """The frames, each once its rows are in it.
 
         Args:

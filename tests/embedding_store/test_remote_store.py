@@ -70,11 +70,11 @@ def losing(service: Service, *methods: str) -> Service:
 
     handlers = {}
     for name, handler in service.handlers.items():
-        if name in methods and handler.request_streaming:
+        if name in methods and handler.stream_unary is not None:
             handlers[name] = grpc.stream_unary_rpc_method_handler(
                 behind(name, handler.stream_unary), None, handler.response_serializer
             )
-        elif name in methods:
+        elif name in methods and handler.unary_unary is not None:
             handlers[name] = grpc.unary_unary_rpc_method_handler(
                 behind(name, handler.unary_unary), handler.request_deserializer, handler.response_serializer
             )

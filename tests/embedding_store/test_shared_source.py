@@ -106,7 +106,7 @@ def test_bags_and_callers_memory(held: ExitStack) -> None:
     for each, out in zip((store, source), outs, strict=True):
         each.lookup_into([lookup_request(dynamic(), wanted, out)], version=1)
     assert source.attached
-    np.testing.assert_array_equal(*outs)
+    np.testing.assert_array_equal(outs[0], outs[1])
 
 
 def test_errors_are_the_stores(held: ExitStack) -> None:
@@ -134,13 +134,13 @@ def test_versions_are_waited_for(held: ExitStack) -> None:
     assert not source.wait_for_version(1, 0.02)
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(source.lookup_when, {"cities": int64(1)}, version, 30.0) for version in (1, 2, 1)]
-        asked += [pool.submit(source.wait_for_version, 2, 30.0)]
+        waited = pool.submit(source.wait_for_version, 2, 30.0)
         commit(store, {"cities": update(int64(1), 4)})
         done = [asked[place].result(timeout=60) for place in (0, 2)]
         for rows in done:
             np.testing.assert_array_equal(rows["cities"], store.lookup({"cities": int64(1)})["cities"])
         commit(store, {"cities": update(int64(1), 4)})
-        assert asked[3].result(timeout=60)
+        assert waited.result(timeout=60)
         np.testing.assert_array_equal(
             asked[1].result(timeout=60)["cities"], store.lookup({"cities": int64(1)})["cities"]
         )
