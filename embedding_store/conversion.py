@@ -62,9 +62,7 @@ def convert_table(
     spec = source.specs().get(table)
     if spec is None:
         raise TableNotFound(f"no table {table!r}; tables there: {', '.join(sorted(source.specs())) or 'none'}")
-    there = replace(spec, dtype=dtype)
-    if dtype == "int8":
-        there = replace(there, optimizer=OptimizerSpec(), admission=None, eviction=None)
+    there = _in_dtype(spec, dtype)
     if table in target.specs() or not target.create_table(there):
         raise SpecConflict(f"the target has a table {table!r} already; drop it, or convert into an empty store")
     rows, error, bound = 0, 0.0, 0.0
@@ -80,6 +78,11 @@ def convert_table(
         target.drop_table(table)
         raise
     return Conversion(there, rows, rows * there.weight_bytes, rows * spec.weight_bytes, error, bound)
+
+
+def _in_dtype(spec: TableSpec, dtype: str) -> TableSpec:
+    there = replace(spec, dtype=dtype)
+    return replace(there, optimizer=OptimizerSpec(), admission=None, eviction=None) if dtype == "int8" else there
 
 
 def _put(target: EmbeddingStore, spec: TableSpec, block: RowBlock) -> tuple[float, float]:
