@@ -1,0 +1,60 @@
+"""Keras' own optimizers on tables whose columns lie apart: the same bits, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from embedding_store.errors import Unsupported
+from embedding_store.memory import MemoryStore
+from embedding_store.partitioned import PartitionedStore
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from master.keras_block import KERAS_BLOCK, canonical_config
+
+
+@keras.saving.register_keras_serializable(package="test")
+class RowNorm(keras.optimizers.SGD):
+    """Divides each row's gradient by its length: columns cannot be updated apart."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        length = keras.ops.sqrt(keras.ops.sum(gradient * gradient, axis=-1, keepdims=True)) + 1e-6
+        super().update_step(gradient / length, variable, learning_rate)
+
+
+def table(optimizer: keras.optimizers.Optimizer) -> TableSpec:
+    config = json.dumps(canonical_config(optimizer, 0.01, None))
+    return TableSpec("t", 7, None, optimizer=OptimizerSpec(KERAS_BLOCK, (("learning_rate", 0.01),), config))
+
+
+def partitioned(strategy: str) -> PartitionedStore:
+    return PartitionedStore([MemoryStore(threads=1) for _ in range(3)], strategy)
+
+
+def trained(store: EmbeddingStore, spec: TableSpec) -> np.ndarray:
+    with store:
+        store.create_table(spec)
+        random = np.random.default_rng(4)
+        for version in range(1, 4):
+            ids = random.choice(1500, 1100, replace=False)  # more than one block of Keras' own
+            update = TableUpdate(ids, random.normal(size=(1100, 7)).astype(np.float32))
+            store.commit(Commit(version, {"t": update}, version - 1, {}))
+        return store.lookup({"t": np.arange(1500)})["t"]
+
+
+def test_the_same_bits_by_either_strategy() -> None:
+    spec = table(keras.optimizers.Adam())
+    plain = trained(MemoryStore(threads=1), spec)
+    for strategy in ("token", "encoding"):
+        np.testing.assert_array_equal(trained(partitioned(strategy), spec), plain, err_msg=strategy)
+
+
+def test_an_optimizer_that_joins_columns_needs_whole_rows() -> None:
+    spec = table(RowNorm())
+    with partitioned("encoding") as store, pytest.raises(Unsupported, match=r"'t'.*'keras' updates whole rows"):
+        store.create_table(spec)
+    np.testing.assert_array_equal(trained(partitioned("token"), spec), trained(MemoryStore(threads=1), spec))
