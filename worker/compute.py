@@ -83,11 +83,14 @@ class MicroBatchComputer:
         def look_up(table: str, ids: Any) -> Any:
             return source.lookup({table: ids})[table]
 
+        def look_up_quietly(table: str, ids: Any) -> Any:
+            return source.unpromoted().lookup({table: ids})[table]
+
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec[0], training=True)}
         self._train = TrainStep(model, self._spec, self._plans[TaskKind.TRAIN], look_up, job.seed)
         if TaskKind.EVALUATE in readers:
             self._plans[TaskKind.EVALUATE] = plan_ids(model, self._spec[0], training=False)
-            self._evaluate = EvaluateStep(model, self._spec, self._plans[TaskKind.EVALUATE], look_up)
+            self._evaluate = EvaluateStep(model, self._spec, self._plans[TaskKind.EVALUATE], look_up_quietly)
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and finds the ids they need."""

@@ -29,7 +29,7 @@ from master.api import (
     WorkerIdentity,
 )
 from worker.compute import MicroBatchComputer, Prepared
-from worker.rows_ahead import RowsAhead
+from worker.rows_ahead import RowsAhead, source_for
 from worker.task_feed import TaskFeed
 
 __all__ = ["Worker"]
@@ -171,7 +171,8 @@ class Worker:
         if rows is not None:
             return rows
         version = prepared.task.version if self._sync else None
-        return self._patiently(lambda: self._source.lookup(asked, version))
+        source = source_for(self._source, prepared.task)
+        return self._patiently(lambda: source.lookup(asked, version))
 
     def _look_ahead(self, prepared: Prepared) -> None:
         """Begins to look up the micro-batch behind this one. Async mode wants rows as late as can be."""

@@ -8,15 +8,21 @@ from queue import Empty, SimpleQueue
 
 from embedding_store.errors import FutureVersion, Unavailable
 from embedding_store.store import Float32, RowSource
+from master.api import Task, TaskKind
 from worker.compute import Prepared
 
-__all__ = ["RowsAhead"]
+__all__ = ["RowsAhead", "source_for"]
 
 #: How long a lookup waits for its version at the source; longer waits are the worker's own.
 _WAIT_S = 1.0
 _IDLE_S = 1.0
 
 Rows = dict[str, Float32]
+
+
+def source_for(source: RowSource, task: Task) -> RowSource:
+    """The source as a task reads it: evaluation leaves caches as they are."""
+    return source if task.kind is TaskKind.TRAIN else source.unpromoted()
 
 
 class RowsAhead:
@@ -82,6 +88,7 @@ class RowsAhead:
             except Empty:
                 continue
             try:
-                rows.set_result(self._source.lookup_when(prepared.ids.unique, prepared.task.version, _WAIT_S))
+                source = source_for(self._source, prepared.task)
+                rows.set_result(source.lookup_when(prepared.ids.unique, prepared.task.version, _WAIT_S))
             except Exception as error:  # noqa: BLE001 - whoever takes the rows gets it
                 rows.set_exception(error)

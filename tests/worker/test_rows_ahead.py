@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from embedding_store.cached_store import CachedStore
 from embedding_store.errors import IdOutOfRange, Unavailable
 from embedding_store.memory import MemoryStore
 from embedding_store.spec import OptimizerSpec, TableSpec
@@ -14,7 +15,7 @@ from embedding_store.store import Commit, Float32, Int64, TableUpdate
 from master.api import Task, TaskKind
 from worker.compute import Prepared
 from worker.id_set import IdSets
-from worker.rows_ahead import RowsAhead
+from worker.rows_ahead import RowsAhead, source_for
 
 IDS = np.arange(4)
 SPEC = TableSpec("t", 2, 10, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
@@ -102,3 +103,20 @@ def test_one_lookup_is_under_way_at_a_time(store: MemoryStore, ahead: RowsAhead)
     assert ahead.take(second) is None
     commit(store, 1)
     assert ahead.take(first) is not None
+
+
+def test_evaluation_leaves_caches_as_they_are() -> None:
+    with CachedStore(MemoryStore(threads=1), rows=100, threads=1) as store:
+        store.create_table(SPEC)
+        train, evaluate = prepared(0).task, Task(0, TaskKind.EVALUATE, 0, 0, 0, 4)
+        assert source_for(store, train) is store
+        source_for(store, evaluate).lookup({"t": IDS}, 0)
+        assert store.held == {"t": 0}
+        ahead = RowsAhead(store, deadline_s=30.0)
+        ahead.start()
+        for task, held in ((evaluate, 0), (train, 4)):
+            following = Prepared(task, (), IdSets({"t": IDS}, []), 4)
+            ahead.begin(following)
+            assert ahead.take(following) is not None
+            assert store.held == {"t": held}
+        ahead.close()
