@@ -12,6 +12,7 @@ from embedding_store.grpc_server import GrpcServer
 from embedding_store.open_store import open_store
 from embedding_store.redis_url import redacted
 from embedding_store.service import store_service
+from embedding_store.warm import warming
 from master.core import Master
 from master.service import master_service
 
@@ -20,7 +21,7 @@ __all__ = ["run_bare_server"]
 
 def run_bare_server(store_url: str, listen: str, console: Console, transport: str = "auto") -> int:
     """Serves tables to any client until a signal, or a client's `StopJob`, ends it; the exit code."""
-    with open_store(store_url, shared=transport != "grpc") as store:
+    with open_store(store_url, shared=transport != "grpc") as store, warming(store):
         master = Master.bare(store)
         stopped = threading.Event()
 

@@ -26,6 +26,7 @@ from embedding_store.errors import ElastableError, Unsupported
 from embedding_store.grpc_server import GrpcServer
 from embedding_store.redis_url import redacted
 from embedding_store.service import store_service
+from embedding_store.warm import warming
 from master.checkpoint import write_checkpoint
 from master.core import Master
 from master.hooks import MasterOptions
@@ -75,6 +76,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
             workers = LocalWorkers(local_workers, server.address, run.path, options.deadline_s, options.transport)
             held.enter_context(workers)
             job.workers = workers
+        held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask
         code = job.train(began)
         _let_workers_leave(master)
         return code

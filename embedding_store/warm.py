@@ -11,10 +11,10 @@ from itertools import product
 
 import numpy as np
 
+from embedding_store.fused import FUSED
 from embedding_store.lookup_request import Bags
 from embedding_store.many_tables import lookup_many
 from embedding_store.memory import MemoryStore
-from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore, RowBlock
 from embedding_store.table import EmbeddingTable
@@ -94,7 +94,7 @@ def warming(store: EmbeddingStore) -> Iterator[None]:
     specs = list(store.specs().values())
     dtypes = sorted({"float32", *(spec.dtype for spec in specs)})
     trained = {(spec.dtype, spec.optimizer) for spec in specs if spec.dtype != "int8"}
-    fused = sorted((pair for pair in trained if row_optimizer(pair[1]).fused), key=repr)
+    fused = sorted((pair for pair in trained if pair[1].name in FUSED), key=repr)
 
     def warm() -> None:
         warm_lookups(dtypes)
