@@ -49,7 +49,8 @@ class MappedSlab(Slab):
         array = FileMapping(fd, size, size * _RESERVE_TIMES, writable=False).view(
             shape.rows, shape.columns, self._dtype
         )
-        array.flags.writeable = False
+        # NumPy may think that it can be written: kernels are compiled for such arrays, and
+        # would be compiled again for others. The system would not let anyone write.
         self._array = array
 
 
