@@ -15,8 +15,15 @@ from embedding_store.rpc_errors import raising
 from embedding_store.rpc_upload import StreamingUpload, Upload
 from embedding_store.spec import TableSpec
 from embedding_store.spec_messages import STORE_SERVICE, spec_to_message
-from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock
-from embedding_store.store_messages import block_frames, blocks_from_frames, commit_frames, ids_frames
+from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
+from embedding_store.store_messages import (
+    block_frames,
+    blocks_from_frames,
+    commit_frames,
+    ids_frames,
+    sightings_frames,
+    sightings_from_frames,
+)
 from embedding_store.v1 import store_pb2
 
 __all__ = ["RemoteStore"]
@@ -42,6 +49,10 @@ class RemoteStore(RemoteSource, EmbeddingStore):
         self._commit = Upload(channel, f"{path}/Commit", store_pb2.CommitReply.FromString)
         self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
         self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
+        self._put_sightings = Upload(channel, f"{path}/PutSightings", store_pb2.PutReply.FromString)
+        self._read_sightings = channel.unary_stream(
+            f"{path}/ReadSightings", store_pb2.ReadSightingsRequest.SerializeToString, None
+        )
         self._read_rows = StreamingUpload(channel, f"{path}/ReadRows")
         self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
 
@@ -141,6 +152,28 @@ class RemoteStore(RemoteSource, EmbeddingStore):
     def delete(self, table: str, ids: Int64) -> int:
         """As in `EmbeddingStore.delete`; rows that an attempt whose answer was lost took away are not counted."""
         return int(self._connection.call(lambda timeout: self._delete(ids_frames(table, ids), timeout)).rows)
+
+    def table_statistics(self, table: str) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`, of the server's store."""
+        request = store_pb2.TableStatisticsRequest(table=table)
+        told = self._connection.call(lambda timeout: self._stub.TableStatistics(request, timeout=timeout))
+        return TableStatistics(told.rows, told.bytes if told.HasField("bytes") else None, told.refused, told.evicted)
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`."""
+        request = store_pb2.ReadSightingsRequest(table=table)
+
+        def attempt(timeout: float) -> UInt8 | None:
+            try:
+                return sightings_from_frames(self._read_sightings(request, timeout=timeout))[1]
+            except BadInput as error:
+                raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
+
+        return self._connection.call(attempt)
+
+    def put_sightings(self, table: str, counters: UInt8) -> None:
+        """As in `EmbeddingStore.put_sightings`."""
+        self._connection.call(lambda timeout: self._put_sightings(sightings_frames(table, counters), timeout))
 
     def clear(self, table: str) -> None:
         """As in `EmbeddingStore.clear`."""

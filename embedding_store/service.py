@@ -18,7 +18,7 @@ from embedding_store.shared_store import SharedMemoryStore
 from embedding_store.spec import TableSpec
 from embedding_store.spec_messages import STORE_SERVICE, spec_to_message
 from embedding_store.store import EmbeddingStore, Int64
-from embedding_store.store_messages import LONGEST_WAIT_S, block_frames, ids_from_frames
+from embedding_store.store_messages import LONGEST_WAIT_S, block_frames, ids_from_frames, sightings_frames
 from embedding_store.v1 import store_pb2
 from embedding_store.write_service import write_handlers
 
@@ -54,6 +54,14 @@ def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
             servicer.count_rows,
             store_pb2.CountRowsRequest.FromString,
             store_pb2.CountRowsReply.SerializeToString,
+        ),
+        "TableStatistics": grpc.unary_unary_rpc_method_handler(
+            servicer.table_statistics,
+            store_pb2.TableStatisticsRequest.FromString,
+            store_pb2.TableStatisticsReply.SerializeToString,
+        ),
+        "ReadSightings": grpc.unary_stream_rpc_method_handler(
+            servicer.read_sightings, store_pb2.ReadSightingsRequest.FromString, None
         ),
         "Attach": grpc.unary_unary_rpc_method_handler(
             servicer.attach, store_pb2.AttachRequest.FromString, store_pb2.AttachReply.SerializeToString
@@ -107,6 +115,19 @@ class _StoreServicer:
     ) -> store_pb2.CountRowsReply:
         with answering(context):
             return store_pb2.CountRowsReply(rows=self._store.row_count(request.table))
+
+    def table_statistics(
+        self, request: store_pb2.TableStatisticsRequest, context: grpc.ServicerContext
+    ) -> store_pb2.TableStatisticsReply:
+        with answering(context):
+            told = self._store.table_statistics(request.table)
+            return store_pb2.TableStatisticsReply(
+                rows=told.rows, bytes=told.bytes, refused=told.refused, evicted=told.evicted
+            )
+
+    def read_sightings(self, request: store_pb2.ReadSightingsRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            yield from sightings_frames(request.table, self._store.sightings(request.table))
 
     def attach(self, request: store_pb2.AttachRequest, context: grpc.ServicerContext) -> store_pb2.AttachReply:
         with answering(context):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from embedding_store.errors import BadGradient, BadIds, BadInput
 from embedding_store.frames import BodyPlan, FrameReader, encode
-from embedding_store.store import Commit, Int64, RowBlock, TableUpdate
+from embedding_store.store import Commit, Int64, RowBlock, TableUpdate, UInt8
 from embedding_store.v1 import store_pb2
 
 __all__ = [
@@ -23,6 +23,8 @@ __all__ = [
     "ids_frames",
     "ids_from_frames",
     "require_wire_ids",
+    "sightings_frames",
+    "sightings_from_frames",
 ]
 
 LONGEST_WAIT_S = 60.0
@@ -156,6 +158,33 @@ def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64]:
     plan.add("ids", (header.count,), _INT64)
     (ids,) = reader.read(plan)
     return header.table, ids
+
+
+def sightings_frames(table: str, counters: UInt8 | None) -> Iterator[bytes]:
+    """The frames of one sketch, or of the answer that there is none.
+
+    Raises:
+        BadInput: an array that the wire has no place for; names its table.
+    """
+    if counters is None:
+        return encode(store_pb2.SightingsHeader(table=table).SerializeToString(), [])
+    if not isinstance(counters, np.ndarray) or counters.dtype != np.uint8 or counters.ndim != 1:
+        raise BadInput(f"table {table!r}: sightings must be uint8 [counters], got {_kind(counters)}")
+    return encode(store_pb2.SightingsHeader(table=table, counters=len(counters)).SerializeToString(), [counters])
+
+
+def sightings_from_frames(frames: Iterable[bytes]) -> tuple[str, UInt8 | None]:
+    """The table, and its sketch; None for one of no counters.
+
+    Raises:
+        BadInput: malformed frames.
+    """
+    reader = FrameReader(frames, "Sightings")
+    header = reader.header(store_pb2.SightingsHeader)
+    plan = BodyPlan("Sightings")
+    plan.add("sightings", (header.counters,), np.dtype(np.uint8))
+    (counters,) = reader.read(plan)
+    return header.table, counters if len(counters) else None
 
 
 def _require_rows(table: str, what: str, values: object, count: int, error: type[BadInput]) -> None:

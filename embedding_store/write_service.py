@@ -8,12 +8,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
+import numpy as np
 
 from embedding_store.errors import DeadlineExceeded, Unsupported, VersionError
 from embedding_store.rpc_errors import answering
 from embedding_store.spec_messages import spec_from_message
 from embedding_store.store import EmbeddingStore
-from embedding_store.store_messages import blocks_from_frames, commit_from_frames, ids_from_frames
+from embedding_store.store_messages import (
+    blocks_from_frames,
+    commit_from_frames,
+    ids_from_frames,
+    sightings_from_frames,
+)
 from embedding_store.v1 import store_pb2
 
 __all__ = ["write_handlers"]
@@ -44,6 +50,7 @@ def write_handlers(
         "Commit": bulk(servicer.commit, store_pb2.CommitReply),
         "CommitStaged": control(servicer.commit_staged, store_pb2.CommitStagedRequest, store_pb2.CommitReply),
         "Put": bulk(servicer.put, store_pb2.PutReply),
+        "PutSightings": bulk(servicer.put_sightings, store_pb2.PutReply),
         "Delete": bulk(servicer.delete, store_pb2.DeleteReply),
         "ClearTable": control(servicer.clear_table, store_pb2.ClearTableRequest, store_pb2.ClearTableReply),
         "DropTable": control(servicer.drop_table, store_pb2.DropTableRequest, store_pb2.DropTableReply),
@@ -113,6 +120,13 @@ class _WriteServicer:
             self._require_writable("Put")
             for table, block in blocks_from_frames(frames):
                 self._store.put(table, [block])
+            return store_pb2.PutReply()
+
+    def put_sightings(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> store_pb2.PutReply:
+        with answering(context):
+            self._require_writable("PutSightings")
+            table, counters = sightings_from_frames(frames)
+            self._store.put_sightings(table, np.empty(0, np.uint8) if counters is None else counters)
             return store_pb2.PutReply()
 
     def delete(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> store_pb2.DeleteReply:

@@ -624,6 +624,129 @@ class CountRowsReply(_message.Message):
 Global___CountRowsReply: _TypeAlias = CountRowsReply  # noqa: Y015
 
 @_typing.final
+class TableStatisticsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableStatisticsRequest: _TypeAlias = TableStatisticsRequest  # noqa: Y015
+
+@_typing.final
+class TableStatisticsReply(_message.Message):
+    """Of the table since its store was opened."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
+    rows: _builtins.int
+    """that hold a value of their own"""
+    bytes: _builtins.int
+    """of memory that they take; absent: unknown there"""
+    refused: _builtins.int
+    """gradients dropped, as their ids were not admitted yet"""
+    evicted: _builtins.int
+    """rows"""
+    def __init__(
+        self,
+        *,
+        rows: _builtins.int = ...,
+        bytes: _builtins.int | None = ...,
+        refused: _builtins.int = ...,
+        evicted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes", b"_bytes", "bytes", b"bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes", b"_bytes", "bytes", b"bytes", "evicted", b"evicted", "refused", b"refused", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bytes: _TypeAlias = _typing.Literal["bytes"]  # noqa: Y015
+    _WhichOneofArgType__bytes: _TypeAlias = _typing.Literal["_bytes", b"_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes) -> _WhichOneofReturnType__bytes | None: ...
+
+Global___TableStatisticsReply: _TypeAlias = TableStatisticsReply  # noqa: Y015
+
+@_typing.final
+class ReadSightingsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadSightingsRequest: _TypeAlias = ReadSightingsRequest  # noqa: Y015
+
+@_typing.final
+class SightingsHeader(_message.Message):
+    """The sketch of a table with admission.  Body: uint8 sightings[counters]; no
+    counters where the table has no sketch.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TABLE_FIELD_NUMBER: _builtins.int
+    COUNTERS_FIELD_NUMBER: _builtins.int
+    table: _builtins.str
+    counters: _builtins.int
+    def __init__(
+        self,
+        *,
+        table: _builtins.str = ...,
+        counters: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "table", b"table"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SightingsHeader: _TypeAlias = SightingsHeader  # noqa: Y015
+
+@_typing.final
+class SightingsFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    BODY_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    @_builtins.property
+    def header(self) -> Global___SightingsHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___SightingsHeader | None = ...,
+        body: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SightingsFrame: _TypeAlias = SightingsFrame  # noqa: Y015
+
+@_typing.final
 class ScanRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

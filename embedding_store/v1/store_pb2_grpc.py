@@ -59,6 +59,16 @@ class EmbeddingStoreStub:
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.SerializeToString,
                 response_deserializer=embedding__store_dot_v1_dot_store__pb2.CountRowsReply.FromString,
                 _registered_method=True)
+        self.TableStatistics = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/TableStatistics',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.TableStatisticsRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.TableStatisticsReply.FromString,
+                _registered_method=True)
+        self.ReadSightings = channel.unary_stream(
+                '/elastable.embedding_store.v1.EmbeddingStore/ReadSightings',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.ReadSightingsRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.SightingsFrame.FromString,
+                _registered_method=True)
         self.Scan = channel.unary_stream(
                 '/elastable.embedding_store.v1.EmbeddingStore/Scan',
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.ScanRequest.SerializeToString,
@@ -92,6 +102,11 @@ class EmbeddingStoreStub:
         self.Put = channel.stream_unary(
                 '/elastable.embedding_store.v1.EmbeddingStore/Put',
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
+                _registered_method=True)
+        self.PutSightings = channel.stream_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/PutSightings',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.SightingsFrame.SerializeToString,
                 response_deserializer=embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
                 _registered_method=True)
         self.Delete = channel.stream_unary(
@@ -151,6 +166,18 @@ class EmbeddingStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TableStatistics(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadSightings(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scan(self, request, context):
         """Every row that holds a value of its own: one bulk message after the other.
         """
@@ -191,6 +218,12 @@ class EmbeddingStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Put(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutSightings(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -248,6 +281,16 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
                     request_deserializer=embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.FromString,
                     response_serializer=embedding__store_dot_v1_dot_store__pb2.CountRowsReply.SerializeToString,
             ),
+            'TableStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.TableStatistics,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.TableStatisticsRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.TableStatisticsReply.SerializeToString,
+            ),
+            'ReadSightings': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadSightings,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.ReadSightingsRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.SightingsFrame.SerializeToString,
+            ),
             'Scan': grpc.unary_stream_rpc_method_handler(
                     servicer.Scan,
                     request_deserializer=embedding__store_dot_v1_dot_store__pb2.ScanRequest.FromString,
@@ -281,6 +324,11 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
             'Put': grpc.stream_unary_rpc_method_handler(
                     servicer.Put,
                     request_deserializer=embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
+            ),
+            'PutSightings': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutSightings,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.SightingsFrame.FromString,
                     response_serializer=embedding__store_dot_v1_dot_store__pb2.PutReply.SerializeToString,
             ),
             'Delete': grpc.stream_unary_rpc_method_handler(
@@ -439,6 +487,60 @@ class EmbeddingStore:
             '/elastable.embedding_store.v1.EmbeddingStore/CountRows',
             embedding__store_dot_v1_dot_store__pb2.CountRowsRequest.SerializeToString,
             embedding__store_dot_v1_dot_store__pb2.CountRowsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TableStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/TableStatistics',
+            embedding__store_dot_v1_dot_store__pb2.TableStatisticsRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.TableStatisticsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadSightings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/ReadSightings',
+            embedding__store_dot_v1_dot_store__pb2.ReadSightingsRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.SightingsFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -627,6 +729,33 @@ class EmbeddingStore:
             target,
             '/elastable.embedding_store.v1.EmbeddingStore/Put',
             embedding__store_dot_v1_dot_store__pb2.RowBlockFrame.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutSightings(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/PutSightings',
+            embedding__store_dot_v1_dot_store__pb2.SightingsFrame.SerializeToString,
             embedding__store_dot_v1_dot_store__pb2.PutReply.FromString,
             options,
             channel_credentials,

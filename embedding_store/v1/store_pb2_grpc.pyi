@@ -45,6 +45,8 @@ class EmbeddingStoreStub:
     at most 3.5 MiB of rows.
     """
     CountRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.CountRowsRequest, _store_pb2.CountRowsReply]
+    TableStatistics: _grpc.UnaryUnaryMultiCallable[_store_pb2.TableStatisticsRequest, _store_pb2.TableStatisticsReply]
+    ReadSightings: _grpc.UnaryStreamMultiCallable[_store_pb2.ReadSightingsRequest, _store_pb2.SightingsFrame]
     Scan: _grpc.UnaryStreamMultiCallable[_store_pb2.ScanRequest, _store_pb2.RowBlockFrame]
     """Every row that holds a value of its own: one bulk message after the other."""
     ReadRows: _grpc.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]
@@ -55,6 +57,7 @@ class EmbeddingStoreStub:
     Commit: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]
     CommitStaged: _grpc.UnaryUnaryMultiCallable[_store_pb2.CommitStagedRequest, _store_pb2.CommitReply]
     Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
+    PutSightings: _grpc.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]
     Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]
     ClearTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]
     DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
@@ -71,6 +74,8 @@ class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
     at most 3.5 MiB of rows.
     """
     CountRows: _aio.UnaryUnaryMultiCallable[_store_pb2.CountRowsRequest, _store_pb2.CountRowsReply]  # type: ignore[assignment]
+    TableStatistics: _aio.UnaryUnaryMultiCallable[_store_pb2.TableStatisticsRequest, _store_pb2.TableStatisticsReply]  # type: ignore[assignment]
+    ReadSightings: _aio.UnaryStreamMultiCallable[_store_pb2.ReadSightingsRequest, _store_pb2.SightingsFrame]  # type: ignore[assignment]
     Scan: _aio.UnaryStreamMultiCallable[_store_pb2.ScanRequest, _store_pb2.RowBlockFrame]  # type: ignore[assignment]
     """Every row that holds a value of its own: one bulk message after the other."""
     ReadRows: _aio.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]  # type: ignore[assignment]
@@ -81,6 +86,7 @@ class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
     Commit: _aio.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]  # type: ignore[assignment]
     CommitStaged: _aio.UnaryUnaryMultiCallable[_store_pb2.CommitStagedRequest, _store_pb2.CommitReply]  # type: ignore[assignment]
     Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
+    PutSightings: _aio.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]  # type: ignore[assignment]
     Delete: _aio.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
     ClearTable: _aio.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]  # type: ignore[assignment]
     DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
@@ -124,6 +130,20 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.CountRowsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.CountRowsReply, _abc.Awaitable[_store_pb2.CountRowsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def TableStatistics(
+        self,
+        request: _store_pb2.TableStatisticsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.TableStatisticsReply, _abc.Awaitable[_store_pb2.TableStatisticsReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ReadSightings(
+        self,
+        request: _store_pb2.ReadSightingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_store_pb2.SightingsFrame], _abc.AsyncIterator[_store_pb2.SightingsFrame]]: ...
 
     @_abc_1.abstractmethod
     def Scan(
@@ -174,6 +194,13 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
     def Put(
         self,
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowBlockFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
+
+    @_abc_1.abstractmethod
+    def PutSightings(
+        self,
+        request_iterator: _MaybeAsyncIterator[_store_pb2.SightingsFrame],
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.PutReply, _abc.Awaitable[_store_pb2.PutReply]]: ...
 

@@ -29,6 +29,7 @@ from tests.contracts.store_commits import CommitContract
 from tests.contracts.store_deletions import DeletionContract
 from tests.contracts.store_dtypes import DtypeContract
 from tests.contracts.store_lookups import LookupContract
+from tests.contracts.store_membership import MembershipContract
 from tests.contracts.store_samples import (
     JOIN_S,
     MakeStore,
@@ -42,7 +43,15 @@ from tests.contracts.store_samples import (
 from tests.contracts.store_updates import UpdateContract
 
 
-class StoreContract(LookupContract, BagContract, CommitContract, DeletionContract, UpdateContract, DtypeContract):
+class StoreContract(
+    LookupContract,
+    BagContract,
+    CommitContract,
+    DeletionContract,
+    MembershipContract,
+    UpdateContract,
+    DtypeContract,
+):
     """The suite. Subclasses override `make_store`, and say what they do not promise."""
 
     sees_whole_commits: ClassVar[bool] = True

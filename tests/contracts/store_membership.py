@@ -1,0 +1,93 @@
+"""What every store promises of admission and eviction: that it keeps them, or refuses them by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import BadInput, TableNotFound, Unsupported
+from embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from embedding_store.store import EmbeddingStore
+from tests.contracts.store_samples import MakeStore, commit, int64, rows_by_id, update
+
+ADMITTING = TableSpec("admits", 4, optimizer=OptimizerSpec.of("adagrad"), admission=AdmissionSpec(2, 1 << 12))
+EVICTING = TableSpec("evicts", 4, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_age=2))
+
+
+def made(store: EmbeddingStore, *specs: TableSpec) -> bool:
+    """Whether the store keeps such tables; it has refused them by name where it does not."""
+    for spec in specs:
+        part = "admission" if spec.eviction is None else "eviction"
+        try:
+            store.create_table(spec)
+        except Unsupported as error:
+            told = str(error)
+        else:
+            continue
+        assert spec.name in told
+        assert part in told
+        assert spec.name not in store.specs()
+        return False
+    return True
+
+
+class MembershipContract:
+    """Part of `StoreContract`."""
+
+    def test_ids_are_admitted_at_the_sighting_that_was_asked_for(self, store: EmbeddingStore) -> None:
+        if not made(store, ADMITTING):
+            return
+        commit(store, {"admits": update(int64(1, 2, 3), 4)})
+        assert (store.row_count("admits"), list(store.scan("admits"))) == (0, [])
+        commit(store, {"admits": update(int64(3, 4), 4)})
+        assert set(rows_by_id(store, "admits")) == {3}
+        told = store.table_statistics("admits")
+        assert (told.rows, told.refused, told.evicted) == (1, 4, 0)
+
+    def test_rows_are_evicted_at_their_age(self, store: EmbeddingStore) -> None:
+        if not made(store, EVICTING):
+            return
+        commit(store, {"evicts": update(int64(1, 2, 3), 4)})
+        commit(store, {"evicts": update(int64(3), 4)})
+        commit(store, {})
+        assert set(rows_by_id(store, "evicts")) == {1, 2, 3}
+        commit(store, {})
+        assert set(rows_by_id(store, "evicts")) == {3}
+        told = store.table_statistics("evicts")
+        assert (told.rows, told.refused, told.evicted) == (1, 0, 2)
+
+    def test_scan_and_sightings_carry_all_that_membership_needs(
+        self, store: EmbeddingStore, make_store: MakeStore
+    ) -> None:
+        if not made(store, ADMITTING, EVICTING):
+            return
+        for seed in range(3):
+            ids = np.unique(np.random.default_rng(seed).integers(-40, 40, 40))
+            commit(store, {"admits": update(ids, 4, seed), "evicts": update(ids[::2], 4, seed)})
+        with make_store() as copy:
+            assert made(copy, ADMITTING, EVICTING)
+            for name in ("admits", "evicts"):
+                copy.put(name, list(store.scan(name, 11)))
+            counters = store.sightings("admits")
+            assert counters is not None
+            assert counters.dtype == np.uint8
+            copy.put_sightings("admits", counters)
+            copy.reset_version(3)
+            for seed in range(3, 8):
+                ids = np.unique(np.random.default_rng(seed).integers(-40, 40, 12))
+                for each in (store, copy):
+                    commit(each, {"admits": update(ids, 4, seed), "evicts": update(ids, 4, seed)})
+                for name in ("admits", "evicts"):
+                    assert rows_by_id(copy, name) == rows_by_id(store, name)
+
+    def test_tables_without_admission_have_no_sightings(self, store: EmbeddingStore) -> None:
+        store.create_table(TableSpec("plain", 4))
+        assert store.sightings("plain") is None
+        assert store.table_statistics("plain").rows == 0
+        with pytest.raises(BadInput, match="'plain'"):
+            store.put_sightings("plain", np.zeros(64, np.uint8))
+        with pytest.raises(TableNotFound, match="'nobody'"):
+            store.table_statistics("nobody")
+        if made(store, ADMITTING):
+            with pytest.raises(BadInput, match=r"'admits'.*uint8 \[4096\]"):
+                store.put_sightings("admits", np.zeros(64, np.uint8))
