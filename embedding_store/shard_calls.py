@@ -38,14 +38,18 @@ class ShardCalls:
             StoreFailed: a call did not end.
         """
         started: dict[int, Future[T]] = {}
-        if together and self._executor is not None:
-            started = {shard: self._executor.submit(call) for shard, call in list(calls.items())[1:]}
         results: dict[int, T] = {}
         errors: dict[int, Exception] = {}
+        executor = self._executor if together else None
         try:
+            if executor is not None:
+                for shard, call in list(calls.items())[1:]:
+                    started[shard] = executor.submit(call)
             for shard, call in calls.items():
                 if shard not in started:
                     _keep(shard, call, results, errors)
+        except RuntimeError as error:  # of the executor alone: whatever a call raises is kept
+            raise StoreFailed("the store of several shards is closed") from error
         finally:
             unfinished = wait(started.values(), timeout=_DEADLINE_S).not_done
         if unfinished:

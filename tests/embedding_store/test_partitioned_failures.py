@@ -17,10 +17,15 @@ from embedding_store.errors import (
 )
 from embedding_store.memory import MemoryStore
 from embedding_store.partitioned import PartitionedStore
+from embedding_store.redis_store import RedisStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, TableUpdate
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, rows_by_id, update
+from tests.cutting_proxy import cutting_proxy
+from tests.embedding_store.disturbed_job import IDS as JOB_IDS
+from tests.embedding_store.disturbed_job import SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.failing_shard import FailingShard
+from tests.servers import Server
 
 IDS = np.arange(12)
 
@@ -37,7 +42,7 @@ def broken(strategy: str = "token", after: bool = False) -> tuple[PartitionedSto
     return store, shards
 
 
-def undisturbed() -> dict[int, tuple[bytes, bytes]]:
+def twice_trained() -> dict[int, tuple[bytes, bytes]]:
     with MemoryStore(threads=1) as store:
         store.create_table(fixed(dim=5, optimizer=OptimizerSpec.of("adam")))
         for seed in range(2):
@@ -63,7 +68,7 @@ def test_the_same_commit_repairs_it(strategy: str) -> None:
         store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
         assert store.version() == 2
         store.lookup({"cities": IDS}, version=2)
-        assert rows_by_id(store, "cities") == undisturbed()
+        assert rows_by_id(store, "cities") == twice_trained()
         commit(store, {"cities": update(IDS, 5)})
 
 
@@ -74,7 +79,7 @@ def test_another_process_can_repair_it() -> None:
     with pytest.raises(StoreFailed, match="different versions"):
         store.lookup({"cities": IDS})
     store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
-    assert rows_by_id(store, "cities") == undisturbed()
+    assert rows_by_id(store, "cities") == twice_trained()
     store.lookup({"cities": IDS})
 
 
@@ -83,7 +88,7 @@ def test_a_lost_answer_is_repeated_without_harm() -> None:
     assert [shard.version() for shard in shards] == [2, 2, 2]
     store.lookup({"cities": IDS})  # all of it stands, which nobody knew
     store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
-    assert rows_by_id(store, "cities") == undisturbed()
+    assert rows_by_id(store, "cities") == twice_trained()
     with pytest.raises(StaleVersion):
         store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
 
@@ -95,7 +100,7 @@ def test_it_may_fail_again_and_again() -> None:
         with pytest.raises(StoreFailed, match="again"):
             store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
     store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
-    assert rows_by_id(store, "cities") == undisturbed()
+    assert rows_by_id(store, "cities") == twice_trained()
 
 
 def test_restored_rows_end_it() -> None:
@@ -204,3 +209,33 @@ def test_a_commit_with_gradients_of_one_shard_advances_all() -> None:
         commit(store, {})
         store.lookup({"cities": IDS}, version=2)
         store.lookup({}, version=2)
+
+
+@pytest.mark.parametrize("strategy", ["token", "encoding"])
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_redis_shard_that_dies_in_the_middle_of_a_commit(durable: Server, strategy: str, same_process: bool) -> None:
+    """Some of its partitions have the commit and some have not; the shard in memory has it."""
+    memory = MemoryStore(threads=1)
+    with cutting_proxy(durable.port) as proxy:
+        redis = RedisStore(f"redis://127.0.0.1:{proxy.port}")
+        store = PartitionedStore([redis, memory], strategy)
+        for spec in SPECS.values():
+            store.create_table(spec)
+        store.commit(commit_of(1))
+        proxy.when_cut, proxy.transactions = durable.kill, 5
+        with pytest.raises(StoreFailed, match=r"version 2 did not end on shard 0 of 2.*broke off.*repeat"):
+            store.commit(commit_of(2))
+        durable.start()
+        assert (memory.version(), redis.version(), store.version()) == (2, 1, 1)
+        with pytest.raises(StoreFailed, match="version 1 on shard 0; version 2 on shard 1"):
+            store.lookup(dict.fromkeys(SPECS, JOB_IDS))
+        with pytest.raises(StoreFailed, match="that very commit"):
+            store.commit(Commit(2, {}, 1, {}))
+        if not same_process:
+            redis.close()
+            store = PartitionedStore([RedisStore(durable.url), memory], strategy)
+        with store:
+            store.commit(commit_of(2))
+            store.commit(commit_of(3))
+            assert store.version() == 3
+            assert everything(store) == everything(undisturbed(3))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embedding_store.cached_store import CachedStore
-from embedding_store.errors import FutureVersion, StaleVersion
+from embedding_store.errors import FutureVersion, StaleVersion, StoreFailed, TableNotFound
 from embedding_store.file_store import FileStore
 from embedding_store.initial_values import initial_rows
 from embedding_store.memory import MemoryStore
@@ -189,3 +189,25 @@ def test_named_versions_beside_every_other_call(kind: str, tmp_path: Path) -> No
 
         on_threads([commit, *[look] * 4, *[disturb] * 3], done)
         assert (store.lookup({"sums": ids}, 40)["sums"] == 40).all()
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_store_that_is_closed_beside_lookups_says_so(kind: str, tmp_path: Path) -> None:
+    ids, done = np.arange(20_000), threading.Event()
+    store = STORES[kind](tmp_path)
+    store.create_table(SUMS)
+
+    def look() -> None:
+        try:
+            for _ in range(10_000):
+                store.lookup({"sums": ids})
+                done.set()
+        except (StoreFailed, TableNotFound):
+            return
+        raise AssertionError("the closed store went on answering")
+
+    def close() -> None:
+        assert done.wait(JOIN_S)
+        store.close()
+
+    on_threads([*[look] * (THREADS - 1), close], done)
