@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import BadInput, TableNotFound, Unsupported
+from embedding_store.initial_values import initial_rows
 from embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore
 from tests.contracts.store_samples import MakeStore, commit, int64, rows_by_id, update
@@ -51,8 +52,12 @@ class MembershipContract:
         commit(store, {"evicts": update(int64(3), 4)})
         commit(store, {})
         assert set(rows_by_id(store, "evicts")) == {1, 2, 3}
+        gone, everyone = int64(1, 2), int64(1, 2, 3)
+        for _ in range(4):  # a cache has them by then
+            assert (store.lookup({"evicts": gone})["evicts"] != initial_rows(EVICTING, gone)).any()
         commit(store, {})
         assert set(rows_by_id(store, "evicts")) == {3}
+        np.testing.assert_array_equal(store.lookup({"evicts": everyone})["evicts"][:2], initial_rows(EVICTING, gone))
         told = store.table_statistics("evicts")
         assert (told.rows, told.refused, told.evicted) == (1, 0, 2)
 
