@@ -80,7 +80,7 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
                 raise BadSpec(f"{where}strategy {name!r}; known strategies are {', '.join(STRATEGIES)}")
         self._changing = threading.Lock()
         self._timeout_s = timeout_s
-        self._commits = ShardCommits(self._stores, self._calls)
+        self._commits = ShardCommits(self._stores, self._calls, self._in_memory)
         if len(set(self._versions().values())) > 1:
             self._apart = "a commit broke off; repeat it"
 

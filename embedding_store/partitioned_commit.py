@@ -17,6 +17,8 @@ from embedding_store.store import Commit, EmbeddingStore, Float32, TableUpdate, 
 
 __all__ = ["ShardCommits"]
 
+_FEW_VALUES = 1 << 13  # which stores in memory have updated before a thread has started
+
 _Share = list[tuple[Partition, Part, TableUpdate, Float32 | None]]
 """A shard's part of every table's update, and the squares of whole rows."""
 
@@ -32,9 +34,11 @@ class _BrokenOff:
 class ShardCommits:
     """Splits commits over shards. Not thread-safe: one commit after the other."""
 
-    def __init__(self, stores: Sequence[EmbeddingStore], calls: ShardCalls) -> None:
+    def __init__(self, stores: Sequence[EmbeddingStore], calls: ShardCalls, in_memory: bool) -> None:
+        """`in_memory`: whether the stores answer faster than a thread starts, where there is little to do."""
         self._stores = stores
         self._calls = calls
+        self._in_memory = in_memory
         self._broken_off: _BrokenOff | None = None
 
     def forget(self) -> None:
@@ -59,12 +63,14 @@ class ShardCommits:
             squares = table.row_squares(update)
             for part in table.parts(update.ids):
                 shares[part.shard].append((table, part, update, squares))
-        staged = self._calls.run({shard: partial(self._stage, shard, commit, shares[shard]) for shard in behind})
+        together = not self._in_memory or sum(update.gradients.size for update in commit.updates.values()) > _FEW_VALUES
+        stages = {shard: partial(self._stage, shard, commit, shares[shard]) for shard in behind}
+        staged = self._calls.run(stages, together)
         # Those without rows last: should all that have some fail, the store is as it was.
         touched = [shard for shard in behind if any(len(part.ids) for _, part, _, _ in shares[shard])]
         untouched = [shard for shard in behind if shard not in touched]
         waves = [{shard: staged[shard] for shard in wave} for wave in (touched, untouched) if wave]
-        return partial(self._finish, commit, waves)
+        return partial(self._finish, commit, waves, together)
 
     def _behind(self, commit: Commit, versions: Mapping[int, int]) -> list[int]:
         """The shards that do not have the commit yet."""
@@ -90,9 +96,9 @@ class ShardCommits:
         rates = {name: rate for name, rate in commit.learning_rates.items() if name in updates}
         return self._stores[shard].stage(Commit(commit.version, updates, commit.step, rates))
 
-    def _finish(self, commit: Commit, waves: Sequence[Mapping[int, Callable[[], None]]]) -> None:
+    def _finish(self, commit: Commit, waves: Sequence[Mapping[int, Callable[[], None]]], together: bool) -> None:
         for wave in waves:
-            done, errors = self._calls.outcomes(wave)
+            done, errors = self._calls.outcomes(wave, together)
             if errors:
                 self._break_off(commit, errors, nothing_stands=not done and wave is waves[0])
         self._broken_off = None
