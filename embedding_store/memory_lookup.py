@@ -8,6 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from embedding_store.checks import any_outside, require_ids
+from embedding_store.errors import IdOutOfRange
 from embedding_store.lookup_request import LookupRequest, require_width
 from embedding_store.range_pool import RangePool
 from embedding_store.row_gather import can_stream
@@ -63,11 +64,16 @@ def _rows(table: TableReader, request: LookupRequest, stream: bool) -> tuple[int
 
     def work(start: int, stop: int) -> None:
         ids = request.ids[start:stop]
-        _refuse_outside(table, request, start, stop)
-        if request.places is None:
-            table.read(ids, request.out[start:stop], stream)
-        else:
+        if request.places is not None or not table.checks_ids:
+            _refuse_outside(table, request, start, stop)
+        if request.places is not None:
             table.read_apart(ids, request.places[start:stop], request.out, stream)
+            return
+        try:
+            table.read(ids, request.out[start:stop], stream)
+        except IdOutOfRange:
+            require_ids(table.spec, request.ids)  # which names the position among all of them
+            raise
 
     return len(request.ids), work
 

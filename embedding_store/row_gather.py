@@ -30,16 +30,16 @@ def can_stream(out: Float32) -> bool:
     return aligned and columns <= _STREAMED_COLUMNS
 
 
-def gather(rows: Float32, positions: Int64, out: Float32, stream: bool) -> None:
-    """out[i] = rows[positions[i]]; rows at negative positions are left alone.
+def gather(rows: Float32, positions: Int64, out: Float32, stream: bool) -> int:
+    """out[i] = rows[positions[i]] for every `0 <= position < m`, and their number; other rows of `out` are left alone.
 
     Args:
         rows: float32 `[m, dim]`.
-        positions: int64 `[n]`, below m.
+        positions: int64 `[n]`.
         out: float32 `[n, dim]`; rows may lie apart, columns may not.
         stream: Past the caches; only where `can_stream(out)`.
     """
-    _gather(rows, positions, out, stream, rows_ahead(rows.shape[1]))
+    return int(_gather(rows, positions, out, stream, rows_ahead(rows.shape[1])))
 
 
 def gather_marked(rows: Float32, marks: Words, ids: Int64, out: Float32, missing: Int64, stream: bool) -> int:
@@ -48,7 +48,7 @@ def gather_marked(rows: Float32, marks: Words, ids: Int64, out: Float32, missing
     Args:
         rows: float32 `[m, dim]`.
         marks: uint64 `[ceil(m / 64)]`.
-        ids: int64 `[n]`, `0 <= id < m`.
+        ids: int64 `[n]`; those outside `0 <= id < m` are missing.
         out: float32 `[n, dim]`; rows may lie apart, columns may not.
         missing: int64 `[n]`.
         stream: As in `gather`.
@@ -75,18 +75,22 @@ def scatter_rows(rows: Float32, places: Int64, out: Float32) -> None:
 
 
 @kernel
-def _gather(rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int) -> None:
+def _gather(rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int) -> int:
     last = len(positions) - 1
+    size = np.uint64(len(rows))
+    count = 0
     for i in range(len(positions)):
         # A position of -1 asks for an address before the rows: harmless, and no branch.
         prefetch_row(rows, positions[min(i + ahead, last)])
         p = positions[i]
-        if p >= 0:
+        if np.uint64(p) < size:
+            count += 1
             if stream:
                 stream_row(out, i, rows, p)
             else:
                 copy_row(out, i, rows, p)
     drain_streams()
+    return count
 
 
 @kernel
@@ -94,11 +98,12 @@ def _gather_marked(
     rows: Float32, marks: Words, ids: Int64, out: Float32, missing: Int64, stream: bool, ahead: int
 ) -> int:
     last = len(ids) - 1
+    size = np.uint64(len(rows))
     count = 0
     for i in range(len(ids)):
         prefetch_row(rows, ids[min(i + ahead, last)])
         p = ids[i]
-        if (marks[p >> 6] >> np.uint64(p & 63)) & np.uint64(1):
+        if np.uint64(p) < size and (marks[p >> 6] >> np.uint64(p & 63)) & np.uint64(1):
             if stream:
                 stream_row(out, i, rows, p)
             else:

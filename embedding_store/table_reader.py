@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from embedding_store.checks import require_ids
 from embedding_store.initial_values import initial_rows, write_initial_rows
 from embedding_store.row_fold import fold_bags
 from embedding_store.row_gather import Words, gather, gather_apart, gather_marked, scatter_rows
@@ -47,7 +48,7 @@ class ReadsRows(Protocol):
 
 
 class TableReader:
-    """Rows of one table. Ids handed in have been checked; callers do the locking.
+    """Rows of one table. Ids handed in have been checked, unless it is said otherwise; callers do the locking.
 
     Args:
         spec: The table.
@@ -60,14 +61,23 @@ class TableReader:
         self._directory: FindsPositions = directory
         self._rows: ReadsRows = rows
 
+    @property
+    def checks_ids(self) -> bool:
+        """Whether `read` looks by itself whether ids are in the vocabulary, at no cost."""
+        return self._rows.plain is not None and self._directory.marks is not None
+
     def read(self, ids: Int64, out: Float32, stream: bool = False) -> None:
         """Rows of `ids` int64 `[n]` into `out` float32 `[n, dim]`; writes nothing else.
 
         Rows of `out` may lie apart, columns may not. `stream`: past the caches, where `can_stream(out)`.
+
+        Raises:
+            IdOutOfRange: where `checks_ids`; rows may have been written.
         """
         plain, marks = self._rows.plain, self._directory.marks
         if plain is not None and marks is not None and self._directory.count == len(plain):
-            gather(plain, ids, out, stream)
+            if gather(plain, ids, out, stream) < len(ids):
+                require_ids(self.spec, ids)
             return
         if plain is None and marks is not None and self._directory.count == self.spec.vocabulary_size:
             self._rows.read(ids, out)  # every id has a row, at its own position
@@ -75,6 +85,7 @@ class TableReader:
         positions = np.empty(len(ids), np.int64)
         if plain is not None and marks is not None:
             unseen = positions[: gather_marked(plain, marks, ids, out, positions, stream)]
+            require_ids(self.spec, ids[unseen])
         else:
             missing = self._directory.find(ids, positions)
             if plain is not None:

@@ -81,3 +81,15 @@ def test_nothing_to_gather_or_fold() -> None:
     assert (out == GUARD).all()
     fold_bags(rows, rows[:0], none, np.zeros(3, np.int64), None, "mean", out)
     assert not out.any()
+
+
+def test_what_is_outside_is_left_alone_and_counted() -> None:
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    ids = np.array([2, 3, -1, 0, 2**63 - 1, -(2**63)])
+    out = np.full((6, 4), GUARD, np.float32)
+    assert gather(rows, ids, out, True) == 2
+    np.testing.assert_array_equal(out[[0, 3]], rows[[2, 0]])
+    missing = np.empty(6, np.int64)
+    assert gather_marked(rows, np.array([7], np.uint64), ids, out, missing, False) == 4
+    assert missing[:4].tolist() == [1, 2, 4, 5]
+    assert (out[[1, 2, 4, 5]] == GUARD).all()

@@ -283,3 +283,15 @@ def test_a_bad_id_anywhere_is_named_as_the_first_of_all() -> None:
             table.lookup(ids)
         with pytest.raises(IdOutOfRange, match="id 60 at position 150000"):
             table.lookup(ids.reshape(-1, 4), combiner="sum")
+
+
+@pytest.mark.parametrize("present", [0, 20, 50])
+@pytest.mark.parametrize("bad", [50, -1, 2**63 - 1, -(2**63)])
+def test_an_id_outside_is_refused_however_many_rows_there_are(present: int, bad: int) -> None:
+    with MemoryStore(threads=1) as store:
+        table = filled(store, TableSpec("t", 32, 50, optimizer=SGD), np.arange(present))
+        with pytest.raises(IdOutOfRange, match=rf"\bid {bad} at position 2\b"):
+            table.lookup([1, 49, bad, 3])
+        with pytest.raises(IdOutOfRange, match=rf"\bid {bad} at position 1\b"):
+            store.lookup({"t": np.array([1, bad])})
+        assert len(table) == present
