@@ -56,8 +56,12 @@ if TYPE_CHECKING:
     from embedding_store.many_tables import LookupStrategy, lookup_many
     from embedding_store.memory import MemoryStore
     from embedding_store.partitioned import PartitionedStore
+    from embedding_store.remote import RemoteSource
+    from embedding_store.remote_store import RemoteStore
     from embedding_store.repartition import repartition
     from embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
+    from embedding_store.shared_source import SharedSource
+    from embedding_store.shared_store import SharedMemoryStore
     from embedding_store.table import EmbeddingTable
     from embedding_store.table_update import IndexedSlices, TableSlices, update_many, update_tables
 
@@ -94,6 +98,10 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "FileStore",
     "MemoryStore",
     "PartitionedStore",
+    "RemoteSource",
+    "RemoteStore",
+    "SharedMemoryStore",
+    "SharedSource",
     "repartition",
     # Tables in another dtype.
     "Conversion",
@@ -153,7 +161,11 @@ _LOADED_LATE = {
     "LookupStrategy": "many_tables",
     "MemoryStore": "memory",
     "PartitionedStore": "partitioned",
+    "RemoteSource": "remote",
+    "RemoteStore": "remote_store",
     "RowOptimizer": "row_optimizer",
+    "SharedMemoryStore": "shared_store",
+    "SharedSource": "shared_source",
     "SlotSpec": "row_optimizer",
     "TableSlices": "table_update",
     "as_ids": "checks",
