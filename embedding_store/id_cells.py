@@ -44,8 +44,7 @@ __all__ = [
 Cells = npt.NDArray[np.uint64]
 """uint64 `[lines, 8]`."""
 
-Word = Any
-"""One uint64 of them, which mypy would have become something else at every operator."""
+Word = Any  # one uint64 of them, which mypy would have become something else at every operator
 
 Place = tuple[Word, Word, Word, Word]
 """The words of `state` that say where an id lies: BITS, WAYS, GROWN, SEED."""
@@ -357,6 +356,8 @@ def remove(cells: Cells, row_ids: Int64, state: Int64, ids: Int64) -> int:
     place = _now(state)
     count = 0
     for i in range(len(ids)):
+        first, at = _home(ids[min(i + _AHEAD, len(ids) - 1)], place)
+        prefetch_line(cells, first + at, 0)
         first, at = _home(ids[i], place)
         line, k = _seek(cells, first, at, ids[i])
         if k >= _FULL:
