@@ -60,6 +60,14 @@ def _divide(out: Float32, bag: int, divisor: np.float32) -> None:
 
 
 @kernel
+def _weight_divisor(kind: int, weights: Float32) -> np.float32:
+    total = np.float32(0)
+    for weight in weights:
+        total += weight if kind == _MEAN else weight * weight
+    return total if kind == _MEAN else np.sqrt(total)
+
+
+@kernel
 def _fold(
     rows: Float32,
     fresh: Float32,
@@ -97,10 +105,9 @@ def _fold(
             j += 2
         if dim - j >= 1:
             _FOLD_1(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-        if kind == _MEAN:
-            _divide(out, b, np.float32(stop - i))
-        elif kind == _SQRTN:
-            _divide(out, b, np.sqrt(np.float32(stop - i)))
+        if kind != _SUM:
+            count = np.float32(stop - i)
+            _divide(out, b, count if kind == _MEAN else np.sqrt(count))
 
 
 @kernel
@@ -141,12 +148,5 @@ def _fold_weighted(
             j += 2
         if dim - j >= 1:
             _WEIGH_1(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-        total = np.float32(0)
-        if kind == _MEAN:
-            for k in range(i, stop):
-                total += weights[k]
-            _divide(out, b, total)
-        elif kind == _SQRTN:
-            for k in range(i, stop):
-                total += weights[k] * weights[k]
-            _divide(out, b, np.sqrt(total))
+        if kind != _SUM:
+            _divide(out, b, _weight_divisor(kind, weights[i:stop]))
