@@ -16,14 +16,14 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["kernel", "prefetch", "prefetch_distance", "prefetch_line"]
+__all__ = ["LINE_VALUES", "PREFETCH_VALUES", "inlined", "kernel", "prefetch", "prefetch_distance", "prefetch_line"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 
-_PREFETCH_VALUES = 128
-_LINE_VALUES = 16  # float32 in a cache line of 64 bytes
+PREFETCH_VALUES = 128  # of a long row: the processor sees a run by itself
+LINE_VALUES = 16  # float32 in a cache line of 64 bytes
 # Of each array that a row's update reads and writes. Measured on 2 M rows: rows of 8 to 32 values are updated up to
 # twice as fast as with 8 rows ahead, rows of 64 and more no slower.
 _VALUES_AHEAD = 768
@@ -45,6 +45,16 @@ def kernel(function: F) -> F:
         # container without a home): compiled anew in each process, some seconds in all.
         compiled = numba.njit(**_OPTIONS)(function)
     return compiled
+
+
+def inlined(function: F) -> F:
+    """A function that becomes part of each kernel (of its own file) that calls it, for that call's constants.
+
+    So a loop can be compiled once for each of some lengths that are known, and
+    once for any.
+    """
+    inside: F = numba.njit(inline="always", **_OPTIONS)(function)
+    return inside
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -73,7 +83,7 @@ def prefetch(array: npt.NDArray[Any], row: Any) -> None:
 
     Of long rows only the first 128 values: the processor sees a run by itself.
     """
-    for column in range(0, min(array.shape[1], _PREFETCH_VALUES), _LINE_VALUES):
+    for column in range(0, min(array.shape[1], PREFETCH_VALUES), LINE_VALUES):
         prefetch_line(array, row, column)
 
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.kernel import kernel, prefetch, prefetch_distance
+from embedding_store.kernel import (
+    LINE_VALUES,
+    PREFETCH_VALUES,
+    inlined,
+    kernel,
+    prefetch_distance,
+    prefetch_line,
+)
 from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
@@ -40,6 +47,35 @@ class Adagrad(FusedOptimizer):
         _adagrad(weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, self._epsilon)
 
 
+@inlined
+def _adagrad_rows(
+    weights: Float32,
+    places: Int64,
+    slots: Float32,
+    positions: Int64,
+    gradients: Float32,
+    dim: int,
+    rate: np.float32,
+    decay: np.float32,
+    epsilon: np.float32,
+) -> None:
+    count = len(gradients)
+    far = prefetch_distance(dim)
+    for i in range(count):
+        later = min(i + far, count - 1)
+        for column in range(0, min(dim, PREFETCH_VALUES), LINE_VALUES):
+            prefetch_line(weights, places[later], column)
+            prefetch_line(slots, positions[later], column)
+        w = weights[places[i]]
+        s = slots[positions[i]]
+        g = gradients[i]
+        for j in range(dim):
+            a = s[j] + g[j] * g[j]
+            s[j] = a
+            x = w[j] - w[j] * decay * rate
+            w[j] = x - rate * g[j] / np.sqrt(a + epsilon)
+
+
 @kernel
 def _adagrad(
     weights: Float32,
@@ -51,17 +87,15 @@ def _adagrad(
     decay: np.float32,
     epsilon: np.float32,
 ) -> None:
-    count, dim = gradients.shape
-    far = prefetch_distance(dim)
-    for i in range(count):
-        ahead = min(i + far, count - 1)
-        prefetch(weights, places[ahead])
-        prefetch(slots, positions[ahead])
-        w = weights[places[i]]
-        s = slots[positions[i]]
-        g = gradients[i]
-        for j in range(dim):
-            a = s[j] + g[j] * g[j]
-            s[j] = a
-            x = w[j] - w[j] * decay * rate
-            w[j] = x - rate * g[j] / np.sqrt(a + epsilon)
+    """Compiled for the common lengths of rows, and for any other."""
+    dim = gradients.shape[1]
+    if dim == 16:
+        _adagrad_rows(weights, places, slots, positions, gradients, 16, rate, decay, epsilon)
+    elif dim == 32:
+        _adagrad_rows(weights, places, slots, positions, gradients, 32, rate, decay, epsilon)
+    elif dim == 64:
+        _adagrad_rows(weights, places, slots, positions, gradients, 64, rate, decay, epsilon)
+    elif dim == 128:
+        _adagrad_rows(weights, places, slots, positions, gradients, 128, rate, decay, epsilon)
+    else:
+        _adagrad_rows(weights, places, slots, positions, gradients, dim, rate, decay, epsilon)

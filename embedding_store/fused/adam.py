@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from embedding_store.fused.power import float32_power
-from embedding_store.kernel import kernel, prefetch, prefetch_distance
+from embedding_store.kernel import (
+    LINE_VALUES,
+    PREFETCH_VALUES,
+    inlined,
+    kernel,
+    prefetch,
+    prefetch_distance,
+    prefetch_line,
+)
 from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
@@ -65,6 +73,42 @@ class Adam(FusedOptimizer):
         run(weights, places, slots, positions, gradients, rate, self._decay, alpha, *shares, self._epsilon)
 
 
+@inlined
+def _adam_rows(
+    weights: Float32,
+    places: Int64,
+    slots: Float32,
+    positions: Int64,
+    gradients: Float32,
+    dim: int,
+    rate: np.float32,
+    decay: np.float32,
+    alpha: np.float32,
+    share_1: np.float32,
+    share_2: np.float32,
+    epsilon: np.float32,
+) -> None:
+    count = len(gradients)
+    far = prefetch_distance(dim)
+    for i in range(count):
+        later = min(i + far, count - 1)
+        for column in range(0, min(dim, PREFETCH_VALUES), LINE_VALUES):
+            prefetch_line(weights, places[later], column)
+        for column in range(0, min(2 * dim, PREFETCH_VALUES), LINE_VALUES):
+            prefetch_line(slots, positions[later], column)
+        w = weights[places[i]]
+        momenta = slots[positions[i], :dim]
+        velocities = slots[positions[i], dim:]
+        g = gradients[i]
+        for j in range(dim):
+            m = momenta[j] + (g[j] - momenta[j]) * share_1
+            v = velocities[j] + (g[j] * g[j] - velocities[j]) * share_2
+            momenta[j] = m
+            velocities[j] = v
+            x = w[j] - w[j] * decay * rate
+            w[j] = x - m * alpha / (np.sqrt(v) + epsilon)
+
+
 @kernel
 def _adam(
     weights: Float32,
@@ -79,23 +123,18 @@ def _adam(
     share_2: np.float32,
     epsilon: np.float32,
 ) -> None:
-    count, dim = gradients.shape
-    far = prefetch_distance(dim)
-    for i in range(count):
-        ahead = min(i + far, count - 1)
-        prefetch(weights, places[ahead])
-        prefetch(slots, positions[ahead])
-        w = weights[places[i]]
-        momenta = slots[positions[i], :dim]
-        velocities = slots[positions[i], dim:]
-        g = gradients[i]
-        for j in range(dim):
-            m = momenta[j] + (g[j] - momenta[j]) * share_1
-            v = velocities[j] + (g[j] * g[j] - velocities[j]) * share_2
-            momenta[j] = m
-            velocities[j] = v
-            x = w[j] - w[j] * decay * rate
-            w[j] = x - m * alpha / (np.sqrt(v) + epsilon)
+    """Compiled for the common lengths of rows, and for any other."""
+    dim = gradients.shape[1]
+    if dim == 16:
+        _adam_rows(weights, places, slots, positions, gradients, 16, rate, decay, alpha, share_1, share_2, epsilon)
+    elif dim == 32:
+        _adam_rows(weights, places, slots, positions, gradients, 32, rate, decay, alpha, share_1, share_2, epsilon)
+    elif dim == 64:
+        _adam_rows(weights, places, slots, positions, gradients, 64, rate, decay, alpha, share_1, share_2, epsilon)
+    elif dim == 128:
+        _adam_rows(weights, places, slots, positions, gradients, 128, rate, decay, alpha, share_1, share_2, epsilon)
+    else:
+        _adam_rows(weights, places, slots, positions, gradients, dim, rate, decay, alpha, share_1, share_2, epsilon)
 
 
 @kernel

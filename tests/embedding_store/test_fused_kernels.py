@@ -14,7 +14,8 @@ from numba.core.dispatcher import Dispatcher
 import embedding_store.fused
 
 ARGUMENTS = {
-    "positions": numba.int64[::1],
+    **dict.fromkeys(("places", "positions"), numba.int64[::1]),
+    "dim": numba.int64,
     "nesterov": numba.boolean,
     "power": numba.float64,
     "squares_of_rows": numba.float32[::1],
