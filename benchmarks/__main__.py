@@ -9,7 +9,19 @@ import time
 
 __all__ = ["main"]
 
-_BENCHES = ("store", "lookup", "dynamic", "update", "dtypes", "partitions", "wire", "redis_rows", "peers", "click")
+_BENCHES = (
+    "store",
+    "lookup",
+    "dynamic",
+    "update",
+    "dtypes",
+    "partitions",
+    "wire",
+    "redis_rows",
+    "tiers",
+    "peers",
+    "click",
+)
 
 
 def main(names: list[str]) -> int:

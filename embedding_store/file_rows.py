@@ -131,7 +131,7 @@ class FileRows(TableRows):
             return
         cold = cold[np.argsort(positions[cold])]  # neighbours in a file are read faster one after the other
         absent = positions[cold]
-        if self._spec.dtype == "float32":
+        if self._spec.dtype == "float32" and out.flags.c_contiguous:
             self._files["weights"].load(absent, out, cold)
         else:
             for piece, scratch in self._scratched(absent, cold, slots=False):

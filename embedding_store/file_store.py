@@ -22,6 +22,7 @@ __all__ = ["DEFAULT_BUDGET", "FileStore"]
 DEFAULT_BUDGET = 1 << 30
 """Bytes of memory for rows, where nothing else is said."""
 
+_ON_THE_WAY = 32  # one part in so many of the budget is for rows between files and memory
 _SETTLE_AFTER = 1 << 12  # reads of rows outside of memory, until it is looked which of them are hot
 
 
@@ -69,7 +70,7 @@ class FileStore(MemoryStore):
             raise BadInput(f'unclean must be "refuse" or "drop", got {unclean!r}')
         super().__init__(threads, direct_bytes=direct_bytes, timeout_s=timeout_s)
         self.folder = Path(folder)
-        self._budget = RowBudget(memory_budget)
+        self._budget = RowBudget(memory_budget - memory_budget // _ON_THE_WAY)
         self._folders: dict[str, str] = {}
         self._failure: BaseException | None = None
         self._folder_lock = FolderLock(self.folder)

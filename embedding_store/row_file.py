@@ -197,4 +197,5 @@ def _failed(path: Path, what: str, error: OSError) -> StoreFailed:
 
 
 def _as_bytes(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    assert rows.flags.c_contiguous, "rows that lie apart would be copied"
     return rows.reshape(-1).view(np.uint8)

@@ -11,7 +11,9 @@ import pytest
 
 from embedding_store.errors import StoreFailed
 from embedding_store.file_store import FileStore
+from embedding_store.many_tables import lookup_many
 from embedding_store.memory import MemoryStore
+from embedding_store.open_store import open_store
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore
 from tests.contracts.store_contract import StoreContract
@@ -75,6 +77,37 @@ def test_rows_beyond_the_budget_are_those_of_a_memory_store(tmp_path: Path, size
                 theirs.delete("t", np.arange(0, 20_000, 7))
         assert ours.row_count("t") > 5 * MIB / (2 * 64 * 4)
         assert rows_by_id(ours, "t") == rows_by_id(theirs, "t")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_outside_of_memory_are_read_into_memory_of_any_layout(tmp_path: Path, dtype: str) -> None:
+    spec, ids = wide("t", 20_000, dtype), np.random.default_rng(0).integers(0, 20_000, (3_000, 4))
+    with FileStore(tmp_path / "s", MIB, threads=2) as ours, MemoryStore(threads=1) as theirs:
+        for store in (ours, theirs):
+            store.create_table(spec)
+            commit(store, {"t": update(np.arange(0, 20_000, 2), 64)})
+        buffer = np.full((3_000, 7 + 2 * 64), 7, np.float32)
+        lookup_many(2 * [ours.table("t")], [ids[:, 0], ids[:, 1]], out=buffer, prepend_columns=7)
+        for column in (0, 1):
+            rows = theirs.lookup({"t": np.ascontiguousarray(ids[:, column])})["t"]
+            np.testing.assert_array_equal(buffer[:, 7 + 64 * column :][:, :64], rows)
+        assert (buffer[:, :7] == 7).all()
+        bags = [store.table("t").lookup(ids, combiner="mean") for store in (ours, theirs)]
+        np.testing.assert_array_equal(*bags)
+
+
+@pytest.mark.parametrize("strategy", ["token", "encoding"])
+def test_files_can_be_shards(tmp_path: Path, strategy: str) -> None:
+    url = f"{strategy}:file://{tmp_path}/a?budget=1MiB,file://{tmp_path}/b?budget=1MiB"
+    with open_store(url) as ours, MemoryStore(threads=1) as theirs:
+        for store in (ours, theirs):
+            store.create_table(wide())
+            for seed in range(2):
+                commit(store, {"t": update(np.arange(seed, 20_000, 2), 64, seed)})
+        ids = np.random.default_rng(0).integers(0, 20_000, 20_000)
+        np.testing.assert_array_equal(ours.lookup({"t": ids})["t"], theirs.lookup({"t": ids})["t"])
+    with open_store(url) as ours:
+        assert (ours.version(), ours.row_count("t")) == (2, 20_000)
 
 
 @pytest.mark.parametrize("size", [20_000, None])
