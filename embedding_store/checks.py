@@ -36,7 +36,10 @@ def as_ids(values: npt.ArrayLike, table: str = "") -> Int64:
     Raises:
         BadIds: not integers, or unsigned ones above 2**63 - 1.
     """
-    ids = np.asarray(values)
+    try:
+        ids = np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise BadIds(f"{_table(table)}ids must be integers of one shape: {error}") from error
     if ids.dtype == np.int64:
         return ids
     if ids.size == 0 and not isinstance(values, np.ndarray):

@@ -124,7 +124,7 @@ def _offsets(spec: TableSpec, ids: Int64, given: npt.ArrayLike | None) -> Int64:
         return ends
     if ids.ndim != 1:
         raise BadIds(f"{where}: with offsets ids must be [m], got {list(ids.shape)}")
-    numbers = np.asarray(given)
+    numbers = _array(spec, "offsets", given, None)
     if numbers.dtype.kind not in "iu" or numbers.ndim != 1 or not len(numbers):
         raise BadIds(f"{where}: offsets must be integers [n + 1], got {numbers.dtype} {list(numbers.shape)}")
     offsets: Int64 = np.ascontiguousarray(numbers, np.int64)
@@ -144,10 +144,17 @@ def _offsets(spec: TableSpec, ids: Int64, given: npt.ArrayLike | None) -> Int64:
     return offsets
 
 
+def _array(spec: TableSpec, what: str, given: npt.ArrayLike, dtype: type[np.float32] | None) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(given, dtype)
+    except (ValueError, TypeError) as error:  # lists of different lengths, or of no numbers
+        raise BadIds(f"table {spec.name!r}: {what} must be numbers of one shape: {error}") from error
+
+
 def _weights(spec: TableSpec, ids: Int64, given: npt.ArrayLike | None) -> Float32 | None:
     if given is None:
         return None
-    weights = given if isinstance(given, np.ndarray) else np.asarray(given, np.float32)
+    weights = given if isinstance(given, np.ndarray) else _array(spec, "weights", given, np.float32)
     if weights.dtype != np.float32 or weights.shape != ids.shape:
         raise BadInput(
             f"table {spec.name!r}: weights must be float32 {list(ids.shape)}, as the ids are; "

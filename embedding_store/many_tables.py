@@ -8,6 +8,7 @@ from typing import Literal, get_args, overload
 import numpy as np
 import numpy.typing as npt
 
+from embedding_store.checks import as_ids
 from embedding_store.errors import BadInput
 from embedding_store.lookup_request import Bags, LookupRequest, lookup_request
 from embedding_store.range_pool import shared_pool
@@ -136,14 +137,15 @@ def _side_by_side(
 
 def _row_count(table: EmbeddingTable, wanted: _Wanted) -> int:
     if not isinstance(wanted, Bags):
-        shape = np.shape(wanted)
+        shape = as_ids(wanted, table.name).shape
         if len(shape) != 1:
             raise BadInput(
                 f"table {table.name!r}: rows that stand side by side come from ids [n] or Bags, got ids {list(shape)}"
             )
         return int(shape[0])
-    shape = np.shape(wanted.ids) if wanted.offsets is None else np.shape(wanted.offsets)
-    return 0 if not shape else int(shape[0]) - (wanted.offsets is not None)
+    if wanted.offsets is None:
+        return len(np.atleast_1d(as_ids(wanted.ids, table.name)))
+    return len(np.atleast_1d(np.asarray(wanted.offsets, object))) - 1  # what they are is looked at later
 
 
 def _buffer(rows: int, free: int, width: int, out: object) -> Float32:
