@@ -38,7 +38,12 @@ def main() -> None:
     random = np.random.default_rng(2026)
     ids = np.unique(random.integers(-(2**63), 2**63 - 1, _GROWN + 1000, np.int64))
     ids = random.permutation(ids)[:_GROWN]
-    rows = [*_bytes_of_the_index(ids), _bytes_of_a_table(ids[:_ROWS]), _lookup(ids[:_ROWS], random)]
+    rows = [
+        *_bytes_of_the_index(ids),
+        _bytes_of_a_table(ids[:_ROWS]),
+        _bytes_of_a_table(ids),
+        _lookup(ids[:_ROWS], random),
+    ]
     rows += [*_growth(ids), _new_rows(ids)]
     publish("dynamic", f"Tables of any int64: rows x {_DIM}, commits of {_BATCH:,} ids, {_THREADS} threads", rows)
 
@@ -80,14 +85,15 @@ def _bytes_of_a_table(ids: Int64) -> Row:
     """What a whole table adds to the process, less its weights and slots."""
     gradients = np.ones((_BATCH, _DIM), np.float32)
     with _store() as store:
-        store.create_table(TableSpec("t", _DIM, optimizer=_ADAGRAD))
-        store.commit(Commit(1, {"t": TableUpdate(ids[:_BATCH], gradients)}, 0, {}))
+        for name in ("t", "warm"):
+            store.create_table(TableSpec(name, _DIM, optimizer=_ADAGRAD))
+        for version in (1, 2):  # from here on the process has what commits work with
+            store.commit(Commit(version, {"warm": TableUpdate(ids[:_BATCH], gradients)}, 0, {}))
         before = _resident()
-        for version, start in enumerate(range(_BATCH, len(ids), _BATCH), 2):
+        for version, start in enumerate(range(0, len(ids), _BATCH), 3):
             some = ids[start : start + _BATCH]
             store.commit(Commit(version, {"t": TableUpdate(some, gradients[: len(some)])}, 0, {}))
-        new_rows = len(ids) - _BATCH
-        beyond = (_resident() - before) / new_rows - 2 * 4 * _DIM
+        beyond = (_resident() - before) / len(ids) - 2 * 4 * _DIM
     return _bytes_row(f"table of {len(ids):,} rows beyond weights and slots, resident", beyond)
 
 

@@ -62,7 +62,7 @@ STATE_WORDS = 8
 LINE_CELLS = 5
 SEGMENT_LINES = 512
 GROUP_LINES = 3 * SEGMENT_LINES  # that move at a time, at most
-LEAST_LOAD = 0.5  # of all cells, after every step of growth; a group that is next has half as much more
+LEAST_LOAD = 0.52  # of all cells, after every step of growth; a group that is next has half as much more
 
 _AHEAD = 12
 _BLOCK = 32

@@ -22,8 +22,8 @@ class IdIndex(RowDirectory):
     """Rows in first-come order, found by open addressing over lines of the cache (`id_cells`).
 
     At least half of the cells are in use. With the ids by position a row takes
-    34 bytes at most, also while the index grows: it grows by one segment, for
-    which some thousand cells move, for every 1280 new ids, whatever its size.
+    33 bytes at most, also while the index grows: it grows by one segment, for
+    which some thousand cells move, for every 1,300 new ids, whatever its size.
     Positions of removed ids are given to the next new ones.
     """
 
