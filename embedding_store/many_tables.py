@@ -145,7 +145,8 @@ def _row_count(table: EmbeddingTable, wanted: _Wanted) -> int:
         return int(shape[0])
     if wanted.offsets is None:
         return len(np.atleast_1d(as_ids(wanted.ids, table.name)))
-    return len(np.atleast_1d(np.asarray(wanted.offsets, object))) - 1  # what they are is looked at later
+    offsets = wanted.offsets if isinstance(wanted.offsets, np.ndarray) else np.asarray(wanted.offsets, object)
+    return len(np.atleast_1d(offsets)) - 1  # what they hold is looked at later
 
 
 def _buffer(rows: int, free: int, width: int, out: object) -> Float32:
