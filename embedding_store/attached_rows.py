@@ -98,12 +98,11 @@ class TableNow(TableReader):
 class _Checked:
     """Finds positions, and hands none out of which it is not known that rows lie there."""
 
-    count = -1  # which only the owner knows
-
     def __init__(self, directory: RowDirectory, whole: Callable[[], bool]) -> None:
         self._directory = directory
         self._whole = whole
         self.marks = directory.marks
+        self.count = directory.count
 
     def find(self, ids: Int64, positions: Int64) -> int:
         """As in `RowDirectory.find`; raises `Torn`."""

@@ -105,11 +105,15 @@ class DirectRows(RowDirectory):
     """A fixed table's rows at `position = id`, with one bit an id for whether it has one."""
 
     def __init__(self, size: int, new_slab: SlabMaker = anonymous_slab) -> None:
-        self.count = 0
         self._size = size
         self._new_slab = new_slab
         self._fresh = Scratch(np.int64)
-        self._live = self._bits()
+        self.clear()
+
+    @property
+    def count(self) -> int:  # type: ignore[override]
+        """As in `RowDirectory`."""
+        return int(self._count[0])
 
     @property
     def capacity(self) -> int:
@@ -129,14 +133,14 @@ class DirectRows(RowDirectory):
     @property
     def marks(self) -> Words:
         """As in `RowDirectory.marks`."""
-        return self._live.array[:, 0]
+        return self._marks
 
     def find(self, ids: Int64, positions: Int64) -> int:
         """As in `RowDirectory.find`; ids must lie in the vocabulary."""
         if self.count == self._size:
             positions[:] = ids
             return 0
-        return int(_find(self._live.array[:, 0], ids, positions))
+        return int(_find(self._marks, ids, positions))
 
     def slabs(self) -> tuple[Slab, ...]:
         """As in `RowDirectory.slabs`."""
@@ -152,29 +156,28 @@ class DirectRows(RowDirectory):
     def claim(self, ids: Int64, positions: Int64) -> Int64:
         """As in `RowDirectory.claim`."""
         fresh = self._fresh.take(len(ids))
-        count = _claim(self._live.array[:, 0], ids, positions, fresh)
-        self.count += count
+        count = _claim(self._marks, ids, positions, fresh)
+        self._count[0] += np.uint64(count)
         return fresh[:count]
 
     def remove(self, ids: Int64) -> int:
         """As in `RowDirectory.remove`; ids must lie in the vocabulary."""
-        count = int(_remove(self._live.array[:, 0], ids))
-        self.count -= count
+        count = int(_remove(self._marks, ids))
+        self._count[0] -= np.uint64(count)
         return count
 
     def scan(self, cursor: int, limit: int) -> tuple[Int64, Int64, int]:
         """As in `RowDirectory.scan`, in ascending order; the cursor is the next id."""
         ids = np.empty(limit, np.int64)
-        count, cursor = _scan(self._live.array[:, 0], cursor, self._size, ids)
+        count, cursor = _scan(self._marks, cursor, self._size, ids)
         return ids[:count], ids[:count], cursor
 
     def clear(self) -> None:
         """As in `RowDirectory.clear`."""
-        self._live = self._bits()
-        self.count = 0
-
-    def _bits(self) -> Slab:
-        return self._new_slab("live", -(-self._size // 64), 1, np.uint64)
+        # A bit an id, and how many of them are set: who reads them from another process asks for that, too.
+        self._live = self._new_slab("live", -(-self._size // 64) + 1, 1, np.uint64)
+        self._marks: Words = self._live.array[:-1, 0]
+        self._count: Words = self._live.array[-1]
 
 
 @kernel
