@@ -87,11 +87,11 @@ def test_cached_equals_uncached_after_anything(data: st.DataObject, size: dict[s
                     store.create_table(SPEC)
                 elif kind == "version":
                     store.reset_version(step)
-            version = data.draw(st.sampled_from([None, theirs.version()]))
+            asked = data.draw(st.sampled_from([None, theirs.version()]))
             for _ in range(2):
-                expected = theirs.lookup({"t": ids}, version)["t"]
-                np.testing.assert_array_equal(ours.unpromoted().lookup({"t": ids}, version)["t"], expected)
-                np.testing.assert_array_equal(ours.lookup({"t": ids}, version)["t"], expected)
+                expected = theirs.lookup({"t": ids}, asked)["t"]
+                np.testing.assert_array_equal(ours.unpromoted().lookup({"t": ids}, asked)["t"], expected)
+                np.testing.assert_array_equal(ours.lookup({"t": ids}, asked)["t"], expected)
         assert rows_by_id(ours, "t") == rows_by_id(theirs, "t")
 
 
