@@ -9,7 +9,6 @@ those copy every buffer several times, and hold the GIL while they do.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
+from embedding_store.body_plan import MAX_BODY_BYTES, BodyPlan
 from embedding_store.errors import BadInput
 
 __all__ = [
@@ -43,16 +43,12 @@ MAX_FRAME_BYTES = 4 << 20
 MAX_HEADER_BYTES = MAX_FRAME_BYTES - FRAME_BYTES - 64
 """The longest header; it must fit into one frame."""
 
-MAX_BODY_BYTES = 4 << 30
-"""The longest body that a header may declare; split larger calls."""
-
 ONE_FRAME_BYTES = 3584 << 10
 """A body up to this travels in one frame: a call of one frame each way costs half of a stream's threads."""
 
 _HEADER_TAG = 0x0A  # field 1, length-delimited
 _FIELD_BYTES = 8  # the tag and the length of a body
 _LONGEST_PREFIX = 16  # without the header itself
-_MAX_RANK = 32
 _SMALL_BYTES = 4 << 10  # below this a second copy costs less than a view
 _BODY_TAG = 0x12  # field 2, length-delimited
 _HEADER_TAG_BYTE = bytes((_HEADER_TAG,))
@@ -140,57 +136,6 @@ def _raw(array: Array) -> memoryview | bytes:
     if array.nbytes <= _SMALL_BYTES:
         return array.tobytes()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-class BodyPlan:
-    """The buffers that a header declares, bounded before any is allocated."""
-
-    def __init__(self, message: str) -> None:
-        self._message = message
-        self._parts: list[tuple[tuple[int, ...], np.dtype[Any], int]] = []
-        self._size = 0
-
-    def add(self, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        """Declares the next buffer: `what` names it in errors.
-
-        Raises:
-            BadInput: a negative size, or more than `MAX_BODY_BYTES` in all.
-        """
-        size = math.prod(shape) * dtype.itemsize
-        self._size += size
-        if (shape and min(shape) < 0) or self._size > MAX_BODY_BYTES or not size or len(shape) > _MAX_RANK:
-            self._refuse_impossible(what, shape, dtype)
-        self._parts.append((shape, dtype, size))
-
-    def _refuse_impossible(self, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        if any(length < 0 for length in shape):
-            raise BadInput(f"{self._message}: {what} has a negative size, {list(shape)}")
-        # Of an empty buffer NumPy refuses [0, 2**62], so its other lengths are bounded too.
-        declared = math.prod(max(length, 1) for length in shape) * dtype.itemsize
-        if max(declared, self._size) > MAX_BODY_BYTES or len(shape) > _MAX_RANK:
-            raise BadInput(
-                f"{self._message}: {what} of shape {list(shape)} makes a body of more than the "
-                f"{MAX_BODY_BYTES} bytes that one call may carry; split the call"
-            )
-
-    @property
-    def size(self) -> int:
-        """Bytes of the whole body."""
-        return self._size
-
-    def allocate(self) -> list[Array]:
-        """One uninitialised array for each buffer, in the order they were added."""
-        return [np.empty(shape, dtype) for shape, dtype, _ in self._parts]
-
-    def cut(self, body: memoryview) -> list[Array]:
-        """Copies of the buffers in a body of exactly `size` bytes: quicker where they are small."""
-        arrays = []
-        start = 0
-        for shape, dtype, size in self._parts:
-            array: Array = np.ndarray(shape, dtype, body, start)
-            arrays.append(array.copy())
-            start += size
-        return arrays
 
 
 class FrameReader:
