@@ -22,7 +22,7 @@ __all__ = ["DEFAULT_BUDGET", "FileStore"]
 DEFAULT_BUDGET = 1 << 30
 """Bytes of memory for rows, where nothing else is said."""
 
-_ON_THE_WAY = 32  # one part in so many of the budget is for rows between files and memory
+_ON_THE_WAY = 16  # one part in so many of the budget is for rows between files and memory
 _SETTLE_AFTER = 1 << 12  # reads of rows outside of memory, until it is looked which of them are hot
 
 
@@ -45,7 +45,7 @@ class FileStore(MemoryStore):
         threads: int | None = None,
         *,
         unclean: str = "refuse",
-        direct_bytes: int = 1 << 30,
+        direct_bytes: int | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         """Opens the store in a folder, or begins one in an empty or missing folder.

@@ -9,6 +9,7 @@ import numpy as np
 from embedding_store.checks import require_block, require_block_rows, require_ids, require_update
 from embedding_store.errors import StoreFailed, TableNotFound
 from embedding_store.lookup_request import LookupRequest, rows_request
+from embedding_store.memory_limit import direct_bytes_here
 from embedding_store.memory_lookup import answer_requests
 from embedding_store.memory_table import MemoryTable, StagedUpdate
 from embedding_store.range_pool import SERIAL, RangePool, available_cores
@@ -41,7 +42,7 @@ class MemoryStore(EmbeddingStore):
     lookup sees one version whole, whether it names one or not.
     """
 
-    def __init__(self, threads: int | None = None, *, direct_bytes: int = 1 << 30, timeout_s: float = 60.0) -> None:
+    def __init__(self, threads: int | None = None, *, direct_bytes: int | None = None, timeout_s: float = 60.0) -> None:
         """An empty store at version 0.
 
         Args:
@@ -49,7 +50,8 @@ class MemoryStore(EmbeddingStore):
                 Results do not depend on it.
             direct_bytes: A fixed table up to this size (weights and slots) is
                 laid out whole, row i at position i; a larger one only holds
-                the rows that were touched.
+                the rows that were touched. None: an eighth of the memory
+                here, at least 1 GiB. Results do not depend on it.
             timeout_s: Seconds that a lookup waits for a commit, or a commit
                 for lookups, before `DeadlineExceeded`.
         """
@@ -57,7 +59,7 @@ class MemoryStore(EmbeddingStore):
         self._version = 0
         self._changes = 0  # calls that changed anything
         self._closed = False
-        self._direct_bytes = direct_bytes
+        self._direct_bytes = direct_bytes_here() if direct_bytes is None else direct_bytes
         self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
         self._lock = ReadersWriterLock(timeout_s, "the memory store")
 

@@ -39,7 +39,7 @@ class SharedMemoryStore(MemoryStore):
         OSError: the system has no memfd or no abstract sockets (it is not Linux).
     """
 
-    def __init__(self, threads: int | None = None, *, direct_bytes: int = 1 << 30, timeout_s: float = 60.0) -> None:
+    def __init__(self, threads: int | None = None, *, direct_bytes: int | None = None, timeout_s: float = 60.0) -> None:
         super().__init__(threads, direct_bytes=direct_bytes, timeout_s=timeout_s)
         self._slabs = SharedSlabs()
         self._board = WriteBoard()
