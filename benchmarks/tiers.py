@@ -11,7 +11,6 @@ read before and after. The cache in front of Redis holds a tenth of the rows.
 from __future__ import annotations
 
 import tempfile
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import count, cycle
 from pathlib import Path
@@ -33,7 +32,7 @@ __all__ = ["main"]
 _ROWS, _DIM, _BATCH, _SKEW = 2_000_000, 64, 65_536, 1.05
 _IDS = 4_000_000  # looked up before any batch comes again: fewer, and a cache would know them by heart
 _REDIS_ROWS, _REDIS_BATCH = 1_000_000, 16_384  # ids at a time, as in the other benchmarks of Redis
-_ROUNDS, _KEPT = 7, 8  # results that are kept, so that outputs lie in memory and not in a cache
+_ROUNDS, _OUTPUTS = 7, 8  # in turn, so that they lie in memory and not in a cache
 _SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}  # values beside each weight
 _MIB = 1 << 20
 
@@ -62,21 +61,17 @@ def _file_tier(folder: Path, optimizer: str) -> list[Row]:
         with FileStore(folder, budget) as files, _filled(files, _ROWS, optimizer):
             _warm(files, batches)
             grown = _resident() - before
-            kept = {id(store): deque[object](maxlen=_KEPT) for store in (files, memory)}
-
-            def look(store: EmbeddingStore, turns: Iterator[Int64]) -> None:
-                kept[id(store)].append(store.lookup({"t": next(turns)}))
-
+            outputs = cycle([np.zeros((_BATCH, _DIM), np.float32) for _ in range(_OUTPUTS)])
             ours, theirs = cycle(batches), cycle(batches)
+            tables = files.table("t"), memory.table("t")
             np.testing.assert_array_equal(files.lookup({"t": batches[0]})["t"], memory.lookup({"t": batches[0]})["t"])
             looked = interleaved(
                 {
-                    "file": rate(lambda: look(files, ours), _BATCH),
-                    "memory": rate(lambda: look(memory, theirs), _BATCH),
+                    "file": rate(lambda: tables[0].lookup(next(ours), out=next(outputs)), _BATCH),
+                    "memory": rate(lambda: tables[1].lookup(next(theirs), out=next(outputs)), _BATCH),
                 },
                 _ROUNDS,
             )
-            kept.clear()
             committed = _commits(files, memory, updates)
     name = f"file tier, {optimizer}, budget a quarter of {4 * _ROWS * width // _MIB} MiB"
     return [
