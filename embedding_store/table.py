@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from embedding_store.checks import as_ids
 from embedding_store.errors import BadInput, TableNotFound
 from embedding_store.lookup_request import Bags, lookup_request
 from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, Float32, RowBlock
+from embedding_store.store import EmbeddingStore, Float32, RowBlock, TableStatistics
 from embedding_store.table_update import TableSlices, update_tables
 
 __all__ = ["EmbeddingTable"]
@@ -127,6 +128,14 @@ class EmbeddingTable:
     def put(self, blocks: Iterable[RowBlock]) -> None:
         """Writes rows and their slots as they are."""
         self.store.put(self.name, blocks)
+
+    def delete(self, ids: npt.ArrayLike) -> int:
+        """Takes rows away by their ids, as in `EmbeddingStore.delete`; returns how many there were."""
+        return self.store.delete(self.name, as_ids(ids, self.name).reshape(-1))
+
+    def statistics(self) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`."""
+        return self.store.table_statistics(self.name)
 
     def clear(self) -> None:
         """Forgets every row; they read their initial values again."""

@@ -302,3 +302,15 @@ def test_an_id_outside_is_refused_however_many_rows_there_are(present: int, bad:
         with pytest.raises(IdOutOfRange, match=rf"\bid {bad} at position 1\b"):
             store.lookup({"t": np.array([1, bad])})
         assert len(table) == present
+
+
+def test_rows_are_deleted_through_the_table() -> None:
+    with MemoryStore() as store:
+        table = store.table(TableSpec("t", 3))
+        table.put([RowBlock(np.arange(4), np.ones((4, 3), np.float32), np.empty((4, 0), np.float32))])
+        assert table.delete([[1, 2], [2, 9]]) == 2
+        assert table.delete([]) == 0
+        assert (table.statistics().rows, len(table)) == (2, 2)
+        np.testing.assert_array_equal(table.lookup([1, 2]), initial_rows(table.spec, np.array([1, 2])))
+        with pytest.raises(BadIds, match="'t'"):
+            table.delete([0.5])
