@@ -48,9 +48,11 @@ def ahead(store: MemoryStore) -> Iterator[RowsAhead]:
 
 
 def test_a_lookup_waits_for_its_version(store: MemoryStore, ahead: RowsAhead) -> None:
-    following = prepared(1)
+    # The first commit compiles its kernels, which may take longer than a lookup waits.
+    commit(store, 1)
+    following = prepared(2)
     ahead.begin(following)
-    rows = commit(store, 1)
+    rows = commit(store, 2)
     found = ahead.take(following)
     assert found is not None
     np.testing.assert_array_equal(found["t"], rows)
