@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from elastable.heap import keep_freed_memory
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.range_pool import available_cores
 from embedding_store.spec import WEIGHT_DTYPES, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, Int64, RowBlock, TableUpdate

@@ -21,13 +21,13 @@ import numpy as np
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from elastable.heap import keep_freed_memory
 from embedding_store.kernel import kernel
-from embedding_store.many_tables import lookup_many
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.row_gather import Words
+from embedding_store.memory.store import MemoryStore
 from embedding_store.range_pool import RangePool, available_cores
-from embedding_store.row_gather import Words
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Float32, Int64, RowBlock
-from embedding_store.table import EmbeddingTable
+from embedding_store.tables.many_tables import lookup_many
+from embedding_store.tables.table import EmbeddingTable
 
 __all__ = ["filled_table", "look_up", "main"]
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from elastable.heap import keep_freed_memory
-from embedding_store.cached_store import CachedStore
-from embedding_store.file_store import FileStore
-from embedding_store.memory import MemoryStore
-from embedding_store.redis_store import RedisStore
+from embedding_store.cached.store import CachedStore
+from embedding_store.files.store import FileStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableUpdate
 from tests.servers import redis_binary, running_server, valkey_binary

@@ -19,17 +19,17 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from elastable.heap import keep_freed_memory
-from embedding_store.frames import FRAME_BYTES
-from embedding_store.grpc_server import GrpcServer, Service
-from embedding_store.lookup_request import LookupRequest, lookup_request
-from embedding_store.memory import MemoryStore
-from embedding_store.remote import RemoteSource
-from embedding_store.rpc_connection import channel
-from embedding_store.service import store_service
-from embedding_store.shared_source import SharedSource
-from embedding_store.shared_store import SharedMemoryStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.rpc.connection import channel
+from embedding_store.rpc.frames import FRAME_BYTES
+from embedding_store.rpc.remote import RemoteSource
+from embedding_store.rpc.server import GrpcServer, Service
+from embedding_store.rpc.service import store_service
+from embedding_store.shared.source import SharedSource
+from embedding_store.shared.store import SharedMemoryStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore, RowBlock, RowSource
+from embedding_store.tables.lookup_request import LookupRequest, lookup_request
 
 __all__ = ["main"]
 

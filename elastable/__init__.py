@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from elastable.in_process import fit
     from embedding_store.errors import ElastableError
     from embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
-    from embedding_store.memory import MemoryStore
+    from embedding_store.memory.store import MemoryStore
     from embedding_store.open_store import open_store
-    from embedding_store.redis_store import RedisStore
+    from embedding_store.redis.store import RedisStore
     from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
     from worker.edl_embedding import EdlEmbedding
     from worker.embedding import Embedding
@@ -64,11 +64,11 @@ _HOMES = {
     "EvictionSpec": "embedding_store.spec",
     "InitializerSpec": "embedding_store.spec",
     "LocationSettings": "embedding_store.locations",
-    "MemoryStore": "embedding_store.memory",
+    "MemoryStore": "embedding_store.memory.store",
     "NumpyReader": "worker.readers",
     "OptimizerSpec": "embedding_store.spec",
     "ParquetReader": "worker.readers",
-    "RedisStore": "embedding_store.redis_store",
+    "RedisStore": "embedding_store.redis.store",
     "TableSpec": "embedding_store.spec",
     "TensorLocation": "embedding_store.locations",
     "TensorLocationSettings": "embedding_store.locations",

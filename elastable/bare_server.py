@@ -8,10 +8,10 @@ from rich.console import Console
 
 from elastable.exit_codes import ExitCode
 from elastable.stopping import stopping_on_signals
-from embedding_store.grpc_server import GrpcServer
 from embedding_store.open_store import open_store
-from embedding_store.redis_url import redacted
-from embedding_store.service import store_service
+from embedding_store.redis.url import redacted
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
 from embedding_store.warm import warming
 from master.core import Master
 from master.service import master_service

@@ -20,7 +20,7 @@ from elastable.progress import JobProgress
 from embedding_store.errors import BadInput, ElastableError
 from embedding_store.fresh_rows import fresh_rows
 from embedding_store.locations import LocationSettings, plan_tables, storage_of_tables
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore, Float32
 from master.api import JobSpec, TaskKind, WorkerIdentity

@@ -23,9 +23,9 @@ from elastable.progress import JobProgress, summary_table
 from elastable.run_directory import RunDirectory, require_writable
 from elastable.stopping import SIGNAL_REASONS, stopping_on_signals
 from embedding_store.errors import ElastableError, Unsupported
-from embedding_store.grpc_server import GrpcServer
-from embedding_store.redis_url import redacted
-from embedding_store.service import store_service
+from embedding_store.redis.url import redacted
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
 from embedding_store.warm import warming
 from master.checkpoint import write_checkpoint
 from master.core import Master

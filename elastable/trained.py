@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from embedding_store.errors import BadInput
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.store import EmbeddingStore
 from master.accumulate import add_metrics
 from master.api import Tensor

@@ -12,7 +12,7 @@ from types import FrameType
 
 from embedding_store.errors import ElastableError, ModelError, Unavailable
 from embedding_store.open_store import open_source
-from embedding_store.shared_source import SharedSource
+from embedding_store.shared.source import SharedSource
 from embedding_store.store import RowSource
 from master.api import JobSpec, TaskKind, WorkerIdentity
 from master.client import MasterClient

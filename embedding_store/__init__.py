@@ -44,26 +44,26 @@ from embedding_store.store import Commit, EmbeddingStore, RowBlock, RowSource, T
 from embedding_store.variance_scaling import SCALED_INITIALIZERS
 
 if TYPE_CHECKING:
-    from embedding_store.cached_source import CachedSource
-    from embedding_store.cached_store import CachedStore
+    from embedding_store.cached.source import CachedSource
+    from embedding_store.cached.store import CachedStore
     from embedding_store.checks import as_ids, require_finite, require_gradients, require_ids
     from embedding_store.conversion import Conversion, convert_table
-    from embedding_store.file_store import FileStore
-    from embedding_store.grouping import Coalescer, coalesce, coalesce_many
-    from embedding_store.indexer import Grouping, Indexer, group_ids, unique_ids
+    from embedding_store.files.store import FileStore
     from embedding_store.initial_values import initial_rows
-    from embedding_store.lookup_request import Bags
-    from embedding_store.many_tables import LookupStrategy, lookup_many
-    from embedding_store.memory import MemoryStore
-    from embedding_store.partitioned import PartitionedStore
-    from embedding_store.remote import RemoteSource
-    from embedding_store.remote_store import RemoteStore
-    from embedding_store.repartition import repartition
+    from embedding_store.memory.store import MemoryStore
+    from embedding_store.partitions.repartition import repartition
+    from embedding_store.partitions.store import PartitionedStore
     from embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
-    from embedding_store.shared_source import SharedSource
-    from embedding_store.shared_store import SharedMemoryStore
-    from embedding_store.table import EmbeddingTable
-    from embedding_store.table_update import IndexedSlices, TableSlices, update_many, update_tables
+    from embedding_store.rpc.remote import RemoteSource
+    from embedding_store.rpc.remote_store import RemoteStore
+    from embedding_store.shared.source import SharedSource
+    from embedding_store.shared.store import SharedMemoryStore
+    from embedding_store.tables.grouping import Coalescer, coalesce, coalesce_many
+    from embedding_store.tables.indexer import Grouping, Indexer, group_ids, unique_ids
+    from embedding_store.tables.lookup_request import Bags
+    from embedding_store.tables.many_tables import LookupStrategy, lookup_many
+    from embedding_store.tables.table import EmbeddingTable
+    from embedding_store.tables.table_update import IndexedSlices, TableSlices, update_many, update_tables
 
 __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     # What a table is.
@@ -148,41 +148,41 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
 ]
 
 _LOADED_LATE = {
-    "Bags": "lookup_request",
-    "CachedSource": "cached_source",
-    "CachedStore": "cached_store",
-    "Coalescer": "grouping",
+    "Bags": "tables.lookup_request",
+    "CachedSource": "cached.source",
+    "CachedStore": "cached.store",
+    "Coalescer": "tables.grouping",
     "Conversion": "conversion",
-    "EmbeddingTable": "table",
-    "FileStore": "file_store",
-    "Grouping": "indexer",
-    "IndexedSlices": "table_update",
-    "Indexer": "indexer",
-    "LookupStrategy": "many_tables",
-    "MemoryStore": "memory",
-    "PartitionedStore": "partitioned",
-    "RemoteSource": "remote",
-    "RemoteStore": "remote_store",
+    "EmbeddingTable": "tables.table",
+    "FileStore": "files.store",
+    "Grouping": "tables.indexer",
+    "IndexedSlices": "tables.table_update",
+    "Indexer": "tables.indexer",
+    "LookupStrategy": "tables.many_tables",
+    "MemoryStore": "memory.store",
+    "PartitionedStore": "partitions.store",
+    "RemoteSource": "rpc.remote",
+    "RemoteStore": "rpc.remote_store",
     "RowOptimizer": "row_optimizer",
-    "SharedMemoryStore": "shared_store",
-    "SharedSource": "shared_source",
+    "SharedMemoryStore": "shared.store",
+    "SharedSource": "shared.source",
     "SlotSpec": "row_optimizer",
-    "TableSlices": "table_update",
+    "TableSlices": "tables.table_update",
     "as_ids": "checks",
-    "coalesce": "grouping",
-    "coalesce_many": "grouping",
+    "coalesce": "tables.grouping",
+    "coalesce_many": "tables.grouping",
     "convert_table": "conversion",
-    "group_ids": "indexer",
+    "group_ids": "tables.indexer",
     "initial_rows": "initial_values",
-    "lookup_many": "many_tables",
+    "lookup_many": "tables.many_tables",
     "register_row_optimizer": "row_optimizer",
-    "repartition": "repartition",
+    "repartition": "partitions.repartition",
     "require_finite": "checks",
     "require_gradients": "checks",
     "require_ids": "checks",
-    "unique_ids": "indexer",
-    "update_many": "table_update",
-    "update_tables": "table_update",
+    "unique_ids": "tables.indexer",
+    "update_many": "tables.table_update",
+    "update_tables": "tables.table_update",
 }
 
 

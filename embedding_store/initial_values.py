@@ -18,8 +18,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from embedding_store.half_numbers import HALF_DTYPES, round_half
 from embedding_store.kernel import kernel
+from embedding_store.memory.half_numbers import HALF_DTYPES, round_half
 from embedding_store.spec import INITIALIZER_KINDS, ShardOrigin, TableSpec
 from embedding_store.store import Float32, Int64
 

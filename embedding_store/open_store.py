@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 
-from embedding_store.cached_source import CachedSource
-from embedding_store.cached_store import CachedStore
+from embedding_store.cached.source import CachedSource
+from embedding_store.cached.store import CachedStore
 from embedding_store.errors import BadInput
-from embedding_store.file_store import DEFAULT_BUDGET, FileStore
-from embedding_store.memory import MemoryStore
-from embedding_store.partitioned import PartitionedStore
-from embedding_store.partitioned_source import PartitionedSource
-from embedding_store.redis_reader import RedisReader
-from embedding_store.redis_store import RedisStore
-from embedding_store.redis_url import SCHEMES
-from embedding_store.remote import RemoteSource
-from embedding_store.remote_store import RemoteStore
-from embedding_store.shared_source import SharedSource
-from embedding_store.shared_store import SharedMemoryStore
+from embedding_store.files.store import DEFAULT_BUDGET, FileStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.partitions.source import PartitionedSource
+from embedding_store.partitions.store import PartitionedStore
+from embedding_store.redis.reader import RedisReader
+from embedding_store.redis.store import RedisStore
+from embedding_store.redis.url import SCHEMES
+from embedding_store.rpc.remote import RemoteSource
+from embedding_store.rpc.remote_store import RemoteStore
+from embedding_store.shared.source import SharedSource
+from embedding_store.shared.store import SharedMemoryStore
 from embedding_store.store import EmbeddingStore, RowSource
 from embedding_store.store_url import CachedUrl, FileUrl, shard_urls
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.half_numbers import HALF_DTYPES, gather_half, round_half, round_half_randomly, scatter_half
-from embedding_store.half_rows import HalfRows
-from embedding_store.int8_rows import Int8Rows, UInt8, gather_int8, scatter_int8
-from embedding_store.rounding_bits import rounding_bits
-from embedding_store.row_values import Float32Rows, RowValues
-from embedding_store.slab import SlabMaker
+from embedding_store.memory.half_numbers import HALF_DTYPES, gather_half, round_half, round_half_randomly, scatter_half
+from embedding_store.memory.half_rows import HalfRows
+from embedding_store.memory.int8_rows import Int8Rows, UInt8, gather_int8, scatter_int8
+from embedding_store.memory.rounding_bits import rounding_bits
+from embedding_store.memory.row_values import Float32Rows, RowValues
+from embedding_store.memory.slab import SlabMaker
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 

@@ -15,8 +15,8 @@ from embedding_store.errors import BadInput, FutureVersion, SpecConflict, StaleV
 from embedding_store.spec import TableSpec
 
 if TYPE_CHECKING:
-    from embedding_store.lookup_request import LookupRequest
-    from embedding_store.table import EmbeddingTable
+    from embedding_store.tables.lookup_request import LookupRequest
+    from embedding_store.tables.table import EmbeddingTable
 
 __all__ = [
     "Commit",
@@ -140,14 +140,14 @@ class RowSource(ABC):
         """Answers requests, each into memory of its own.
 
         Args:
-            requests: Checked by `embedding_store.lookup_request`.
+            requests: Checked by `embedding_store.tables.lookup_request`.
             version: When given, the version that must be current.
             split: Whether several threads may share the rows of one request.
 
         Raises:
             As `lookup`; outputs may be half written then.
         """
-        from embedding_store.plain_lookup import lookup_through  # which needs this module
+        from embedding_store.tables.plain_lookup import lookup_through  # which needs this module
 
         lookup_through(self, requests, version)
 
@@ -227,7 +227,7 @@ class EmbeddingStore(RowSource):
             TableNotFound: there is no table of that name.
             SpecConflict: a table of that name has another spec.
         """
-        from embedding_store.table import EmbeddingTable  # which needs this module
+        from embedding_store.tables.table import EmbeddingTable  # which needs this module
 
         if isinstance(of, TableSpec):
             self.create_table(of)

@@ -12,13 +12,13 @@ from itertools import product
 import numpy as np
 
 from embedding_store.fused import FUSED
-from embedding_store.lookup_request import Bags
-from embedding_store.many_tables import lookup_many
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore, RowBlock
-from embedding_store.table import EmbeddingTable
-from embedding_store.table_update import IndexedSlices
+from embedding_store.tables.lookup_request import Bags
+from embedding_store.tables.many_tables import lookup_many
+from embedding_store.tables.table import EmbeddingTable
+from embedding_store.tables.table_update import IndexedSlices
 
 __all__ = ["warm_lookups", "warm_updates", "warming"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embedding_store.errors import BadInput
-from embedding_store.grouping import coalesce_many
 from embedding_store.store import TableUpdate
+from embedding_store.tables.grouping import coalesce_many
 from master.api import Push, Tensor
 
 __all__ = ["Accumulated", "accumulate", "add_metrics"]

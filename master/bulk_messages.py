@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from embedding_store.errors import BadGradient, BadInput
-from embedding_store.frames import BodyPlan, FrameReader, encode
+from embedding_store.rpc.frames import BodyPlan, FrameReader, encode
 from master.api import AsyncPushId, DenseSnapshot, EvaluationReport, Push, PushId, Slices, SyncPushId, Tensor
 from master.v1 import master_pb2
 

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from embedding_store.errors import CheckpointError
-from embedding_store.redis_url import redacted
+from embedding_store.redis.url import redacted
 from embedding_store.spec_json import spec_from_json, spec_to_json
 from embedding_store.store import EmbeddingStore, RowBlock
 from master.api import JobSpec, Tensor

@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from embedding_store.errors import BadInput, StoreFailed
-from embedding_store.frames import MAX_FRAME_BYTES
-from embedding_store.remote_store import RemoteStore
-from embedding_store.rpc_connection import Connection
-from embedding_store.rpc_upload import Upload
+from embedding_store.rpc.connection import Connection
+from embedding_store.rpc.frames import MAX_FRAME_BYTES
+from embedding_store.rpc.remote_store import RemoteStore
+from embedding_store.rpc.upload import Upload
 from master.api import (
     DenseSnapshot,
     EvaluationReport,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, JobFailed, NotFinite
-from embedding_store.redis_url import redacted
+from embedding_store.redis.url import redacted
 from embedding_store.store import EmbeddingStore
 from master.api import (
     DenseSnapshot,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from embedding_store.errors import BadInput, ElastableError, JobFailed
-from embedding_store.rpc_errors import error_class
+from embedding_store.rpc.errors import error_class
 from master.api import JobSpec, JobStatus, Lease, PushOutcome, PushReply, Task, TaskKind, WorkerIdentity, WorkerStatus
 from master.v1 import master_pb2
 

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 
 from embedding_store.errors import BadInput
-from embedding_store.grpc_server import Service
-from embedding_store.rpc_errors import answering
+from embedding_store.rpc.errors import answering
+from embedding_store.rpc.server import Service
 from master.api import MasterApi, WorkerIdentity
 from master.attendance import Attendances
 from master.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames

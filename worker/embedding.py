@@ -305,7 +305,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             return
         if "ids" not in store:
             return
-        from embedding_store.memory import MemoryStore
+        from embedding_store.memory.store import MemoryStore
 
         own = MemoryStore()
         own.create_table(self.table_spec(int(np.asarray(store["seed"])), OptimizerSpec.of("sgd", learning_rate=0.0)))

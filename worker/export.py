@@ -11,7 +11,7 @@ import numpy as np
 
 from embedding_store.errors import Unsupported
 from embedding_store.fresh_rows import fresh_rows
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore, Float32, Int64
 from worker.embedding import Embedding, StoreBacked

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from embedding_store.checks import require_ids
-from embedding_store.grouping import unique_ids
 from embedding_store.spec import TableSpec
 from embedding_store.store import Int64
+from embedding_store.tables.grouping import unique_ids
 
 __all__ = ["IdSets", "make_id_sets"]
 

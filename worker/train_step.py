@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from embedding_store.errors import ModelError, Unsupported
-from embedding_store.grouping import sum_by_position
 from embedding_store.store import Float32, Int64
+from embedding_store.tables.grouping import sum_by_position
 from master.api import Slices, Tensor
 from worker.id_plan import IdPlan
 from worker.id_set import IdSets

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from elastable.commands.arguments import Deadline
 from embedding_store.errors import BadInput
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.open_store import open_source
-from embedding_store.remote import RemoteSource
+from embedding_store.rpc.remote import RemoteSource
 from embedding_store.store import RowSource
 from master.api import JobStatus
 from master.checkpoint import open_checkpoint, restore_tables

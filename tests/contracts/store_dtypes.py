@@ -7,7 +7,7 @@ import pytest
 
 from embedding_store.errors import BadInput, Unsupported
 from embedding_store.initial_values import initial_rows
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, RowBlock
 from tests.contracts.store_samples import commit, int64, rows_by_id, update

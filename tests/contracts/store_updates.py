@@ -11,7 +11,7 @@ from embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, 
 from embedding_store.initial_values import initial_rows
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore
-from embedding_store.table_update import IndexedSlices, TableSlices, update_tables
+from embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
 from tests.contracts.reference_optimizers import Reference
 from tests.contracts.store_samples import dynamic, fixed, int64, rows_by_id
 

@@ -14,8 +14,8 @@ from elastable.exit_codes import ExitCode, exit_code_of
 from elastable.options import JobOptions
 from elastable.prepare import prepare_job
 from embedding_store import errors
-from embedding_store.grpc_server import GrpcServer
-from embedding_store.service import store_service
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
 from master.api import JobSpec, Push, Slices, SyncPushId
 from master.client import MasterClient
 from master.core import Master

@@ -13,8 +13,8 @@ import pytest
 import elastable as et
 from embedding_store.errors import BadInput, BadSpec
 from embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
-from embedding_store.memory import MemoryStore
-from embedding_store.redis_store import RedisStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.redis.store import RedisStore
 from tests.elastable.models import clicks, store_model, tables_and_weights
 from tests.elastable.processes import CLICK_JOB, run_elastable
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from embedding_store.errors import BadInput, StaleVersion
 from embedding_store.initial_values import initial_rows
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, Int64, TableStatistics, TableUpdate
 
@@ -241,7 +241,7 @@ def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
 
 
 def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from embedding_store.row_touches import RowTouches
+    from embedding_store.memory.row_touches import RowTouches
 
     def no_room(kept: RowTouches, count: int) -> None:
         raise MemoryError("no room")

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.cached_source import CachedSource
-from embedding_store.cached_store import CachedStore
+from embedding_store.cached.source import CachedSource
+from embedding_store.cached.store import CachedStore
 from embedding_store.errors import BadInput, IdOutOfRange, StaleVersion, StoreFailed, TableNotFound
-from embedding_store.file_store import FileStore
-from embedding_store.memory import MemoryStore
-from embedding_store.redis_reader import RedisReader
-from embedding_store.redis_store import RedisStore
+from embedding_store.files.store import FileStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.redis.reader import RedisReader
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import EvictionSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
 from tests.contracts.store_contract import StoreContract

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import BadInput, StoreFailed
-from embedding_store.file_store import FileStore
+from embedding_store.files.store import FileStore
 from embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from embedding_store.store import RowBlock
 from tests.contracts.store_samples import commit, dynamic, rows_by_id, update
@@ -32,7 +32,7 @@ FULL = """
 import resource, sys
 import numpy as np
 from embedding_store.errors import StoreFailed
-from embedding_store.file_store import FileStore
+from embedding_store.files.store import FileStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from tests.contracts.store_samples import commit, rows_by_id, update
 from embedding_store.store import RowBlock
@@ -76,7 +76,7 @@ def test_a_full_disk_is_met_before_anything_changes(tmp_path: Path, kind: str) -
 
 def test_one_store_at_a_time_has_a_folder(saved: Path) -> None:
     with FileStore(saved, MIB):
-        code = f"from embedding_store.file_store import FileStore; FileStore({str(saved)!r})"
+        code = f"from embedding_store.files.store import FileStore; FileStore({str(saved)!r})"
         for refused in (_python(code).stderr, _refused(saved)):
             assert "is open already, in process" in refused
     FileStore(saved, MIB).close()
@@ -85,7 +85,7 @@ def test_one_store_at_a_time_has_a_folder(saved: Path) -> None:
 def test_a_process_that_dies_leaves_an_unclean_store(saved: Path) -> None:
     code = f"""
 import numpy as np, os
-from embedding_store.file_store import FileStore
+from embedding_store.files.store import FileStore
 from tests.contracts.store_samples import commit, update
 store = FileStore({str(saved)!r})
 commit(store, {{"t": update(np.arange(9), 64)}})

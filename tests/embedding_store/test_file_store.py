@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import StoreFailed
-from embedding_store.file_store import FileStore
-from embedding_store.many_tables import lookup_many
-from embedding_store.memory import MemoryStore
+from embedding_store.files.store import FileStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.open_store import open_store
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore
+from embedding_store.tables.many_tables import lookup_many
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, fixed, int64, rows_by_id, update
 

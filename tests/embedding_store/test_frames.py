@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from embedding_store import frames
 from embedding_store.errors import BadInput
-from embedding_store.frames import (
+from embedding_store.rpc import frames
+from embedding_store.rpc.frames import (
     FRAME_BYTES,
     MAX_BODY_BYTES,
     MAX_FRAME_BYTES,

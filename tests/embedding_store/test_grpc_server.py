@@ -12,11 +12,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from embedding_store.errors import BadInput
-from embedding_store.grpc_server import GrpcServer, Service
-from embedding_store.memory import MemoryStore
-from embedding_store.rpc_address import Address
-from embedding_store.service import store_service
-from embedding_store.spec_messages import STORE_SERVICE
+from embedding_store.memory.store import MemoryStore
+from embedding_store.rpc.address import Address
+from embedding_store.rpc.server import GrpcServer, Service
+from embedding_store.rpc.service import store_service
+from embedding_store.rpc.spec_messages import STORE_SERVICE
 
 
 def test_it_listens_on_a_free_port_and_says_which() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.half_numbers import HALF_DTYPES, gather_half, round_half, round_half_randomly, scatter_half
+from embedding_store.memory.half_numbers import HALF_DTYPES, gather_half, round_half, round_half_randomly, scatter_half
+from embedding_store.memory.slab import anonymous_slab
 from embedding_store.row_dtypes import row_values
-from embedding_store.slab import anonymous_slab
 from embedding_store.spec import TableSpec
 
 DIM = 64

@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "embedding_store"
 PROGRAM = """
 import numpy as np
-from embedding_store.indexer import unique_ids
+from embedding_store.tables.indexer import unique_ids
 print(unique_ids(np.array([5, 5, 9]))[0].tolist())
 """
 

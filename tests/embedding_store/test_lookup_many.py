@@ -11,8 +11,8 @@ import pytest
 
 from embedding_store import Bags, EmbeddingTable, lookup_many
 from embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
-from embedding_store.memory import MemoryStore
-from embedding_store.redis_store import RedisStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Float32, Int64, RowBlock
 

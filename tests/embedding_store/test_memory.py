@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from embedding_store.errors import BadSpec, StoreFailed
 from embedding_store.initial_values import initial_rows
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, RowBlock, TableUpdate
 from tests.contracts.reference_optimizers import adagrad_row

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.cached_source import CachedSource
-from embedding_store.cached_store import CachedStore
+from embedding_store.cached.source import CachedSource
+from embedding_store.cached.store import CachedStore
 from embedding_store.errors import BadInput
-from embedding_store.file_store import FileStore
+from embedding_store.files.store import FileStore
 from embedding_store.location_file import storage_of_url
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.open_store import open_source, open_store
-from embedding_store.partitioned import PartitionedStore
-from embedding_store.redis_store import RedisStore
+from embedding_store.partitions.store import PartitionedStore
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import TableSpec
 from embedding_store.store import Commit, EmbeddingStore, TableUpdate
 from embedding_store.store_url import shard_urls

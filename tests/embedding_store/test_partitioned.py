@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from embedding_store.cached_store import CachedStore
-from embedding_store.file_store import FileStore
-from embedding_store.grpc_server import GrpcServer
-from embedding_store.memory import MemoryStore
-from embedding_store.partitioned import PartitionedStore
-from embedding_store.redis_store import RedisStore
-from embedding_store.remote_store import RemoteStore
-from embedding_store.service import store_service
+from embedding_store.cached.store import CachedStore
+from embedding_store.files.store import FileStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.partitions.store import PartitionedStore
+from embedding_store.redis.store import RedisStore
+from embedding_store.rpc.remote_store import RemoteStore
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
 from embedding_store.store import EmbeddingStore
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore

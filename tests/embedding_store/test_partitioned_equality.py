@@ -9,11 +9,11 @@ import pytest
 
 from embedding_store.fresh_rows import fresh_rows
 from embedding_store.fused import FUSED
-from embedding_store.grouping import coalesce
-from embedding_store.memory import MemoryStore
-from embedding_store.partitioned import PartitionedStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.partitions.store import PartitionedStore
 from embedding_store.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore, TableUpdate
+from embedding_store.tables.grouping import coalesce
 from tests.contracts.store_samples import commit, rows_by_id
 
 VARIANTS = {

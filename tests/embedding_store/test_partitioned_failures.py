@@ -15,9 +15,9 @@ from embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from embedding_store.memory import MemoryStore
-from embedding_store.partitioned import PartitionedStore
-from embedding_store.redis_store import RedisStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.partitions.store import PartitionedStore
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, TableUpdate
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, rows_by_id, update

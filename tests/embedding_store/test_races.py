@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.cached_store import CachedStore
+from embedding_store.cached.store import CachedStore
 from embedding_store.errors import FutureVersion, StaleVersion, StoreFailed, TableNotFound
-from embedding_store.file_store import FileStore
+from embedding_store.files.store import FileStore
 from embedding_store.initial_values import initial_rows
-from embedding_store.memory import MemoryStore
-from embedding_store.partitioned import PartitionedStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.partitions.store import PartitionedStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, TableUpdate
 from tests.contracts.store_samples import JOIN_S, rows_by_id

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from embedding_store.errors import BadIds, StaleVersion, StoreFailed
-from embedding_store.redis_schema import partition_of
-from embedding_store.redis_store import RedisStore
+from embedding_store.redis.schema import partition_of
+from embedding_store.redis.store import RedisStore
 from embedding_store.store import Commit, TableUpdate
 from tests.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed

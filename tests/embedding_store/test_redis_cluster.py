@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from embedding_store.errors import StoreFailed
-from embedding_store.memory import MemoryStore
-from embedding_store.redis_reader import RedisReader
-from embedding_store.redis_schema import hash_slot, weights_key
-from embedding_store.redis_store import RedisStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.redis.reader import RedisReader
+from embedding_store.redis.schema import hash_slot, weights_key
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, TableUpdate
 from tests.servers import Server

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.memory import MemoryStore
-from embedding_store.redis_store import RedisStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, TableUpdate
 

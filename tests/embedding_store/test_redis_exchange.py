@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from embedding_store.redis_connection import _PINGS, ConnectionPool, Deadline
-from embedding_store.redis_exchange import _WINDOW_BYTES, Conversation, Requests, exchange
-from embedding_store.redis_url import RedisUrl
-from embedding_store.resp_codec import Bytes
-from embedding_store.resp_replies import Replies
+from embedding_store.redis.connection import _PINGS, ConnectionPool, Deadline
+from embedding_store.redis.exchange import _WINDOW_BYTES, Conversation, Requests, exchange
+from embedding_store.redis.resp_codec import Bytes
+from embedding_store.redis.resp_replies import Replies
+from embedding_store.redis.url import RedisUrl
 
 COMMAND = b"c" * 100
 REPLY = b"r" * 10

@@ -17,9 +17,9 @@ import redis
 
 from embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
 from embedding_store.open_store import open_source
-from embedding_store.redis_reader import RedisReader
-from embedding_store.redis_schema import partition_of
-from embedding_store.redis_store import RedisStore
+from embedding_store.redis.reader import RedisReader
+from embedding_store.redis.schema import partition_of
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import TableSpec
 from embedding_store.store import Commit, TableUpdate
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from embedding_store.errors import BadInput, StoreFailed
-from embedding_store.redis_schema import (
+from embedding_store.redis.schema import (
     TableRecord,
     check_namespace,
     check_partitions,
@@ -20,7 +20,7 @@ from embedding_store.redis_schema import (
     version_key,
     weights_key,
 )
-from embedding_store.redis_store import RedisStore
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, TableUpdate
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import StaleVersion
-from embedding_store.lookup_request import LookupRequest
-from embedding_store.redis_reader import RedisReader
-from embedding_store.redis_store import RedisStore
+from embedding_store.redis.reader import RedisReader
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from embedding_store.tables.lookup_request import LookupRequest
 from tests.contracts.store_contract import StoreContract
 
 MakeStore = Callable[[], EmbeddingStore]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from embedding_store.errors import BadInput
-from embedding_store.redis_url import RedisUrl
-from embedding_store.rpc_address import Address
+from embedding_store.redis.url import RedisUrl
+from embedding_store.rpc.address import Address
 
 
 def test_every_part_of_a_url() -> None:

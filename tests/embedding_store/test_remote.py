@@ -25,15 +25,15 @@ from embedding_store.errors import (
     TableNotFound,
     Unavailable,
 )
-from embedding_store.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, encode
-from embedding_store.grpc_server import GrpcServer, Service
-from embedding_store.memory import MemoryStore
-from embedding_store.remote import RemoteSource
-from embedding_store.rpc_connection import Connection
-from embedding_store.rpc_errors import ERROR_KEY
-from embedding_store.service import store_service
+from embedding_store.memory.store import MemoryStore
+from embedding_store.rpc.connection import Connection
+from embedding_store.rpc.errors import ERROR_KEY
+from embedding_store.rpc.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, encode
+from embedding_store.rpc.remote import RemoteSource
+from embedding_store.rpc.server import GrpcServer, Service
+from embedding_store.rpc.service import store_service
+from embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
 from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.spec_messages import STORE_SERVICE, spec_to_message
 from embedding_store.store import Commit, TableUpdate
 from embedding_store.v1 import store_pb2, store_pb2_grpc
 

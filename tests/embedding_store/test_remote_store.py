@@ -22,15 +22,15 @@ from embedding_store.errors import (
     Unsupported,
     VersionError,
 )
-from embedding_store.grpc_server import GrpcServer, Service
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.open_store import open_source, open_store
-from embedding_store.remote_store import RemoteStore
-from embedding_store.service import store_service
+from embedding_store.rpc.remote_store import RemoteStore
+from embedding_store.rpc.server import GrpcServer, Service
+from embedding_store.rpc.service import store_service
+from embedding_store.rpc.spec_messages import STORE_SERVICE
+from embedding_store.rpc.store_messages import block_frames, commit_frames
 from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.spec_messages import STORE_SERVICE
 from embedding_store.store import Commit, RowBlock, TableUpdate
-from embedding_store.store_messages import block_frames, commit_frames
 from embedding_store.v1 import store_pb2, store_pb2_grpc
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import BadInput, StaleVersion
-from embedding_store.frames import MAX_FRAME_BYTES, BodyPlan, FrameReader, frame_prefix
-from embedding_store.memory import MemoryStore
-from embedding_store.reply_frames import ReplyFrames
+from embedding_store.memory.store import MemoryStore
+from embedding_store.rpc.frames import MAX_FRAME_BYTES, BodyPlan, FrameReader, frame_prefix
+from embedding_store.rpc.reply_frames import ReplyFrames
 from embedding_store.spec import TableSpec
 from embedding_store.v1 import store_pb2
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedding_store.initial_values import _philox, table_key
-from embedding_store.rounding_bits import rounding_bits, rounding_key
+from embedding_store.memory.rounding_bits import rounding_bits, rounding_key
 from embedding_store.spec import ShardOrigin, TableSpec
 
 PINNED = [[21900, 26254, 59189], [59527, 28169, 38674]]

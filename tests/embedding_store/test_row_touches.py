@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.row_touches import RowTouches
+from embedding_store.memory.row_touches import RowTouches
 from embedding_store.spec import EvictionSpec
 from embedding_store.store import Int64
 

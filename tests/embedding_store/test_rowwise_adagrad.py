@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from embedding_store.errors import BadGradient
 from embedding_store.fused.rowwise_adagrad import row_squares
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, TableUpdate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embedding_store.errors import BadInput
-from embedding_store.rpc_address import Address
+from embedding_store.rpc.address import Address
 
 
 @pytest.mark.parametrize(

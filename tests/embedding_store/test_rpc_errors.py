@@ -19,9 +19,9 @@ from embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from embedding_store.grpc_server import GrpcServer, Service
-from embedding_store.rpc_connection import Connection
-from embedding_store.rpc_errors import ERROR_KEY, answering, status_code
+from embedding_store.rpc.connection import Connection
+from embedding_store.rpc.errors import ERROR_KEY, answering, status_code
+from embedding_store.rpc.server import GrpcServer, Service
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 MESSAGES = ["", "plain", "id 7 at position 3: 0 <= id < 5 (100 %)", "größer als\nzwei Zeilen", "汉字 " * 50]

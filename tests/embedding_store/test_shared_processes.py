@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import Unavailable
-from embedding_store.grpc_server import GrpcServer
-from embedding_store.remote import RemoteSource
-from embedding_store.remote_store import RemoteStore
-from embedding_store.service import store_service
-from embedding_store.shared_source import SharedSource
-from embedding_store.shared_store import SharedMemoryStore
+from embedding_store.rpc.remote import RemoteSource
+from embedding_store.rpc.remote_store import RemoteStore
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
+from embedding_store.shared.source import SharedSource
+from embedding_store.shared.store import SharedMemoryStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, TableUpdate
 from tests.contracts.store_samples import commit

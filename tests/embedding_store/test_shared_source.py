@@ -15,18 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.attachment_client import Attachment
 from embedding_store.errors import FutureVersion, IdOutOfRange, StaleVersion, TableNotFound, Unsupported
-from embedding_store.grpc_server import GrpcServer
-from embedding_store.lookup_request import Bags, lookup_request
-from embedding_store.memory import MemoryStore
-from embedding_store.remote import RemoteSource
-from embedding_store.service import store_service
-from embedding_store.shared_slab import SharedSlab
-from embedding_store.shared_source import SharedSource
-from embedding_store.shared_store import SharedMemoryStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.rpc.remote import RemoteSource
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
+from embedding_store.shared.attachment_client import Attachment
+from embedding_store.shared.slab import SharedSlab
+from embedding_store.shared.source import SharedSource
+from embedding_store.shared.store import SharedMemoryStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
+from embedding_store.tables.lookup_request import Bags, lookup_request
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, update
 

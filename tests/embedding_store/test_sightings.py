@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedding_store.errors import BadInput
-from embedding_store.sightings import Sightings
+from embedding_store.memory.sightings import Sightings
 from embedding_store.spec import AdmissionSpec, TableSpec
 
 

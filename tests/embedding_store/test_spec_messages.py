@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedding_store.errors import BadSpec
+from embedding_store.rpc.spec_messages import spec_from_message, spec_to_message
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.spec_messages import spec_from_message, spec_to_message
 from embedding_store.v1 import store_pb2
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

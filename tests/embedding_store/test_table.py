@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from embedding_store import Bags, EmbeddingTable
 from embedding_store.errors import BadIds, BadInput, FutureVersion, IdOutOfRange, SpecConflict, TableNotFound
 from embedding_store.initial_values import initial_rows
-from embedding_store.memory import MemoryStore
-from embedding_store.redis_store import RedisStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
 

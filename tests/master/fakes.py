@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from embedding_store.errors import ElastableError, StaleVersion
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore
 from master.api import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import BadInput, IdOutOfRange, NotFinite, TableNotFound
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Int64
 from master.api import AsyncPushId, EvaluationReport, JobSpec, Push, PushOutcome, Slices, SyncPushId, WorkerIdentity

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.memory import MemoryStore
-from embedding_store.partitioned import PartitionedStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.partitions.store import PartitionedStore
 from embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, TableUpdate
 from master.api import JobSpec

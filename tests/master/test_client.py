@@ -21,9 +21,9 @@ from embedding_store.errors import (
     TableNotFound,
     Unavailable,
 )
-from embedding_store.grpc_server import GrpcServer
-from embedding_store.memory import MemoryStore
-from embedding_store.service import store_service
+from embedding_store.memory.store import MemoryStore
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
 from embedding_store.spec import OptimizerSpec, TableSpec
 from master.api import (
     AsyncPushId,

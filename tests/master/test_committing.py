@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import BadGradient, StoreFailed, Unavailable
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, TableUpdate
 from master.committing import commit_rows

@@ -22,7 +22,7 @@ from embedding_store.errors import (
     StaleVersion,
     StoreFailed,
 )
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.store import Commit
 from master.api import (
     AsyncPushId,

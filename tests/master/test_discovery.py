@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import ModelError, SpecConflict, Unsupported
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import OptimizerSpec
 from master.discovery import StoreBackedLayer, create_tables, discover_tables, store_backed_layers
 from tests.master.fakes import StoreLayer

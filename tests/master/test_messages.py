@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as npst
 
 from embedding_store import errors
 from embedding_store.errors import BadGradient, BadInput, JobFailed
-from embedding_store.frames import encode
+from embedding_store.rpc.frames import encode
 from master.api import (
     AsyncPushId,
     DenseSnapshot,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import Unsupported
-from embedding_store.memory import MemoryStore
-from embedding_store.partitioned import PartitionedStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.partitions.store import PartitionedStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, TableUpdate
 from master.keras_block import KERAS_BLOCK, canonical_config

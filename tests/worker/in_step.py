@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.grouping import unique_ids
+from embedding_store.tables.grouping import unique_ids
 from worker.scope import PlanScope, StepScope, entered
 
 Rows = Callable[[Any, np.ndarray], np.ndarray]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from embedding_store.errors import BadIds, BadSpec, IdOutOfRange, ModelError, Unsupported
 from embedding_store.fresh_rows import fresh_rows
 from embedding_store.initial_values import initial_rows
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import InitializerSpec, TableSpec
 from embedding_store.variance_scaling import SCALED_INITIALIZERS
 from tests.worker.in_step import column, ids_as_rows, record_calls, run_in_step

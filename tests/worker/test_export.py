@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import Unsupported
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Commit, TableUpdate
 from worker.build import build_model, make_model

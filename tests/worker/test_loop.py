@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from embedding_store.errors import ElastableError, JobFailed, Unavailable
-from embedding_store.grpc_server import GrpcServer
-from embedding_store.memory import MemoryStore
-from embedding_store.service import store_service
+from embedding_store.memory.store import MemoryStore
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
 from master.api import JobSpec, TaskKind, WorkerIdentity
 from master.client import MasterClient
 from master.core import Master

@@ -10,7 +10,7 @@ import pytest
 
 import elastable as et
 from embedding_store.errors import BadSpec, SpecConflict, Unsupported
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import OptimizerSpec
 from master.discovery import discover_tables
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from embedding_store.cached_store import CachedStore
+from embedding_store.cached.store import CachedStore
 from embedding_store.errors import IdOutOfRange, Unavailable
-from embedding_store.memory import MemoryStore
+from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, Float32, Int64, TableUpdate
 from master.api import Task, TaskKind

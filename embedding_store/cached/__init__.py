@@ -1,0 +1,1 @@
+"""Hot rows of any other store, kept in memory."""

@@ -1,0 +1,121 @@
+"""Which ids of a table have rows: who is admitted, who was touched when, and who is evicted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding_store.errors import BadInput
+from embedding_store.memory.id_index import IdIndex
+from embedding_store.memory.row_directory import RowDirectory
+from embedding_store.memory.row_touches import RowTouches
+from embedding_store.memory.sightings import Sightings
+from embedding_store.memory.slab import SlabMaker, anonymous_slab
+from embedding_store.spec import TableSpec
+from embedding_store.store import Int64, TableUpdate, UInt8
+
+__all__ = ["RowMembership"]
+
+
+class RowMembership:
+    """The admission and eviction of one table; where its spec has none, everyone comes and stays.
+
+    Attributes:
+        refused: Gradients dropped so far, as their ids were not admitted yet.
+        evicted: Rows evicted so far.
+    """
+
+    def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> None:
+        """Room for `rows` rows. Raises `MemoryError`."""
+        self._table = spec.name
+        self._sightings = None if spec.admission is None else Sightings(spec, spec.admission, new_slab)
+        self._touches = None if spec.eviction is None else RowTouches(spec.eviction, rows, new_slab)
+        self.refused = 0
+        self.evicted = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that this takes of each row."""
+        return 0 if self._touches is None else self._touches.row_bytes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that this takes whatever the number of rows."""
+        return 0 if self._sightings is None else self._sightings.bytes
+
+    def screen(self, update: TableUpdate, directory: RowDirectory) -> tuple[TableUpdate, Int64 | None]:
+        """What of an update is of ids that have a row or may have one now; changes nothing.
+
+        Returns:
+            The update without the others, and int64 `[n]`: the ids, of those
+            without a row, that this sights once more (None: nobody counts).
+
+        Raises:
+            MemoryError: no room for a smaller update.
+        """
+        if self._sightings is None:
+            return update, None
+        positions = np.empty(len(update.ids), np.int64)
+        if not directory.find(update.ids, positions):
+            return update, None
+        strangers = np.flatnonzero(positions < 0)
+        sighted = update.ids[strangers]
+        refused = strangers[~self._sightings.admits(sighted)]
+        if not len(refused):
+            return update, sighted
+        stays = np.ones(len(update.ids), np.bool_)
+        stays[refused] = False
+        squares = None if update.row_squares is None else update.row_squares[stays]
+        return TableUpdate(update.ids[stays], update.gradients[stays], squares), sighted
+
+    def count(self, sighted: Int64 | None, refused: int) -> None:
+        """The ids that `screen` gave are sighted, and so many of them refused."""
+        if self._sightings is not None and sighted is not None:
+            self._sightings.count(sighted)
+        self.refused += refused
+
+    def grow(self, rows: int) -> None:
+        """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
+        if self._touches is not None:
+            self._touches.grow(rows)
+
+    def touch(self, positions: Int64, fresh: Int64, version: int) -> None:
+        """As `RowTouches.touch`."""
+        if self._touches is not None:
+            self._touches.touch(positions, fresh, version)
+
+    def touches(self, positions: Int64) -> Int64 | None:
+        """`RowBlock.touches` of the rows at `positions` int64 `[n]`."""
+        return None if self._touches is None else self._touches.read(positions)
+
+    def put(self, positions: Int64, touches: Int64 | None) -> None:
+        """`RowBlock.touches` of rows that are put at `positions` int64 `[n]`."""
+        if self._touches is not None:
+            self._touches.write(positions, touches)
+
+    def settle(self, version: int, directory: RowDirectory) -> None:
+        """Rows that were put without a version have this one now."""
+        if self._touches is not None:
+            self._touches.settle(version, directory.capacity)
+
+    def forget(self, ids: Int64, directory: RowDirectory) -> None:
+        """The rows of `ids` int64 `[n]` are about to be taken away by hand."""
+        if self._touches is not None:
+            positions = np.empty(len(ids), np.int64)
+            directory.find(ids, positions)
+            self._touches.forget(positions[positions >= 0])
+
+    def evict(self, version: int, directory: RowDirectory) -> None:
+        """Lets go of rows as the table's eviction says; allocates nothing that grows with the table."""
+        if self._touches is not None and isinstance(directory, IdIndex):
+            self.settle(version, directory)
+            self.evicted += self._touches.evict(version, directory.row_ids, directory.count, directory.remove)
+
+    def sightings(self) -> UInt8 | None:
+        """As `EmbeddingStore.sightings`."""
+        return None if self._sightings is None else self._sightings.read()
+
+    def put_sightings(self, counters: UInt8) -> None:
+        """As `EmbeddingStore.put_sightings`."""
+        if self._sightings is None:
+            raise BadInput(f"table {self._table!r} has no admission, so no sketch of sightings to restore")
+        self._sightings.write(counters)

@@ -1,0 +1,278 @@
+"""The store that keeps its rows in the memory of its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from embedding_store.checks import require_block, require_block_rows, require_ids, require_update
+from embedding_store.errors import StoreFailed, TableNotFound
+from embedding_store.memory.lookup import answer_requests
+from embedding_store.memory.memory_limit import direct_bytes_here
+from embedding_store.memory.table import MemoryTable, StagedUpdate
+from embedding_store.range_pool import SERIAL, RangePool, available_cores
+from embedding_store.readers_writer_lock import ReadersWriterLock
+from embedding_store.spec import TableSpec
+from embedding_store.store import (
+    Commit,
+    EmbeddingStore,
+    Float32,
+    Int64,
+    RowBlock,
+    TableStatistics,
+    UInt8,
+    refuse_conflict,
+    refuse_negative_version,
+    refuse_other_version,
+)
+from embedding_store.tables.lookup_request import LookupRequest, rows_request
+
+__all__ = ["MemoryStore"]
+
+_PIECE = 1 << 13  # rows that a thread updates in one go: fewer cost more to hand out than to do
+_MOST_THREADS = 8
+
+_Staged = tuple[MemoryTable, StagedUpdate, float]
+"""A table, its update, and the learning rate."""
+
+
+class MemoryStore(EmbeddingStore):
+    """Rows in memory. Lookups share the store, commits have it alone, so a
+    lookup sees one version whole, whether it names one or not.
+    """
+
+    def __init__(self, threads: int | None = None, *, direct_bytes: int | None = None, timeout_s: float = 60.0) -> None:
+        """An empty store at version 0.
+
+        Args:
+            threads: For large gathers and updates; None: one a core, at most 8.
+                Results do not depend on it.
+            direct_bytes: A fixed table up to this size (weights and slots) is
+                laid out whole, row i at position i; a larger one only holds
+                the rows that were touched. None: an eighth of the memory
+                here, at least 1 GiB. Results do not depend on it.
+            timeout_s: Seconds that a lookup waits for a commit, or a commit
+                for lookups, before `DeadlineExceeded`.
+        """
+        self._tables: dict[str, MemoryTable] = {}
+        self._version = 0
+        self._changes = 0  # calls that changed anything
+        self._closed = False
+        self._direct_bytes = direct_bytes_here() if direct_bytes is None else direct_bytes
+        self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
+        self._lock = ReadersWriterLock(timeout_s, "the memory store")
+
+    def create_table(self, spec: TableSpec) -> bool:
+        """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer."""
+        with self._lock.writing():
+            self._require_open()
+            known = self._tables.get(spec.name)
+            if known is not None:
+                refuse_conflict(known.spec, spec)
+                return False
+            self._tables[spec.name] = self._new_table(spec)
+            return True
+
+    def specs(self) -> dict[str, TableSpec]:
+        """As in `RowSource.specs`."""
+        with self._lock.reading():
+            return {name: table.spec for name, table in self._tables.items()}
+
+    def version(self) -> int:
+        """As in `RowSource.version`."""
+        return self._version
+
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        """As in `RowSource.wait_for_version`."""
+        return self._lock.wait_until(lambda: self._version >= version, timeout_s)
+
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        """As in `RowSource.lookup`."""
+        with self._lock.reading():
+            refuse_other_version(self._version, version)
+            tables = [self._table(name) for name in ids]
+            requests = [rows_request(table.spec, of) for table, of in zip(tables, ids.values(), strict=True)]
+            answer_requests(tables, requests, self._pool)
+        return {request.table: request.out for request in requests}
+
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        """As in `RowSource.lookup_into`: rows are folded where they lie, all requests at one version."""
+        with self._lock.reading():
+            refuse_other_version(self._version, version)
+            tables = [self._table(request.table) for request in requests]
+            answer_requests(tables, requests, self._pool if split else SERIAL)
+
+    def lookup_in_order(
+        self, requests: Sequence[LookupRequest], version: int | None, done: Callable[[int], object]
+    ) -> None:
+        """As in `RowSource.lookup_in_order`, by one thread."""
+        with self._lock.reading():
+            refuse_other_version(self._version, version)
+            tables = [self._table(request.table) for request in requests]
+            for number, (table, request) in enumerate(zip(tables, requests, strict=True)):
+                answer_requests([table], [request], SERIAL)
+                done(number)
+
+    def commit(self, commit: Commit) -> None:
+        """As in `EmbeddingStore.commit`."""
+        with self._lock.writing():
+            self._finish(commit, self._stage(commit))
+
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        """As in `EmbeddingStore.stage`; the second half cannot fail, but for the lock."""
+        with self._lock.writing():
+            staged = self._stage(commit)
+            changes = self._changes
+
+        def finish() -> None:
+            with self._lock.writing():
+                if self._changes != changes:
+                    raise StoreFailed(f"the memory store was changed while version {commit.version} was staged")
+                self._finish(commit, staged)
+
+        return finish
+
+    def reset_version(self, version: int) -> None:
+        """As in `EmbeddingStore.reset_version`."""
+        refuse_negative_version(version)
+        with self._lock.writing():
+            self._version = version
+            for table in self._tables.values():
+                table.settle(version)
+            self._changes += 1
+
+    def row_count(self, table: str) -> int:
+        """As in `EmbeddingStore.row_count`."""
+        with self._lock.reading():
+            return self._table(table).count
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """As in `EmbeddingStore.scan`; a commit between two blocks shows in the later ones."""
+        with self._lock.reading():
+            found = self._table(table)
+        return self._blocks(found, require_block_rows(block_rows))
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As in `EmbeddingStore.read_rows`."""
+        with self._lock.reading():
+            found = self._table(table)
+            return found.stored(require_ids(found.spec, ids))
+
+    def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
+        """As in `EmbeddingStore.put`, one block after the other."""
+        with self._lock.reading():
+            found = self._table(table)
+        for block in blocks:
+            checked = require_block(found.spec, found.slot_width, block)
+            with self._lock.writing():
+                self._require_open()
+                self._changes += 1
+                found.put(checked)
+
+    def delete(self, table: str, ids: Int64) -> int:
+        """As in `EmbeddingStore.delete`."""
+        with self._lock.writing():
+            found = self._table(table)
+            count = found.delete(require_ids(found.spec, ids))
+            self._changes += 1
+            return count
+
+    def table_statistics(self, table: str) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`."""
+        with self._lock.reading():
+            return self._table(table).statistics()
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`."""
+        with self._lock.reading():
+            return self._table(table).sightings()
+
+    def put_sightings(self, table: str, counters: UInt8) -> None:
+        """As in `EmbeddingStore.put_sightings`."""
+        with self._lock.writing():
+            self._table(table).put_sightings(counters)
+            self._changes += 1
+
+    def clear(self, table: str) -> None:
+        """As in `EmbeddingStore.clear`."""
+        with self._lock.writing():
+            self._table(table).clear()
+            self._changes += 1
+
+    def drop_table(self, table: str) -> None:
+        """As in `EmbeddingStore.drop_table`."""
+        with self._lock.writing():
+            self._table(table)
+            del self._tables[table]
+            self._changes += 1
+
+    def close(self) -> None:
+        """Frees the memory; afterwards every table is unknown."""
+        with self._lock.writing():
+            self._closed = True
+            self._tables.clear()
+            self._changes += 1
+        self._pool.close()
+
+    def _stage(self, commit: Commit) -> list[_Staged]:
+        """Everything about a commit that can fail; changes no row."""
+        refuse_other_version(self._version, commit.version - 1)
+        tables = [self._table(name) for name in commit.updates]
+        updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
+        rates = [commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate) for table in tables]
+        return [
+            (table, table.stage(update, commit.step, rate), rate)
+            for table, update, rate in zip(tables, updates, rates, strict=True)
+        ]
+
+    def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
+        for table, update, _ in staged:
+            table.claim(update, self._pool, commit.version)
+
+        def apply(number: int, start: int, stop: int) -> None:
+            table, update, rate = staged[number]
+            table.apply(update, start, stop, commit.step, rate)
+
+        self._run([len(staged_update.update.ids) for _, staged_update, _ in staged], apply)
+        for table in self._tables.values():
+            table.evict(commit.version)
+        self._version = commit.version
+        self._changes += 1
+
+    def _run(self, lengths: Sequence[int], work: Callable[[int, int, int], None]) -> None:
+        """Calls `work(table number, start, stop)`, the rows of all tables shared out over threads in pieces."""
+        ends = np.cumsum(lengths).tolist()
+
+        def span(first: int, last: int) -> None:
+            for number, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+                start, stop = max(first, end - length), min(last, end)
+                if start < stop:
+                    work(number, start - end + length, stop - end + length)
+
+        total = sum(lengths)
+        self._pool.share(span, total, _PIECE if self._pool.threads > 1 else max(1, total))
+
+    def _blocks(self, table: MemoryTable, block_rows: int) -> Iterator[RowBlock]:
+        cursor = 0
+        while True:
+            with self._lock.reading():
+                self._require_open()
+                block, cursor = table.scan(cursor, block_rows)
+            if not len(block.ids):
+                return
+            yield block
+
+    def _new_table(self, spec: TableSpec) -> MemoryTable:
+        return MemoryTable(spec, self._direct_bytes)
+
+    def _table(self, name: str) -> MemoryTable:
+        self._require_open()
+        table = self._tables.get(name)
+        if table is None:
+            raise TableNotFound(f"no table {name!r}; tables here: {', '.join(sorted(self._tables)) or 'none'}")
+        return table
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreFailed("the memory store is closed")

@@ -1,0 +1,242 @@
+"""One table in memory: a directory of its ids, and its rows by position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from embedding_store.memory.id_index import IdIndex
+from embedding_store.memory.row_directory import DirectRows, RowDirectory
+from embedding_store.memory.row_membership import RowMembership
+from embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
+from embedding_store.memory.table_rows import MakeRows, TableRows, resident_rows
+from embedding_store.range_pool import RangePool
+from embedding_store.row_dtypes import round_update
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.spec import TableSpec
+from embedding_store.store import Int64, RowBlock, TableStatistics, TableUpdate, UInt8
+from embedding_store.tables.scratch import Scratch
+from embedding_store.tables.table_reader import TableReader
+
+__all__ = ["MemoryTable", "StagedUpdate"]
+
+_FRESH_A_THREAD = 1 << 12
+_FOUND_A_THREAD = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class StagedUpdate:
+    """An update that cannot fail any more.
+
+    Attributes:
+        update: The validated gradients.
+        block: New rows, where the optimizer is not fused and has run already.
+        positions: int64 `[u]`, filled in when rows are claimed.
+        sighted: int64, the ids that a table with admission counts once more.
+        refused: How many ids were left out, as they are not admitted yet.
+    """
+
+    update: TableUpdate
+    block: RowBlock | None
+    positions: Int64
+    sighted: Int64 | None = None
+    refused: int = 0
+
+
+class MemoryTable(TableReader):
+    """The rows of one table. Ids handed in have been checked; callers do the locking.
+
+    A fixed table whose rows all fit into `direct_bytes` keeps row i at
+    position i. Any other keeps rows in first-come order behind a hash index,
+    so that memory grows with the rows that were touched and not with the pages
+    that they would be strewn over.
+    """
+
+    _directory: RowDirectory
+    _rows: TableRows
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        direct_bytes: int,
+        new_slab: SlabMaker = anonymous_slab,
+        make_rows: MakeRows | None = None,
+    ) -> None:
+        """Args are those of the table; `new_slab` holds its directory, and its rows unless `make_rows` does.
+
+        Raises:
+            BadSpec: an optimizer that is not known here.
+        """
+        self._new_slab = new_slab
+        self._make_rows = resident_rows(new_slab) if make_rows is None else make_rows
+        self.optimizer = row_optimizer(spec.optimizer)
+        self.slot_width = self.optimizer.slot_width(spec.dim)
+        self._initial_slots = self.optimizer.initial_slots(spec.dim)
+        row_bytes = spec.weight_bytes + 4 * self.slot_width
+        size = spec.vocabulary_size
+        self._direct = size if size is not None and size * row_bytes <= direct_bytes else None
+        # Of updates: they are claimed and applied one at a time.
+        self._positions = Scratch(np.int64)
+        super().__init__(spec, *self._empty(spec))
+        self._members = RowMembership(spec, self._directory.capacity, new_slab)
+
+    @property
+    def count(self) -> int:
+        """Rows that hold a value of their own."""
+        return self._directory.count
+
+    @property
+    def direct(self) -> bool:
+        """Whether row i lies at position i; else an index says where."""
+        return self._direct is not None
+
+    def reading_slabs(self) -> tuple[tuple[Slab, ...], tuple[Slab, ...]] | None:
+        """What `read` reads: the slabs of the directory and those of the weights; None: not only slabs."""
+        values = self._rows.slabs()
+        return None if values is None else (self._directory.slabs(), values)
+
+    def stage(self, update: TableUpdate, step: int, learning_rate: float) -> StagedUpdate:
+        """Does everything about an update that can fail, and changes no row.
+
+        Raises:
+            MemoryError: no room for new rows.
+            Exception: whatever an optimizer that is not fused raises.
+        """
+        whole = len(update.ids)
+        update, sighted = self._members.screen(update, self._directory)
+        block = None
+        if not self.optimizer.fused:
+            block = self._block(update.ids)
+            order = np.arange(len(update.ids))
+            squares = update.row_squares
+            self.optimizer.apply_columns(
+                block.weights, block.slots, order, update.gradients, squares, step, learning_rate
+            )
+            round_update(self.spec, update.ids, step, block.weights)
+        self._reserve(update.ids)
+        return StagedUpdate(update, block, self._positions.take(len(update.ids)), sighted, whole - len(update.ids))
+
+    def claim(self, staged: StagedUpdate, pool: RangePool, version: int) -> None:
+        """Gives every id of the update a row, with initial values where it is new; all are touched at `version`."""
+        ids, positions = staged.update.ids, staged.positions
+        self._reserve(ids)  # there is room already, unless the table was cleared since
+        fresh = self._places(ids, positions, pool)
+        self._members.count(staged.sighted, staged.refused)
+        self._members.touch(positions, fresh, version)
+        self._rows.prepare(positions, fresh, pool)
+        if staged.block is None and len(fresh):
+            fresh_ids, fresh_rows = ids[fresh], positions[fresh]
+
+            def initialise(start: int, stop: int) -> None:
+                self._rows.initialise(fresh_ids[start:stop], fresh_rows[start:stop])
+
+            pool.run(initialise, len(fresh), _FRESH_A_THREAD)
+
+    def _places(self, ids: Int64, positions: Int64, pool: RangePool) -> Int64:
+        """`RowDirectory.claim`; ids that have a row, mostly all, are found by all threads."""
+
+        missing: list[int] = []
+
+        def find(start: int, stop: int) -> None:
+            missing.append(self._directory.find(ids[start:stop], positions[start:stop]))
+
+        pool.run(find, len(ids), _FOUND_A_THREAD)
+        strangers = np.flatnonzero(positions < 0) if any(missing) else positions[:0]
+        if not len(strangers):
+            return strangers
+        places = np.empty(len(strangers), np.int64)
+        fresh = strangers[self._directory.claim(ids[strangers], places)]
+        positions[strangers] = places
+        return fresh
+
+    def evict(self, version: int) -> None:
+        """Lets go of rows, as the table's eviction says for this version; cannot fail."""
+        self._members.evict(version, self._directory)
+
+    def apply(self, staged: StagedUpdate, start: int, stop: int, step: int, learning_rate: float) -> None:
+        """Updates the claimed rows `start..stop` of the update; ranges may run on different threads."""
+        positions = staged.positions[start:stop]
+        if staged.block is None:
+            ids, gradients = staged.update.ids[start:stop], staged.update.gradients[start:stop]
+            squares = None if staged.update.row_squares is None else staged.update.row_squares[start:stop]
+            self._rows.update(ids, positions, gradients, squares, step, learning_rate)
+        else:
+            self._rows.write(positions, staged.block.weights[start:stop], staged.block.slots[start:stop])
+
+    def put(self, block: RowBlock) -> None:
+        """Writes rows as they are. Raises `MemoryError` before anything is changed."""
+        self._reserve(block.ids)
+        positions = np.empty(len(block.ids), np.int64)
+        self._directory.claim(block.ids, positions)
+        self._rows.write(positions, block.weights, block.slots)
+        self._members.put(positions, block.touches)
+
+    def settle(self, version: int) -> None:
+        """Rows that were put without saying when they were touched count as touched at this version."""
+        self._members.settle(version, self._directory)
+
+    def scan(self, cursor: int, limit: int) -> tuple[RowBlock, int]:
+        """The next block of rows from `cursor` (first 0), and the next cursor; an empty block ends it."""
+        ids, positions, cursor = self._directory.scan(cursor, limit)
+        return RowBlock(ids, *self._rows.block(positions), self._members.touches(positions)), cursor
+
+    def stored(self, ids: Int64) -> RowBlock:
+        """Of `ids` int64 `[n]` the rows that hold a value of their own, in that order."""
+        positions = np.empty(len(ids), np.int64)
+        if self._directory.find(ids, positions):
+            live = positions >= 0
+            ids, positions = ids[live], positions[live]
+        return RowBlock(ids, *self._rows.block(positions), self._members.touches(positions))
+
+    def delete(self, ids: Int64) -> int:
+        """Takes the rows of `ids` int64 `[n]` away; returns how many there were."""
+        self._members.forget(ids, self._directory)
+        return self._directory.remove(ids)
+
+    def statistics(self) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`; bytes of the address space that rows have come to use."""
+        row_bytes = self.spec.weight_bytes + 4 * self.slot_width + self._members.row_bytes
+        held = self._directory.bytes + self._members.bytes + self._directory.positions_given * row_bytes
+        return TableStatistics(self.count, held, self._members.refused, self._members.evicted)
+
+    def sightings(self) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`."""
+        return self._members.sightings()
+
+    def put_sightings(self, counters: UInt8) -> None:
+        """As in `EmbeddingStore.put_sightings`."""
+        self._members.put_sightings(counters)
+
+    def clear(self) -> None:
+        """Forgets every row and sighting, and gives the memory back."""
+        self._rows.close()
+        self._directory, self._rows = self._empty(self.spec)
+        self._members = RowMembership(self.spec, self._directory.capacity, self._new_slab)
+
+    def close(self) -> None:
+        """Gives back what is not memory."""
+        self._rows.close()
+
+    def _empty(self, spec: TableSpec) -> tuple[RowDirectory, TableRows]:
+        new_slab = self._new_slab
+        directory = IdIndex(new_slab) if self._direct is None else DirectRows(self._direct, new_slab)
+        return directory, self._make_rows(spec, self.optimizer, directory.capacity)
+
+    def _reserve(self, ids: Int64) -> None:
+        """Room for the rows of `ids`, whether they have one or not; nothing has changed when it fails."""
+        self._directory.reserve(len(ids))
+        self._rows.grow(self._directory.capacity)
+        self._members.grow(self._directory.capacity)
+        self._rows.allocate(self._directory.places(ids))
+
+    def _block(self, ids: Int64) -> RowBlock:
+        """A copy of the rows of `ids`, initial ones for those that have none."""
+        weights = np.empty((len(ids), self.spec.dim), np.float32)
+        self.read(ids, weights)
+        positions = np.empty(len(ids), np.int64)
+        self._directory.find(ids, positions)
+        slots = np.tile(self._initial_slots, (len(ids), 1))
+        live = positions >= 0
+        slots[live] = self._rows.block(positions[live])[1]
+        return RowBlock(ids, weights, slots)

@@ -1,0 +1,1 @@
+"""Tables split over several stores, by id or by column."""

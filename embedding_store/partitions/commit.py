@@ -1,0 +1,127 @@
+"""Commits to several stores: staged everywhere, then made everywhere, or repaired."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from embedding_store.checks import require_update
+from embedding_store.errors import StoreFailed, Unavailable
+from embedding_store.partitions.partition import Part, Partition
+from embedding_store.partitions.shard_calls import ShardCalls
+from embedding_store.store import Commit, EmbeddingStore, Float32, TableUpdate, refuse_other_version
+
+__all__ = ["ShardCommits"]
+
+_FEW_VALUES = 1 << 13  # which stores in memory have updated before a thread has started
+
+_Share = list[tuple[Partition, Part, TableUpdate, Float32 | None]]
+"""A shard's part of every table's update, and the squares of whole rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BrokenOff:
+    """A commit that may stand on some shards."""
+
+    version: int
+    digest: bytes
+
+
+class ShardCommits:
+    """Splits commits over shards. Not thread-safe: one commit after the other."""
+
+    def __init__(self, stores: Sequence[EmbeddingStore], calls: ShardCalls, in_memory: bool) -> None:
+        """`in_memory`: whether the stores answer faster than a thread starts, where there is little to do."""
+        self._stores = stores
+        self._calls = calls
+        self._in_memory = in_memory
+        self._broken_off: _BrokenOff | None = None
+
+    def forget(self) -> None:
+        """The shards are of one version again."""
+        self._broken_off = None
+
+    def stage(self, commit: Commit, tables: Sequence[Partition], versions: Mapping[int, int]) -> Callable[[], None]:
+        """As `EmbeddingStore.stage`.
+
+        Args:
+            commit: On whole tables.
+            tables: That are updated, in the commit's order.
+            versions: That stand on the shards.
+
+        Raises:
+            StoreFailed: shards are apart, and this commit is not the one that joins them.
+        """
+        behind = self._behind(commit, versions)
+        shares: dict[int, _Share] = {shard: [] for shard in range(len(self._stores))}
+        for table, given in zip(tables, commit.updates.values(), strict=True):
+            update = require_update(table.spec, given)
+            squares = table.row_squares(update)
+            for part in table.parts(update.ids):
+                shares[part.shard].append((table, part, update, squares))
+        together = not self._in_memory or sum(update.gradients.size for update in commit.updates.values()) > _FEW_VALUES
+        stages = {shard: partial(self._stage, shard, commit, shares[shard]) for shard in behind}
+        staged = self._calls.run(stages, together)
+        # Those without rows last: should all that have some fail, the store is as it was.
+        touched = [shard for shard in behind if any(len(part.ids) for _, part, _, _ in shares[shard])]
+        untouched = [shard for shard in behind if shard not in touched]
+        waves = [{shard: staged[shard] for shard in wave} for wave in (touched, untouched) if wave]
+        return partial(self._finish, commit, waves, together)
+
+    def _behind(self, commit: Commit, versions: Mapping[int, int]) -> list[int]:
+        """The shards that do not have the commit yet."""
+        broken, oldest, newest = self._broken_off, min(versions.values()), max(versions.values())
+        if broken is not None and (commit.version != broken.version or _digest(commit) != broken.digest):
+            raise StoreFailed(
+                f"the commit of version {broken.version} broke off; before another one that very commit "
+                "has to be repeated, with the same gradients, or rows restored and the version reset"
+            )
+        if oldest == newest == commit.version and broken is not None:
+            return []  # only answers were lost
+        refuse_other_version(oldest, commit.version - 1)
+        ahead = sorted(shard for shard, version in versions.items() if version > commit.version)
+        if ahead:
+            raise StoreFailed(
+                f"shard {ahead[0]} stands at version {versions[ahead[0]]} while version {commit.version} is "
+                "committed: who else writes?"
+            )
+        return sorted(shard for shard, version in versions.items() if version < commit.version)
+
+    def _stage(self, shard: int, commit: Commit, share: _Share) -> Callable[[], None]:
+        updates = {table.spec.name: table.update(part, update, squares) for table, part, update, squares in share}
+        rates = {name: rate for name, rate in commit.learning_rates.items() if name in updates}
+        return self._stores[shard].stage(Commit(commit.version, updates, commit.step, rates))
+
+    def _finish(self, commit: Commit, waves: Sequence[Mapping[int, Callable[[], None]]], together: bool) -> None:
+        for wave in waves:
+            done, errors = self._calls.outcomes(wave, together)
+            if errors:
+                self._break_off(commit, errors, nothing_stands=not done and wave is waves[0])
+        self._broken_off = None
+
+    def _break_off(self, commit: Commit, errors: Mapping[int, Exception], nothing_stands: bool) -> None:
+        unchanged = not any(isinstance(error, (StoreFailed, Unavailable)) for error in errors.values())
+        if nothing_stands and unchanged and self._broken_off is None:
+            self._calls.raise_first(errors)
+        self._broken_off = _BrokenOff(commit.version, _digest(commit))
+        failed = sorted(errors)
+        raise StoreFailed(
+            f"the commit of version {commit.version} did not end on shard {', '.join(map(str, failed))} of "
+            f"{len(self._stores)}, and may stand on others; repeat the same commit to finish it: "
+            + "; ".join(f"shard {shard}: {errors[shard]}" for shard in failed)
+        ) from errors[failed[0]]
+
+
+def _digest(commit: Commit) -> bytes:
+    """Of everything that a commit says."""
+    digest = hashlib.blake2b(repr((commit.version, commit.step, sorted(commit.learning_rates.items()))).encode())
+    for name, update in commit.updates.items():
+        digest.update(f"{name} {update.gradients.shape}".encode())
+        for part in (update.ids, update.gradients, update.row_squares):
+            if part is not None:
+                digest.update(np.ascontiguousarray(part).data)
+    return digest.digest()

@@ -1,0 +1,283 @@
+"""The store whose tables are split over several stores, by id or by column."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from embedding_store.checks import require_block, require_block_rows, require_ids
+from embedding_store.errors import BadSpec, DeadlineExceeded, SpecConflict, TableNotFound
+from embedding_store.partitions.commit import ShardCommits
+from embedding_store.partitions.partition import STRATEGIES, Part, Partition, partition
+from embedding_store.partitions.scan import scan_columns, scan_tokens
+from embedding_store.partitions.source import PartitionedSource
+from embedding_store.row_blocks import chosen_rows, joined_rows
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.spec import TableSpec
+from embedding_store.store import (
+    Commit,
+    EmbeddingStore,
+    Int64,
+    RowBlock,
+    TableStatistics,
+    UInt8,
+    refuse_conflict,
+    refuse_negative_version,
+)
+
+__all__ = ["PartitionedStore"]
+
+
+class PartitionedStore(PartitionedSource, EmbeddingStore):
+    """Embedding tables over several stores, each shard a store of any kind.
+
+    A lookup sees one version whole, over all shards, where commits and lookups
+    go through this object; lookups from elsewhere name the version they want.
+
+    A commit is staged on every shard before anything is changed on one. Should
+    a shard fail after that, `commit` raises `StoreFailed` and says on which
+    shards the version stands. Lookups without a version, and every other
+    commit, are then refused until the very same commit is repeated, by this
+    process or another one, which leaves out the shards that have it; or until
+    rows are restored and `reset_version` is called.
+    """
+
+    def __init__(
+        self,
+        stores: Sequence[EmbeddingStore],
+        strategy: str = "token",
+        *,
+        strategies: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Takes the stores over: they are closed with this one.
+
+        Args:
+            stores: The shards, in the order in which existing tables were split.
+            strategy: How tables that are created here are split: "token" (ids)
+                or "encoding" (columns). Existing tables say so themselves.
+            strategies: Table name -> strategy, for those that are split otherwise.
+            timeout_s: Seconds that a lookup waits for a commit, or a commit
+                for lookups and other commits, before `DeadlineExceeded`.
+
+        Raises:
+            BadSpec: no such strategy; the known ones are listed.
+            BadInput: there is no store, or one stands twice.
+            Unavailable, StoreFailed: as the stores.
+        """
+        super().__init__(stores, timeout_s)
+        self._stores = tuple(stores)
+        self._strategy = strategy
+        self._strategies = dict(strategies or {})
+        for table, name in (("", strategy), *self._strategies.items()):
+            if name not in STRATEGIES:
+                where = f"table {table!r}: " if table else ""
+                raise BadSpec(f"{where}strategy {name!r}; known strategies are {', '.join(STRATEGIES)}")
+        self._changing = threading.Lock()
+        self._timeout_s = timeout_s
+        self._commits = ShardCommits(self._stores, self._calls, self._in_memory)
+        if len(set(self._versions().values())) > 1:
+            self._apart = "a commit broke off; repeat it"
+
+    def create_table(self, spec: TableSpec) -> bool:
+        """As in `EmbeddingStore.create_table`; a table that some shards lack is completed.
+
+        Raises:
+            BadSpec: an unknown optimizer.
+            Unsupported: the table cannot be split by its strategy.
+        """
+        with self._alone():
+            self._reload()
+            known = self._partitions.get(spec.name)
+            if known is not None:
+                refuse_conflict(known.spec, spec)
+                return False
+            table = partition(spec, self._strategies.get(spec.name, self._strategy), self.shards)
+            self._refuse_another_beginning(table)
+            calls = {
+                number: partial(self._stores[number].create_table, shard)
+                for number, shard in enumerate(table.shards)
+                if shard is not None
+            }
+            created, errors = self._calls.outcomes(calls)
+            if errors:
+                # A backend refused its part: the others' parts go, where they are new.
+                drops = {n: partial(self._stores[n].drop_table, spec.name) for n, new in created.items() if new}
+                self._calls.outcomes(drops)
+                self._calls.raise_first(errors)
+            self._reload()
+            return True
+
+    def drop_table(self, table: str) -> None:
+        """As in `EmbeddingStore.drop_table`; what is left of a drop that broke off is dropped, too."""
+        with self._alone(), self._lock.writing():
+            held = self._held().get(table)
+            if held is None:
+                raise TableNotFound(f"no table {table!r}; tables here: {', '.join(sorted(self._partitions)) or 'none'}")
+            self._partitions.pop(table, None)
+            holders = [number for number, spec in enumerate(held) if spec is not None]
+            self._calls.run({number: partial(self._stores[number].drop_table, table) for number in holders})
+
+    def commit(self, commit: Commit) -> None:
+        """As in `EmbeddingStore.commit`, with what the class promises.
+
+        Raises:
+            StoreFailed: also where shards are apart: repeat the commit.
+        """
+        with self._alone():
+            finish = self._staged(commit)
+            with self._lock.writing():
+                finish()
+
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        """As in `EmbeddingStore.stage`, on every shard."""
+        with self._alone():
+            finish_all = self._staged(commit)
+
+        def finish() -> None:
+            with self._alone(), self._lock.writing():
+                finish_all()
+
+        return finish
+
+    def reset_version(self, version: int) -> None:
+        """As in `EmbeddingStore.reset_version`, on every shard; shards that were apart are together again."""
+        refuse_negative_version(version)
+        with self._alone(), self._lock.writing():
+            self._apart = f"not every shard was told that its rows are version {version}"
+            self._on_all(lambda store: store.reset_version(version))
+            self._apart = None
+            self._commits.forget()
+
+    def row_count(self, table: str) -> int:
+        """As in `EmbeddingStore.row_count`."""
+        found = self._partition(table)
+        calls = {number: partial(self._stores[number].row_count, table) for number in found.holders}
+        return _of_rows(found, self._calls.run(calls))
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """As in `EmbeddingStore.scan`; a block is of one version, a commit between two shows in the later one."""
+        found = self._partition(table)
+        scan = scan_tokens if found.by_token else scan_columns
+        return scan(found, self._stores, self._calls, self._lock, require_block_rows(block_rows))
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As in `EmbeddingStore.read_rows`."""
+        with self._lock.reading():
+            found = self._partition(table)
+            parts = found.parts(require_ids(found.spec, ids))
+            read = self._calls.run({part.shard: partial(self._stores[part.shard].read_rows, table, part.ids)
+                                    for part in parts})  # fmt: skip
+            blocks = [read[part.shard] for part in parts]
+        if not found.by_token:
+            return found.joined(blocks)
+        named = [
+            replace(block, ids=found.whole_ids(part.shard, block.ids))
+            for part, block in zip(parts, blocks, strict=True)
+        ]
+        return _in_order_of(ids, joined_rows(found.spec, named))
+
+    def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
+        """As in `EmbeddingStore.put`, one block after the other, each on all shards at once."""
+        found = self._partition(table)
+        slot_width = row_optimizer(found.spec.optimizer).slot_width(found.spec.dim)
+        for given in blocks:
+            block = require_block(found.spec, slot_width, given)
+
+            def put(part: Part, block: RowBlock = block) -> None:
+                self._stores[part.shard].put(table, [found.block(part, block)])
+
+            with self._alone(), self._lock.writing():
+                self._calls.run({part.shard: partial(put, part) for part in found.parts(block.ids)})
+
+    def delete(self, table: str, ids: Int64) -> int:
+        """As in `EmbeddingStore.delete`; repeat it where a shard failed."""
+        with self._alone(), self._lock.writing():
+            found = self._partition(table)
+            parts = found.parts(require_ids(found.spec, ids))
+            calls = {part.shard: partial(self._stores[part.shard].delete, table, part.ids) for part in parts}
+            return _of_rows(found, self._calls.run(calls))
+
+    def table_statistics(self, table: str) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`, all shards together."""
+        found = self._partition(table)
+        calls = {number: partial(self._stores[number].table_statistics, table) for number in found.holders}
+        told = self._calls.run(calls)
+        taken = [of.bytes for of in told.values()]
+        return TableStatistics(
+            rows=_of_rows(found, {shard: of.rows for shard, of in told.items()}),
+            bytes=None if None in taken else sum(size or 0 for size in taken),
+            refused=_of_rows(found, {shard: of.refused for shard, of in told.items()}),
+            evicted=_of_rows(found, {shard: of.evicted for shard, of in told.items()}),
+        )
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`: the greatest counters of all shards, which is enough for each of them."""
+        found = self._partition(table)
+        told = self._calls.run({number: partial(self._stores[number].sightings, table) for number in found.holders})
+        sketches = [counters for counters in told.values() if counters is not None]
+        joined: UInt8 | None = np.maximum.reduce(sketches) if sketches else None
+        return joined
+
+    def put_sightings(self, table: str, counters: UInt8) -> None:
+        """As in `EmbeddingStore.put_sightings`, on every shard."""
+        with self._alone(), self._lock.writing():
+            holders = self._partition(table).holders
+            self._calls.run({n: partial(self._stores[n].put_sightings, table, counters) for n in holders})
+
+    def clear(self, table: str) -> None:
+        """As in `EmbeddingStore.clear`."""
+        with self._alone(), self._lock.writing():
+            holders = self._partition(table).holders
+            self._calls.run({number: partial(self._stores[number].clear, table) for number in holders})
+
+    def _staged(self, commit: Commit) -> Callable[[], None]:
+        tables = [self._partition(name) for name in commit.updates]
+        finish_all = self._commits.stage(commit, tables, self._versions())
+
+        def finish() -> None:
+            self._apart = f"the commit of version {commit.version} broke off; repeat it"
+            finish_all()
+            self._apart = None
+
+        return finish
+
+    def _refuse_another_beginning(self, table: Partition) -> None:
+        """Where a `create_table` broke off, it can only be completed by the same one."""
+        for wanted, held in zip(table.shards, self._held().get(table.spec.name, table.shards), strict=True):
+            if held is not None and held != wanted:
+                refuse_conflict(held.origin.table or held, table.spec)
+                raise SpecConflict(f"table {table.spec.name!r} was begun with another strategy; drop it first")
+
+    def _on_all(self, call: Callable[[EmbeddingStore], None]) -> None:
+        self._calls.run({number: partial(call, store) for number, store in enumerate(self._stores)})
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One change after the other."""
+        if not self._changing.acquire(timeout=self._timeout_s):
+            raise DeadlineExceeded(
+                f"another change of the partitioned store has not ended within {self._timeout_s:g} s"
+            )
+        try:
+            self._require_open()
+            yield
+        finally:
+            self._changing.release()
+
+
+def _of_rows(table: Partition, counts: Mapping[int, int]) -> int:
+    """How many rows the shards' counts make: with the encoding partition every shard counts the same ones."""
+    return sum(counts.values()) if table.by_token else next(iter(counts.values()))
+
+
+def _in_order_of(ids: Int64, block: RowBlock) -> RowBlock:
+    """The block's rows in the order in which `ids` names them."""
+    order = np.argsort(ids, kind="stable")
+    places = order[np.searchsorted(ids, block.ids, sorter=order)]
+    return chosen_rows(block, np.argsort(places, kind="stable"))

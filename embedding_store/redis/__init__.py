@@ -1,0 +1,1 @@
+"""Rows in Redis or Valkey, on one node or a Cluster."""

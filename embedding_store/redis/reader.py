@@ -1,0 +1,122 @@
+"""Reading tables that lie in Redis: all that a worker needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from embedding_store.checks import require_ids
+from embedding_store.errors import StaleVersion
+from embedding_store.redis.block import Block
+from embedding_store.redis.catalog import Catalog
+from embedding_store.redis.connection import Deadline
+from embedding_store.redis.resp_codec import Bytes
+from embedding_store.redis.schema import TableRecord, tables_key, version_key
+from embedding_store.redis.topology import Topology
+from embedding_store.redis.transfer import Reading, read_block
+from embedding_store.redis.url import RedisUrl
+from embedding_store.spec import TableSpec
+from embedding_store.store import Float32, Int64, RowSource, refuse_other_version
+from embedding_store.tables.lookup_request import LookupRequest, require_width
+
+__all__ = ["RedisReader"]
+
+
+class RedisReader(RowSource):
+    """Rows from Redis or Valkey, one server or a Cluster, straight from where they lie.
+
+    A lookup that names a version reads exactly that version, if the version
+    was committed before the lookup began; without one, each row is whole, but
+    rows of different partitions may lie one commit apart.
+    """
+
+    def __init__(self, url: str | RedisUrl) -> None:
+        """Connects.
+
+        Args:
+            url: As `RedisUrl` describes it.
+
+        Raises:
+            BadInput: it is no Redis URL.
+            Unavailable, DeadlineExceeded: no server answers; names address and deadline.
+            StoreFailed: a server refused the login.
+        """
+        self.url = url if isinstance(url, RedisUrl) else RedisUrl.parse(url)
+        self._topology = Topology(self.url)
+        self._catalog = Catalog.of(self.url.namespace, ())
+
+    def specs(self) -> dict[str, TableSpec]:
+        """As in `RowSource.specs`, asked of the server."""
+        self._reload(self._deadline())
+        return {name: table.spec for name, table in self._catalog.tables.items()}
+
+    def version(self) -> int:
+        """As in `RowSource.version`, asked of the server."""
+        key = version_key(self.url.namespace)
+        return int(self._topology.call([(key, ("GET", key))], self._deadline())[0] or 0)
+
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        """As in `RowSource.lookup`: all tables in one round trip."""
+        return self._read(ids, version, self._deadline())
+
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        """As in `RowSource.lookup_into`; float32 rows of one table are received in place."""
+        deadline = self._deadline()
+        wanted = requests[0] if len(requests) == 1 else None
+        if wanted is None or wanted.offsets is not None or wanted.places is not None:
+            super().lookup_into(requests, version, split)
+            return
+        spec = self._catalog_with((wanted.table,), deadline).tables[wanted.table].spec
+        require_width(wanted, spec.dim)
+        if spec.dtype == "float32" and wanted.out.flags.c_contiguous:
+            self._read({wanted.table: wanted.ids}, version, deadline, wanted.out.reshape(-1).view(np.uint8))
+        else:
+            wanted.out[...] = self._read({wanted.table: wanted.ids}, version, deadline)[wanted.table]
+
+    def _read(
+        self, ids: Mapping[str, Int64], version: int | None, deadline: Deadline, into: Bytes | None = None
+    ) -> dict[str, Float32]:
+        """The rows of many tables, or those of one table received in the memory `into`."""
+        catalog = self._catalog_with(ids, deadline)
+        checked = {name: require_ids(catalog.tables[name].spec, some) for name, some in ids.items()}
+        block = Block.of(catalog, checked, rows=into)
+        asked = None if version is None else version_key(self.url.namespace)
+        reading = read_block(self._topology, block, deadline, asked)
+        if version is not None:
+            _refuse_other(reading, version)
+        for rows in block.tables.values():
+            rows.fill_missing()
+            rows.spread()
+        return {name: rows.weights for name, rows in block.tables.items()}
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._topology.close()
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self.url.deadline)
+
+    def _catalog_with(self, names: Iterable[str], deadline: Deadline) -> Catalog:
+        """The catalog, read again if it lacks a name. Raises `TableNotFound`."""
+        names = list(names)
+        if any(name not in self._catalog.tables for name in names):
+            self._reload(deadline)
+        catalog = self._catalog
+        for name in names:
+            catalog.table(name)
+        return catalog
+
+    def _reload(self, deadline: Deadline) -> None:
+        key = tables_key(self.url.namespace)
+        registry = self._topology.call([(key, ("HGETALL", key))], deadline)[0]
+        records = [TableRecord.from_json(text) for text in registry[1::2]]
+        self._catalog = Catalog.of(self.url.namespace, sorted(records, key=lambda record: record.spec.name))
+
+
+def _refuse_other(reading: Reading, wanted: int) -> None:
+    """Raises unless what was read is of the version `wanted`, every partition of it."""
+    refuse_other_version(reading.version, wanted)
+    newest = int(reading.stamps.max(initial=0))
+    if newest > wanted:
+        raise StaleVersion(f"version {wanted} is past; version {newest} is being committed")

@@ -1,0 +1,129 @@
+"""The Redis key schema. It is an API: whatever speaks Redis may read tables by it.
+
+A store lives under a namespace `N` (default "elastable"), so that several jobs
+may share one server. A table `T` has `P` partitions (a power of two, fixed when
+the table is created); the row of `id` lies in partition
+`mix64(id) & (P - 1)`. The text in braces is the hash tag of Redis Cluster: the
+keys of one partition lie on one node and change in one transaction.
+
+    key                type    field -> value
+    {N}:tables         hash    table name (UTF-8) -> JSON {"partitions": P, "spec": {...}}
+    {N}:version        string  current version in decimal; absent before the first commit
+    {N:T:p}:weights    hash    id, 8 bytes -> dim numbers of the spec's dtype: 4 bytes each in a float32
+                               table, 2 in a float16 or bfloat16 one; int8: dim bytes q and
+                               the row's scale, float32, number j being q[j] * scale
+                               "version", 7 bytes -> stamp, int64, 8 bytes
+    {N:T:p}:slots      hash    id, 8 bytes -> slot_width float32, slot_width * 4 bytes
+
+Ids, stamps and floats are little-endian. The stamp of a partition is the last
+version that changed it, 0 before any did. It exists from the creation of the
+table on, in every partition: where a reader finds none, the server has lost
+the partition (a restart without persistence, an eviction), which is an error
+and not an empty partition. A row is in `weights` exactly if it is in `slots`;
+tables whose optimizer keeps no slots have no `slots` keys.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from embedding_store.errors import BadInput, StoreFailed
+from embedding_store.redis.kernels import mixed_partitions
+from embedding_store.spec import TableSpec
+from embedding_store.spec_json import spec_from_json, spec_to_json
+from embedding_store.store import Int64
+
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "DEFAULT_PARTITIONS",
+    "HASH_SLOTS",
+    "STAMP_FIELD",
+    "TableRecord",
+    "check_namespace",
+    "check_partitions",
+    "hash_slot",
+    "partition_of",
+    "slots_key",
+    "tables_key",
+    "version_key",
+    "weights_key",
+]
+
+DEFAULT_NAMESPACE = "elastable"
+DEFAULT_PARTITIONS = 64
+MOST_PARTITIONS = 65_536
+HASH_SLOTS = 16_384
+STAMP_FIELD = b"version"
+
+_NAMESPACE = re.compile(r"[A-Za-z0-9._/-]{1,100}")
+
+
+def tables_key(namespace: str) -> bytes:
+    """The registry of tables."""
+    return f"{{{namespace}}}:tables".encode()
+
+
+def version_key(namespace: str) -> bytes:
+    """The store's current version. On the same node as the registry."""
+    return f"{{{namespace}}}:version".encode()
+
+
+def weights_key(namespace: str, table: str, partition: int) -> bytes:
+    """The weights of a partition, and its stamp."""
+    return f"{{{namespace}:{table}:{partition}}}:weights".encode()
+
+
+def slots_key(namespace: str, table: str, partition: int) -> bytes:
+    """The optimizer slots of a partition."""
+    return f"{{{namespace}:{table}:{partition}}}:slots".encode()
+
+
+def hash_slot(key: bytes) -> int:
+    """The Cluster slot of a key: CRC16 (XMODEM) of its hash tag, modulo 16384."""
+    start = key.find(b"{")
+    stop = key.find(b"}", start + 1) if start >= 0 else -1
+    return binascii.crc_hqx(key[start + 1 : stop] if stop > start + 1 else key, 0) % HASH_SLOTS
+
+
+def partition_of(ids: Int64, partitions: int) -> Int64:
+    """The partition of each id: int64 `[n]` -> int64 `[n]`."""
+    return mixed_partitions(ids, check_partitions(partitions))
+
+
+def check_partitions(partitions: int) -> int:
+    """`partitions` itself, if it is a power of two that a table may have."""
+    if not 1 <= partitions <= MOST_PARTITIONS or partitions & (partitions - 1):
+        raise BadInput(f"partitions must be a power of two from 1 to {MOST_PARTITIONS}, got {partitions}")
+    return partitions
+
+
+def check_namespace(namespace: str) -> str:
+    """`namespace` itself, if it can stand in a key."""
+    if not _NAMESPACE.fullmatch(namespace):
+        raise BadInput(f"namespace {namespace!r}: use 1 to 100 letters, digits, '.', '_', '-' or '/'")
+    return namespace
+
+
+@dataclass(frozen=True, slots=True)
+class TableRecord:
+    """What the registry says of a table."""
+
+    spec: TableSpec
+    partitions: int
+
+    def to_json(self) -> str:
+        """The registry's value, JSON."""
+        return json.dumps({"partitions": self.partitions, "spec": json.loads(spec_to_json(self.spec))}, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> TableRecord:
+        """Reads what `to_json` wrote. Raises `StoreFailed` where it is something else."""
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            return cls(spec_from_json(json.dumps(fields["spec"])), check_partitions(int(fields["partitions"])))
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreFailed(f"the registry of tables holds {text[:200]!r}, no table record: {error}") from error

@@ -1,0 +1,117 @@
+"""Where a Redis store is, read from its URL."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Self
+from urllib.parse import parse_qsl, unquote
+
+from embedding_store.errors import BadInput
+from embedding_store.redis.schema import DEFAULT_NAMESPACE, DEFAULT_PARTITIONS, check_namespace, check_partitions
+from embedding_store.rpc.address import Address
+
+__all__ = ["DEFAULT_DEADLINE_S", "DEFAULT_PORT", "SCHEMES", "RedisUrl", "redacted"]
+
+SCHEMES = ("redis", "rediss")
+DEFAULT_PORT = 6379
+DEFAULT_DEADLINE_S = 10.0
+_OPTIONS = ("namespace", "partitions", "deadline", "ca")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """`redis[s]://[[user]:password@]host[:port][,host[:port]...][/db][?option=value&...]`.
+
+    Attributes:
+        seeds: Servers to ask first; of a Cluster any of its nodes.
+        username: Of AUTH; "" for the default user.
+        password: Of AUTH; "" for none. In no message, in no `repr`.
+        db: Of SELECT; most Clusters have only 0.
+        tls: The scheme is `rediss`: connections are encrypted, certificates verified.
+        ca: Path of the certificates to trust, PEM; "" for those of the system.
+        namespace: What the store's keys begin with.
+        partitions: Of the tables that this store creates, a power of two.
+        deadline: Seconds that one operation may take, connecting and retries included.
+    """
+
+    seeds: tuple[Address, ...]
+    username: str = ""
+    password: str = field(default="", repr=False)
+    db: int = 0
+    tls: bool = False
+    ca: str = ""
+    namespace: str = DEFAULT_NAMESPACE
+    partitions: int = DEFAULT_PARTITIONS
+    deadline: float = DEFAULT_DEADLINE_S
+
+    def __post_init__(self) -> None:
+        check_namespace(self.namespace)
+        check_partitions(self.partitions)
+        if not (math.isfinite(self.deadline) and self.deadline > 0):
+            raise BadInput(f"deadline must be a number of seconds above 0, got {self.deadline}")
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Reads a URL.
+
+        Raises:
+            BadInput: it is no such URL; the message does not repeat a password.
+        """
+        # By hand: newer Pythons' urlsplit refuses an IPv6 address that is not the only host.
+        scheme, _, rest = url.partition("://")
+        if scheme not in SCHEMES:
+            raise BadInput(f"scheme {scheme!r} is not of a Redis URL: write redis://host:port or rediss://host:port")
+        place, _, query = rest.partition("?")
+        netloc, _, path = place.partition("/")
+        login, _, hosts = netloc.rpartition("@")
+        username, _, password = login.partition(":")
+        options = _options(query)
+        return cls(
+            seeds=tuple(_seed(host) for host in hosts.split(",")),
+            username=unquote(username),
+            password=unquote(password),
+            db=_number("database", path.strip("/") or "0"),
+            tls=scheme == "rediss",
+            ca=options.get("ca", ""),
+            namespace=options.get("namespace", DEFAULT_NAMESPACE),
+            partitions=_number("partitions", options.get("partitions", str(DEFAULT_PARTITIONS))),
+            deadline=_seconds(options.get("deadline", str(DEFAULT_DEADLINE_S))),
+        )
+
+    def __str__(self) -> str:
+        """The URL without its login and options: fit for messages."""
+        database = f"/{self.db}" if self.db else ""
+        return f"{'rediss' if self.tls else 'redis'}://{','.join(str(seed) for seed in self.seeds)}{database}"
+
+
+def redacted(url: str) -> str:
+    """A store's URL, whatever its scheme, with `***` in the place of a login."""
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://***@{tail}" if at else url
+
+
+def _options(query: str) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise BadInput(f"option {unknown[0]!r} of a Redis URL is unknown; known options are {', '.join(_OPTIONS)}")
+    return options
+
+
+def _seed(host: str) -> Address:
+    has_port = ":" in host.rpartition("]")[2]
+    return Address.parse(host if has_port else f"{host}:{DEFAULT_PORT}")
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise BadInput(f"{name} of a Redis URL must be a whole number, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"deadline of a Redis URL must be a number of seconds, got {text!r}") from None

@@ -1,0 +1,1 @@
+"""The store on the wire: frames, the gRPC service, and stores in other processes."""

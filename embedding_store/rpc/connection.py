@@ -1,0 +1,110 @@
+"""A client's connection to one server: its channel, its deadline, its retries."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import TypeVar
+
+import grpc
+
+from embedding_store.errors import BadInput
+from embedding_store.rpc.address import Address
+from embedding_store.rpc.errors import is_transient, raising
+from embedding_store.rpc.frames import MAX_FRAME_BYTES
+
+__all__ = ["KEEPALIVE_MS", "MESSAGE_OPTIONS", "Connection", "channel"]
+
+Answer = TypeVar("Answer")
+
+KEEPALIVE_MS = 10_000
+"""A peer that is silent for so long is asked, and is dead after as long again."""
+
+MESSAGE_OPTIONS = [
+    # Beside the frame itself, gRPC counts nothing; the margin is for the fields' lengths.
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+]
+
+_CHANNEL_OPTIONS = [
+    *MESSAGE_OPTIONS,
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # gRPC's own waits between attempts to connect grow to two minutes: a worker
+    # would miss a master that was restarted well within its deadline.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Masters are peers in one network; a proxy of the environment is for the web.
+    ("grpc.enable_http_proxy", 0),
+]
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+
+
+def channel(address: str) -> grpc.Channel:
+    """A channel to `host:port` that notices a dead peer; it connects at the first call.
+
+    Raises:
+        BadInput: no such address can be.
+    """
+    where = Address.parse(address)
+    if where.port == 0:
+        raise BadInput(f"address {address!r}: port 0 is for listening; name the server's port")
+    return grpc.insecure_channel(str(where), options=_CHANNEL_OPTIONS)
+
+
+class Connection:
+    """One channel, and the rule of every call on it: repeat until the deadline, then say so.
+
+    Safe to use from many threads at once.
+
+    Attributes:
+        address: `host:port` of the server.
+        deadline_s: Seconds that a call may take, repeats included.
+        channel: The channel; `close` closes it.
+    """
+
+    def __init__(self, address: str, deadline_s: float = 30.0) -> None:
+        if not deadline_s > 0:
+            raise BadInput(f"deadline of {deadline_s} s to {address}: it must be above 0")
+        self.address = address
+        self.deadline_s = deadline_s
+        self.channel = channel(address)
+        self._closed = Event()
+
+    def call(self, attempt: Callable[[float], Answer], wait_s: float = 0.0) -> Answer:
+        """Runs `attempt(timeout_s)`, again with growing pauses while the server is not reached.
+
+        Args:
+            attempt: Makes one call of at most the seconds given, and may be
+                made twice: the server may have done the work of an attempt
+                whose answer was lost.
+            wait_s: Seconds that the server is asked to wait, on top of the deadline.
+
+        Raises:
+            Unavailable, DeadlineExceeded: naming address and deadline.
+            ElastableError: whatever the server answered.
+        """
+        allowed = self.deadline_s + wait_s
+        end = time.monotonic() + allowed
+        pause = _FIRST_PAUSE_S
+        with raising(self.address, allowed):
+            while True:
+                try:
+                    return attempt(max(end - time.monotonic(), 0.001))
+                except grpc.RpcError as error:
+                    # Pauses of many workers spread out, so that they do not return all at once.
+                    pause = min(pause * 2, _LONGEST_PAUSE_S)
+                    wait = pause * random.uniform(0.5, 1.0)
+                    if not is_transient(error) or time.monotonic() + wait >= end or self._closed.wait(wait):
+                        raise
+
+    def close(self) -> None:
+        """Closes the channel; calls under way fail. Closing twice is harmless."""
+        self._closed.set()
+        self.channel.close()

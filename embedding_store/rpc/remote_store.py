@@ -1,0 +1,195 @@
+"""A store that another process serves, to read and to write, over gRPC."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from embedding_store.checks import require_block_rows
+from embedding_store.errors import BadInput, StoreFailed, TableNotFound
+from embedding_store.rpc.connection import Connection
+from embedding_store.rpc.errors import raising
+from embedding_store.rpc.remote import RemoteSource
+from embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
+from embedding_store.rpc.store_messages import (
+    block_frames,
+    blocks_from_frames,
+    commit_frames,
+    ids_frames,
+    sightings_frames,
+    sightings_from_frames,
+)
+from embedding_store.rpc.upload import StreamingUpload, Upload
+from embedding_store.spec import TableSpec
+from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
+from embedding_store.v1 import store_pb2
+
+__all__ = ["RemoteStore"]
+
+
+class RemoteStore(RemoteSource, EmbeddingStore):
+    """Everything that the store of a server that allows writing can do.
+
+    Calls whose answer is lost are repeated until the deadline, and count once:
+    a commit carries a token by which the server knows it again.
+
+    Args:
+        target: `host:port`, or a `Connection`, which stays its owner's to close.
+        deadline_s: Seconds for each call, where `target` is an address.
+
+    Raises:
+        BadInput: no such address or deadline can be.
+    """
+
+    def __init__(self, target: str | Connection, deadline_s: float = 30.0) -> None:
+        super().__init__(target, deadline_s)
+        channel, path = self._connection.channel, f"/{STORE_SERVICE}"
+        self._commit = Upload(channel, f"{path}/Commit", store_pb2.CommitReply.FromString)
+        self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
+        self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
+        self._put_sightings = Upload(channel, f"{path}/PutSightings", store_pb2.PutReply.FromString)
+        self._read_sightings = channel.unary_stream(
+            f"{path}/ReadSightings", store_pb2.ReadSightingsRequest.SerializeToString, None
+        )
+        self._read_rows = StreamingUpload(channel, f"{path}/ReadRows")
+        self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
+
+    def create_table(self, spec: TableSpec) -> bool:
+        """As in `EmbeddingStore.create_table`; False also where only the answer of making it was lost.
+
+        Raises:
+            Unsupported: this server, or any, cannot keep such a table, or is not to be written to.
+        """
+        request = store_pb2.CreateTableRequest(spec=spec_to_message(spec))
+        return bool(self._connection.call(lambda timeout: self._stub.CreateTable(request, timeout=timeout)).created)
+
+    def drop_table(self, table: str) -> None:
+        """As in `EmbeddingStore.drop_table`."""
+        request = store_pb2.DropTableRequest(table=table)
+        attempts = 0
+
+        def attempt(timeout: float) -> None:
+            nonlocal attempts
+            attempts += 1
+            self._stub.DropTable(request, timeout=timeout)
+
+        self._row_bytes.pop(table, None)
+        try:
+            self._connection.call(attempt)
+        except TableNotFound:
+            if attempts == 1:
+                raise
+            # An attempt whose answer was lost has dropped it.
+
+    def commit(self, commit: Commit) -> None:
+        """As in `EmbeddingStore.commit`."""
+        self._send_commit(commit, uuid.uuid4().bytes, stage=False)
+
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        """As in `EmbeddingStore.stage`; the gradients travel with the first half."""
+        token = uuid.uuid4().bytes
+        self._send_commit(commit, token, stage=True)
+        request = store_pb2.CommitStagedRequest(token=token)
+
+        def finish() -> None:
+            self._connection.call(lambda timeout: self._stub.CommitStaged(request, timeout=timeout))
+
+        return finish
+
+    def reset_version(self, version: int) -> None:
+        """As in `EmbeddingStore.reset_version`."""
+        request = store_pb2.ResetVersionRequest(version=version)
+        self._connection.call(lambda timeout: self._stub.ResetVersion(request, timeout=timeout))
+
+    def row_count(self, table: str) -> int:
+        """As in `EmbeddingStore.row_count`."""
+        request = store_pb2.CountRowsRequest(table=table)
+        return int(self._connection.call(lambda timeout: self._stub.CountRows(request, timeout=timeout)).rows)
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """As in `EmbeddingStore.scan`, of the server's store; each block has the deadline for itself."""
+        request = store_pb2.ScanRequest(table=table, block_rows=require_block_rows(block_rows))
+        with raising(self.address, self._connection.deadline_s):
+            call: Any = self._scan(request)
+            try:
+                blocks = blocks_from_frames(call)
+                while (block := self._next_block(call, blocks)) is not None:
+                    yield block
+            except BadInput as error:
+                raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
+            finally:
+                call.cancel()
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As in `EmbeddingStore.read_rows`."""
+
+        def attempt(timeout: float) -> list[RowBlock]:
+            frames = self._read_rows(ids_frames(table, ids), timeout)
+            try:
+                return [block for _, block in blocks_from_frames(frames)]
+            except BadInput as error:
+                raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
+
+        blocks = self._connection.call(attempt)
+        if len(blocks) != 1:
+            raise StoreFailed(f"{self.address} gave an answer of {len(blocks)} blocks where one was asked for")
+        return blocks[0]
+
+    def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
+        """As in `EmbeddingStore.put`, one call a block."""
+        put = False
+        for block in blocks:
+            self._put_block(table, block)
+            put = True
+        if not put:
+            self.row_count(table)  # of no blocks, too, the table must be there
+
+    def _put_block(self, table: str, block: RowBlock) -> None:
+        self._connection.call(lambda timeout: self._put(block_frames(table, block), timeout))
+
+    def delete(self, table: str, ids: Int64) -> int:
+        """As in `EmbeddingStore.delete`; rows that an attempt whose answer was lost took away are not counted."""
+        return int(self._connection.call(lambda timeout: self._delete(ids_frames(table, ids), timeout)).rows)
+
+    def table_statistics(self, table: str) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`, of the server's store."""
+        request = store_pb2.TableStatisticsRequest(table=table)
+        told = self._connection.call(lambda timeout: self._stub.TableStatistics(request, timeout=timeout))
+        return TableStatistics(told.rows, told.bytes if told.HasField("bytes") else None, told.refused, told.evicted)
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`."""
+        request = store_pb2.ReadSightingsRequest(table=table)
+
+        def attempt(timeout: float) -> UInt8 | None:
+            try:
+                return sightings_from_frames(self._read_sightings(request, timeout=timeout))[1]
+            except BadInput as error:
+                raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
+
+        return self._connection.call(attempt)
+
+    def put_sightings(self, table: str, counters: UInt8) -> None:
+        """As in `EmbeddingStore.put_sightings`."""
+        self._connection.call(lambda timeout: self._put_sightings(sightings_frames(table, counters), timeout))
+
+    def clear(self, table: str) -> None:
+        """As in `EmbeddingStore.clear`."""
+        request = store_pb2.ClearTableRequest(table=table)
+        self._connection.call(lambda timeout: self._stub.ClearTable(request, timeout=timeout))
+
+    def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
+        self._connection.call(lambda timeout: self._commit(commit_frames(commit, token, stage), timeout))
+
+    def _next_block(self, call: Any, blocks: Iterator[tuple[str, RowBlock]]) -> RowBlock | None:
+        """The next block, None at the end; a server that does not go on is left at the deadline."""
+        patience = threading.Timer(self._connection.deadline_s, call.cancel)
+        patience.daemon = True
+        patience.start()
+        try:
+            found = next(blocks, None)
+        finally:
+            patience.cancel()
+        return None if found is None else found[1]

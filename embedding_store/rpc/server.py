@@ -1,0 +1,122 @@
+"""A gRPC server as Elastable runs it: bounded, watched, and open to inspection."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from embedding_store.errors import BadInput
+from embedding_store.rpc.address import Address
+from embedding_store.rpc.connection import KEEPALIVE_MS, MESSAGE_OPTIONS
+
+__all__ = ["GrpcServer", "Service"]
+
+_OPTIONS = [
+    *MESSAGE_OPTIONS,
+    # Two servers must not share a port in silence.
+    ("grpc.so_reuseport", 0),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Clients ask as often as we do; half of that still is no abuse.
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One service of a server.
+
+    Attributes:
+        name: Its full name, `package.Service`.
+        handlers: Method name -> handler.
+        close: Ends calls that would last as long as their client lives.
+    """
+
+    name: str
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]
+    close: Callable[[], None] = lambda: None
+
+
+class GrpcServer:
+    """Serves some services, with health and reflection, from construction to `stop`.
+
+    Args:
+        address: `host:port` to listen on; port 0 takes a free one.
+        services: What is served.
+        threads: Calls under way at once, sessions of workers included; one
+            more is refused (the client tries again) rather than left waiting
+            behind sessions that do not end. Threads start as they are needed.
+
+    Attributes:
+        address: `host:port` that it listens on, the port taken.
+
+    Raises:
+        BadInput: the address cannot be listened on; names it and why.
+    """
+
+    def __init__(self, address: str, services: Sequence[Service], threads: int = 256) -> None:
+        where = Address.parse(address)
+        self._services = tuple(services)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grpc")
+        self._server = grpc.server(self._pool, options=_OPTIONS, maximum_concurrent_rpcs=threads)
+        self._health = health.HealthServicer()
+        self._server.add_generic_rpc_handlers(
+            tuple(grpc.method_handlers_generic_handler(service.name, service.handlers) for service in services)
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = [service.name for service in services]
+        reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        try:
+            port = self._server.add_insecure_port(str(where))
+        except RuntimeError as error:
+            self._server.stop(None)
+            self._pool.shutdown(wait=False)
+            raise BadInput(f"cannot listen on {address}: {_why_not(where)}") from error
+        self.address = str(Address(where.host, port))
+        self._server.start()
+        for name in ("", *names):
+            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def stop(self, grace_s: float = 2.0) -> None:
+        """Takes no more calls, ends sessions, and gives other calls `grace_s` seconds to end.
+
+        Stopping twice is harmless.
+        """
+        self._health.enter_graceful_shutdown()
+        stopped = self._server.stop(grace_s)
+        for service in self._services:
+            service.close()
+        stopped.wait(grace_s + 5.0)
+        self._pool.shutdown(wait=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _why_not(where: Address) -> str:
+    """What the system says to a plain socket: gRPC only logs it."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)[0]
+        with closing(socket.socket(family, kind, protocol)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            probe.listen(1)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "gRPC could not bind it"

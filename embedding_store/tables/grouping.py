@@ -1,0 +1,206 @@
+"""Sums of the gradients of each id, over one batch or many.
+
+Ids are in first-seen order (`embedding_store.tables.indexer`) and every sum is a left
+fold in the order of occurrence, in float32. Threads own disjoint ranges of
+unique ids, so results are the same to the bit for any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.errors import BadGradient
+from embedding_store.kernel import kernel
+from embedding_store.range_pool import SERIAL, RangePool
+from embedding_store.store import Float32, Int64, TableUpdate
+from embedding_store.tables.indexer import Grouping, Indexer, Int32, group_ids, unique_ids
+from embedding_store.tables.scratch import Scratch
+
+__all__ = [
+    "Coalescer",
+    "GradientPart",
+    "Grouping",
+    "Int32",
+    "coalesce",
+    "coalesce_many",
+    "group_ids",
+    "sum_by_position",
+    "unique_ids",
+]
+
+GradientPart = tuple[Int64, Float32, float]
+"""ids int64 `[n]`, gradients float32 `[n, dim]`, and the scale that multiplies them."""
+
+_VALUES_A_THREAD = 1 << 22  # of sums; fewer are added faster than threads share them (measured: 65,536 x 64)
+
+
+def coalesce(ids: Int64, gradients: Float32, pool: RangePool = SERIAL) -> TableUpdate:
+    """Sums the gradients of each id.
+
+    Args:
+        ids: int64 `[n]`, duplicates allowed.
+        gradients: float32 `[n, dim]`.
+        pool: Threads to sum with.
+
+    Raises:
+        BadGradient: not one gradient row for each id.
+    """
+    return coalesce_many([(ids, gradients, 1.0)], pool)
+
+
+def coalesce_many(parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> TableUpdate:
+    """Sums several pushes of one table, in the order given.
+
+    Each gradient is multiplied by its push's scale, rounded to float32, and
+    then added: the result is the left fold over all occurrences of an id.
+
+    Args:
+        parts: At least one (ids int64 `[n]`, gradients float32 `[n, dim]`,
+            scale); the same dim in all.
+        pool: Threads to sum with.
+
+    Returns:
+        The sums; where there is nothing to sum, the gradients handed in.
+
+    Raises:
+        BadGradient: no parts, not one gradient row for each id, or pushes of
+            different dims.
+    """
+    return Coalescer().coalesce_many(parts, pool)
+
+
+class Coalescer:
+    """Sums one batch of gradients after the other in the same memory.
+
+    One thread at a time may use a coalescer; each call lets go of what the
+    call before returned.
+    """
+
+    def __init__(self) -> None:
+        self._indexer = Indexer()
+        self._sums = Scratch(np.float32)
+
+    def coalesce(self, ids: Int64, gradients: Float32, pool: RangePool = SERIAL) -> TableUpdate:
+        """As `coalesce`, in memory that the next call overwrites."""
+        return self.coalesce_many([(ids, gradients, 1.0)], pool)
+
+    def coalesce_many(self, parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> TableUpdate:
+        """As `coalesce_many`, in memory that the next call overwrites."""
+        dim = _common_dim(parts)
+        ids = np.concatenate([part[0] for part in parts]) if len(parts) > 1 else parts[0][0]
+        unique, inverse = self._indexer.unique(ids)
+        if len(parts) == 1 and len(unique) == len(inverse) and parts[0][2] == 1.0:
+            # Every id once, as workers send them: there is nothing to sum.
+            return TableUpdate(unique, np.ascontiguousarray(parts[0][1]))
+        ends = np.cumsum([len(ids) for ids, _, _ in parts])
+        sums = self._sums.take(len(unique), dim)
+        pieces = [
+            (inverse[end - len(ids) : end], np.ascontiguousarray(gradients), np.float32(scale))
+            for (ids, gradients, scale), end in zip(parts, ends, strict=True)
+        ]
+
+        def add(start: int, stop: int) -> None:
+            seen = start
+            for piece in pieces:
+                seen = _add_scaled(sums, start, stop, seen, *piece)
+
+        pool.run(add, len(unique), max(1, _VALUES_A_THREAD // dim))
+        return TableUpdate(unique, sums)
+
+
+def sum_by_position(positions: Int32, gradients: Float32, rows: int) -> tuple[Int64, Float32]:
+    """Sums gradients whose grouping is known: `coalesce` without a search.
+
+    Args:
+        positions: int32 `[n]`, 0 <= position < rows: the group of each gradient.
+        gradients: float32 `[n, dim]`, C-contiguous.
+        rows: Groups that there are.
+
+    Returns:
+        present: int64 `[u]`, the groups that occur, ascending.
+        sums: float32 `[u, dim]`, the left fold over each group's occurrences.
+
+    Raises:
+        BadGradient: not one gradient row for each position, or a position out of range.
+    """
+    if gradients.ndim != 2 or gradients.dtype != np.float32 or len(gradients) != len(positions):
+        raise BadGradient(
+            f"gradients: want float32 [{len(positions)}, dim], one row for each position, "
+            f"got {gradients.dtype} {list(gradients.shape)}"
+        )
+    total = np.empty((rows, gradients.shape[1]), np.float32)
+    seen = np.zeros(rows, np.bool_)
+    present = _add_at(total, seen, positions, np.ascontiguousarray(gradients))
+    if present < 0:
+        raise BadGradient(f"positions of gradients must lie in 0 <= position < {rows}")
+    if present == rows:
+        return np.arange(rows), total
+    groups = np.flatnonzero(seen)
+    return groups, total[groups]
+
+
+def _common_dim(parts: Sequence[GradientPart]) -> int:
+    if not parts:
+        raise BadGradient("no gradients to sum: give at least one part")
+    for number, (ids, gradients, _) in enumerate(parts):
+        if gradients.ndim != 2 or gradients.dtype != np.float32 or len(gradients) != len(ids):
+            raise BadGradient(
+                f"gradients of part {number}: want float32 [{len(ids)}, dim], one row for each id, "
+                f"got {gradients.dtype} {list(gradients.shape)}"
+            )
+        if gradients.shape[1] != parts[0][1].shape[1]:
+            raise BadGradient(
+                f"gradients of part {number} have dim {gradients.shape[1]}, those of part 0 {parts[0][1].shape[1]}"
+            )
+    return max(1, int(parts[0][1].shape[1]))
+
+
+@kernel
+def _add_at(total: Float32, seen: npt.NDArray[np.bool_], positions: Int32, gradients: Float32) -> int:
+    """Sums into the rows of `total` that occur; returns how many do, or -1 for a position outside."""
+    dim = gradients.shape[1]
+    present = 0
+    for i in range(len(positions)):
+        group = np.int64(positions[i])
+        if group < 0 or group >= len(total):
+            return -1
+        row = total[group]
+        gradient = gradients[i]
+        if seen[group]:
+            for j in range(dim):
+                row[j] += gradient[j]
+        else:
+            for j in range(dim):
+                row[j] = gradient[j]
+            seen[group] = True
+            present += 1
+    return present
+
+
+@kernel
+def _add_scaled(
+    sums: Float32, start: int, stop: int, seen: int, inverse: Int32, gradients: Float32, scale: np.float32
+) -> int:
+    """Adds the gradients of groups start..stop; groups below `seen` have a value already.
+
+    Groups are numbered in first-seen order, so a group is met for the first
+    time exactly when it equals `seen`.
+    """
+    dim = gradients.shape[1]
+    for i in range(len(inverse)):
+        group = np.int64(inverse[i])
+        if group < start or group >= stop:
+            continue
+        row = sums[group]
+        gradient = gradients[i]
+        if group == seen:
+            for j in range(dim):
+                row[j] = gradient[j] * scale
+            seen += 1
+        else:
+            for j in range(dim):
+                row[j] += gradient[j] * scale
+    return seen

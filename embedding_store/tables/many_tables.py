@@ -1,0 +1,170 @@
+"""Lookups of many tables at once, side by side in one buffer or each in memory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.checks import as_ids
+from embedding_store.errors import BadInput
+from embedding_store.range_pool import shared_pool
+from embedding_store.store import EmbeddingStore, Float32
+from embedding_store.tables.lookup_request import Bags, LookupRequest, lookup_request
+from embedding_store.tables.table import EmbeddingTable
+
+__all__ = ["LookupStrategy", "lookup_many"]
+
+LookupStrategy = Literal["sequential", "one-thread-per-table", "preallocated"]
+
+_Wanted = npt.ArrayLike | Bags
+
+
+@overload
+def lookup_many(
+    tables: Sequence[EmbeddingTable],
+    ids: Sequence[_Wanted],
+    strategy: Literal["sequential", "one-thread-per-table"],
+    out: Sequence[Float32] | None = None,
+    *,
+    version: int | None = None,
+) -> list[Float32]: ...
+
+
+@overload
+def lookup_many(
+    tables: Sequence[EmbeddingTable],
+    ids: Sequence[_Wanted],
+    strategy: Literal["preallocated"] = "preallocated",
+    out: Float32 | None = None,
+    *,
+    prepend_columns: int = 0,
+    version: int | None = None,
+) -> Float32: ...
+
+
+def lookup_many(
+    tables: Sequence[EmbeddingTable],
+    ids: Sequence[_Wanted],
+    strategy: LookupStrategy = "preallocated",
+    out: Float32 | Sequence[Float32] | None = None,
+    *,
+    prepend_columns: int = 0,
+    version: int | None = None,
+) -> Float32 | list[Float32]:
+    """What `table.lookup` gives for each table and its ids; the same numbers whatever the strategy.
+
+    Args:
+        tables: Of one store or of several; a table may stand more than once.
+        ids: For each table ids `[n]`, or `Bags`; one n for all tables where
+            the results stand side by side.
+        strategy: "preallocated": all results in one buffer; tables of a store
+            are looked up together, at one version, their rows shared out over
+            threads. "sequential": one table after the other, each on all
+            threads. "one-thread-per-table": tables beside each other.
+        out: The buffer, float32 `[n, prepend_columns + sum of dims]`,
+            C-contiguous; or, for the other strategies, an array for each table.
+        prepend_columns: Columns left free before those of the first table, for
+            the output of a dense network: as they were in `out`, zeros in a
+            new buffer.
+        version: When given, the version that must be current in every store.
+
+    Returns:
+        The buffer; or a list with the rows of each table.
+
+    Raises:
+        BadInput: another number of ids or outputs than of tables, or what
+            `EmbeddingTable.lookup` refuses; nothing was looked up.
+        StaleVersion, FutureVersion, StoreFailed, Unavailable: as `EmbeddingTable.lookup`.
+    """
+    if strategy not in get_args(LookupStrategy):
+        raise BadInput(f"strategy {strategy!r}; known strategies are {', '.join(get_args(LookupStrategy))}")
+    if not tables or len(tables) != len(ids):
+        raise BadInput(f"give ids for each table, and at least one table; got {len(tables)} tables, ids for {len(ids)}")
+    if strategy == "preallocated":
+        return _side_by_side(tables, ids, out, prepend_columns, version)
+    if prepend_columns:
+        raise BadInput(f"prepend_columns is for strategy 'preallocated'; got {prepend_columns} with {strategy!r}")
+    if out is not None and (isinstance(out, np.ndarray) or len(out) != len(tables)):
+        raise BadInput(f"out must be a sequence of {len(tables)} arrays, one for each table")
+    outputs: Sequence[Float32 | None] = [None] * len(tables) if out is None else list(out)
+    requests = [lookup_request(table.spec, of, to) for table, of, to in zip(tables, ids, outputs, strict=True)]
+    _refuse_overlaps(requests)
+    beside = strategy == "one-thread-per-table"
+
+    def look_up(start: int, stop: int) -> None:
+        for number in range(start, stop):
+            tables[number].store.lookup_into([requests[number]], version, split=not beside)
+
+    if beside:
+        shared_pool().share(look_up, len(tables), 1)
+    else:
+        look_up(0, len(tables))
+    return [
+        request.out.reshape(*np.shape(of), -1) if not isinstance(of, Bags) else request.out
+        for request, of in zip(requests, ids, strict=True)
+    ]
+
+
+def _side_by_side(
+    tables: Sequence[EmbeddingTable],
+    ids: Sequence[_Wanted],
+    out: Float32 | Sequence[Float32] | None,
+    prepend_columns: int,
+    version: int | None,
+) -> Float32:
+    if prepend_columns < 0:
+        raise BadInput(f"prepend_columns must not be negative, got {prepend_columns}")
+    rows = [_row_count(table, of) for table, of in zip(tables, ids, strict=True)]
+    if len(set(rows)) > 1:
+        told = ", ".join(f"{table.name!r}: {count}" for table, count in zip(tables, rows, strict=True))
+        raise BadInput(f"results that stand side by side need one number of rows; got {told}")
+    buffer = _buffer(rows[0], prepend_columns, sum(table.dim for table in tables), out)
+    requests: dict[int, list[LookupRequest]] = {}
+    stores: dict[int, EmbeddingStore] = {}
+    column = prepend_columns
+    for table, of in zip(tables, ids, strict=True):
+        own = buffer[:, column : column + table.dim]
+        column += table.dim
+        stores[id(table.store)] = table.store
+        requests.setdefault(id(table.store), []).append(lookup_request(table.spec, of, own, of_wider=True))
+    for key, store in stores.items():
+        store.lookup_into(requests[key], version)
+    return buffer
+
+
+def _row_count(table: EmbeddingTable, wanted: _Wanted) -> int:
+    if not isinstance(wanted, Bags):
+        shape = as_ids(wanted, table.name).shape
+        if len(shape) != 1:
+            raise BadInput(
+                f"table {table.name!r}: rows that stand side by side come from ids [n] or Bags, got ids {list(shape)}"
+            )
+        return int(shape[0])
+    if wanted.offsets is None:
+        return len(np.atleast_1d(as_ids(wanted.ids, table.name)))
+    offsets = wanted.offsets if isinstance(wanted.offsets, np.ndarray) else np.asarray(wanted.offsets, object)
+    return len(np.atleast_1d(offsets)) - 1  # what they hold is looked at later
+
+
+def _buffer(rows: int, free: int, width: int, out: object) -> Float32:
+    shape = (rows, free + width)
+    if out is None:
+        buffer = np.empty(shape, np.float32)
+        buffer[:, :free] = 0
+        return buffer
+    if not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.shape != shape:
+        told = f"{out.dtype} {list(out.shape)}" if isinstance(out, np.ndarray) else type(out).__name__
+        raise BadInput(f"out must be float32 {list(shape)}, {free} columns left free and {width} of tables; got {told}")
+    if not out.flags.writeable or not out.flags.c_contiguous:
+        raise BadInput("out must be C-contiguous and writable")
+    return out
+
+
+def _refuse_overlaps(requests: Sequence[LookupRequest]) -> None:
+    for number, request in enumerate(requests):
+        for other in requests[:number]:
+            if np.may_share_memory(request.out, other.out):
+                raise BadInput(f"the outputs of tables {other.table!r} and {request.table!r} overlap")

@@ -1,0 +1,43 @@
+"""Lookups of rows and bags by way of a source's plain `lookup`: one for all tables, then bags are folded here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from embedding_store.memory.row_fold import fold_bags
+from embedding_store.memory.row_gather import scatter_rows
+from embedding_store.store import Float32, Int64, RowSource
+from embedding_store.tables.lookup_request import LookupRequest, require_width
+
+__all__ = ["deliver", "lookup_through"]
+
+
+def lookup_through(source: RowSource, requests: Sequence[LookupRequest], version: int | None) -> None:
+    """As `RowSource.lookup_into`; the ids of all requests travel in one lookup."""
+    parts: dict[str, list[Int64]] = {}
+    for request in requests:
+        parts.setdefault(request.table, []).append(request.ids)
+    rows = source.lookup(
+        {name: np.concatenate(ids) if len(ids) > 1 else ids[0] for name, ids in parts.items()}, version
+    )
+    begin = dict.fromkeys(parts, 0)
+    for request in requests:
+        start = begin[request.table]
+        begin[request.table] = stop = start + len(request.ids)
+        deliver(request, rows[request.table][start:stop])
+
+
+def deliver(request: LookupRequest, rows: Float32) -> None:
+    """Writes a request's output from the rows float32 `[m, dim]` of its ids."""
+    require_width(request, rows.shape[1])
+    if request.offsets is None:
+        if request.places is None:
+            request.out[...] = rows
+        else:
+            scatter_rows(np.ascontiguousarray(rows), request.places, request.out)
+        return
+    rows = np.ascontiguousarray(rows)
+    order = np.arange(len(rows))
+    fold_bags(rows, rows[:0], order, request.offsets, request.weights, request.combiner, request.out)

@@ -1,0 +1,146 @@
+"""One table of a store, as whoever uses embedding tables without a cluster holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.checks import as_ids
+from embedding_store.errors import BadInput, TableNotFound
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.store import EmbeddingStore, Float32, RowBlock, TableStatistics
+from embedding_store.tables.lookup_request import Bags, lookup_request
+from embedding_store.tables.table_update import TableSlices, update_tables
+
+__all__ = ["EmbeddingTable"]
+
+
+class EmbeddingTable:
+    """A view of one table of any store; rows lie in the store. `EmbeddingStore.table` makes one.
+
+    Attributes:
+        store: Where the table is.
+        spec: What it is.
+    """
+
+    def __init__(self, store: EmbeddingStore, name: str) -> None:
+        """Raises `TableNotFound` where the store has no table of that name."""
+        specs = store.specs()
+        if name not in specs:
+            raise TableNotFound(f"no table {name!r}; tables here: {', '.join(sorted(specs)) or 'none'}")
+        self.store = store
+        self.spec: TableSpec = specs[name]
+
+    @property
+    def name(self) -> str:
+        """Unique in the store."""
+        return self.spec.name
+
+    @property
+    def dim(self) -> int:
+        """Values in a row."""
+        return self.spec.dim
+
+    def lookup(
+        self,
+        ids: npt.ArrayLike | Bags,
+        out: Float32 | None = None,
+        *,
+        combiner: str | None = None,
+        offsets: npt.ArrayLike | None = None,
+        weights: npt.ArrayLike | None = None,
+        version: int | None = None,
+    ) -> Float32:
+        """The rows of ids, or of bags of ids with a combiner.
+
+        A row that was never updated reads its initial value, and reading it
+        writes nothing. A bag is summed in float32 in the order of its ids,
+        beginning with zero, whatever the store and its threads; an empty bag
+        gives zeros.
+
+        Args:
+            ids: Integers: of any shape without a combiner; `[n, bag]` or, with
+                offsets, `[m]` with one. Or `Bags`, which hold the next three.
+            out: float32 to write into, C-contiguous, of the shape returned.
+            combiner: "sum", "mean" or "sqrtn", as in `Bags`; None: a row an id.
+            offsets: Integers `[n + 1]`, as in `Bags`.
+            weights: float32 of the ids' shape, as in `Bags`.
+            version: When given, the version of the store that must be current.
+
+        Returns:
+            float32, ids' shape + `[dim]` or `[n, dim]`: `out`, if it was given.
+
+        Raises:
+            BadIds, IdOutOfRange: naming table, id and position.
+            BadInput: combiner, weights or `out` that cannot be, named.
+            StaleVersion, FutureVersion: another version is current.
+            StoreFailed, Unavailable: the backend failed.
+        """
+        if combiner is not None and not isinstance(ids, Bags):
+            ids = Bags(ids, combiner, offsets, weights)
+        elif not (combiner is None and offsets is None and weights is None):
+            told = "Bags hold" if isinstance(ids, Bags) else "a combiner is needed for"
+            raise BadInput(f"table {self.name!r}: {told} offsets, weights and how they are combined")
+        request = lookup_request(self.spec, ids, out)
+        self.store.lookup_into([request], version)
+        if out is not None:
+            return out
+        return request.out if isinstance(ids, Bags) else request.out.reshape(*np.shape(ids), self.dim)
+
+    def update(self, optimizer: OptimizerSpec | None, slices: Any, *, step: int | None = None) -> int:
+        """One optimizer step on the rows of a gradient, which are written in one commit.
+
+        Gradients of one id are summed in the order they stand in, then the id
+        takes one step. Nothing of the size of the gradient is allocated once
+        batches have settled.
+
+        Args:
+            optimizer: The table's own, perhaps with another learning rate; None: as the table has it.
+            slices: `IndexedSlices`: values float32 `[n, dim]`, indices integers `[n]`.
+            step: Optimizer steps taken before this one (Keras' `iterations`);
+                None: as many as the store has versions.
+
+        Returns:
+            The version of the store that this made.
+
+        Raises:
+            BadInput: another optimizer than the table's.
+            BadIds, IdOutOfRange, BadGradient: indices or values that do not fit.
+            Whatever else `EmbeddingStore.commit` raises; no row has changed then.
+        """
+        return update_tables(self.store, [TableSlices(self.spec, slices, optimizer)], step=step)
+
+    @property
+    def row_count(self) -> int:
+        """Rows that hold a value of their own."""
+        return self.store.row_count(self.name)
+
+    def __len__(self) -> int:
+        return self.row_count
+
+    def scan(self, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """Every row that holds a value of its own, in blocks, in any order."""
+        return self.store.scan(self.name, block_rows)
+
+    def put(self, blocks: Iterable[RowBlock]) -> None:
+        """Writes rows and their slots as they are."""
+        self.store.put(self.name, blocks)
+
+    def delete(self, ids: npt.ArrayLike) -> int:
+        """Takes rows away by their ids, as in `EmbeddingStore.delete`; returns how many there were."""
+        return self.store.delete(self.name, as_ids(ids, self.name).reshape(-1))
+
+    def statistics(self) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`."""
+        return self.store.table_statistics(self.name)
+
+    def clear(self) -> None:
+        """Forgets every row; they read their initial values again."""
+        self.store.clear(self.name)
+
+    def __repr__(self) -> str:
+        size = "dynamic" if self.spec.vocabulary_size is None else f"{self.spec.vocabulary_size} rows"
+        return f"<EmbeddingTable {self.name!r}: {size} x {self.dim} {self.spec.dtype} in {type(self.store).__name__}>"

@@ -1,0 +1,138 @@
+"""Reading a table in memory: ids to positions, positions to rows, and initial values for the rest."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from embedding_store.checks import require_ids
+from embedding_store.initial_values import initial_rows, write_initial_rows
+from embedding_store.memory.row_fold import fold_bags
+from embedding_store.memory.row_gather import Words, gather, gather_apart, gather_marked, scatter_rows
+from embedding_store.spec import TableSpec
+from embedding_store.store import Float32, Int64
+
+__all__ = ["FindsPositions", "ReadsRows", "TableReader"]
+
+
+class FindsPositions(Protocol):
+    """What is read of a `RowDirectory`."""
+
+    @property
+    def count(self) -> int:
+        """As in `RowDirectory`."""
+        ...
+
+    @property
+    def marks(self) -> Words | None:
+        """As in `RowDirectory.marks`."""
+        ...
+
+    def find(self, ids: Int64, positions: Int64) -> int:
+        """As in `RowDirectory.find`."""
+        ...
+
+
+class ReadsRows(Protocol):
+    """What is read of `TableRows` or `RowValues`."""
+
+    @property
+    def plain(self) -> Float32 | None:
+        """As in `RowValues.plain`."""
+        ...
+
+    def read(self, positions: Int64, out: Float32) -> None:
+        """As in `RowValues.read`."""
+        ...
+
+
+class TableReader:
+    """Rows of one table. Ids handed in have been checked, unless it is said otherwise; callers do the locking.
+
+    Args:
+        spec: The table.
+        directory: Where its rows lie.
+        rows: The rows there.
+    """
+
+    def __init__(self, spec: TableSpec, directory: FindsPositions, rows: ReadsRows) -> None:
+        self.spec = spec
+        self._directory: FindsPositions = directory
+        self._rows: ReadsRows = rows
+
+    @property
+    def checks_ids(self) -> bool:
+        """Whether `read` looks by itself whether ids are in the vocabulary, at no cost."""
+        return self._rows.plain is not None and self._directory.marks is not None
+
+    def read(self, ids: Int64, out: Float32, stream: bool = False) -> None:
+        """Rows of `ids` int64 `[n]` into `out` float32 `[n, dim]`; writes nothing else.
+
+        Rows of `out` may lie apart, columns may not. `stream`: past the caches, where `can_stream(out)`.
+
+        Raises:
+            IdOutOfRange: where `checks_ids`; rows may have been written.
+        """
+        plain, marks = self._rows.plain, self._directory.marks
+        if plain is not None and marks is not None and self._directory.count == len(plain):
+            if gather(plain, ids, out, stream) < len(ids):
+                require_ids(self.spec, ids)
+            return
+        if plain is None and marks is not None and self._directory.count == self.spec.vocabulary_size:
+            self._rows.read(ids, out)  # every id has a row, at its own position
+            return
+        positions = np.empty(len(ids), np.int64)
+        if plain is not None and marks is not None:
+            unseen = positions[: gather_marked(plain, marks, ids, out, positions, stream)]
+            require_ids(self.spec, ids[unseen])
+        else:
+            missing = self._directory.find(ids, positions)
+            if plain is not None:
+                gather(plain, positions, out, stream)
+            elif missing < len(ids):
+                self._rows.read(positions, out)
+            unseen = np.flatnonzero(positions < 0) if missing else positions[:0]
+        if len(unseen):
+            write_initial_rows(self.spec, ids[unseen], unseen, out)
+
+    def read_apart(self, ids: Int64, places: Int64, out: Float32, stream: bool = False) -> None:
+        """The row of `ids[i]` into `out[places[i]]`; other arguments as those of `read`.
+
+        Args:
+            places: int64 `[n]`, each once.
+        """
+        plain, marks = self._rows.plain, self._directory.marks
+        if plain is not None and marks is not None and self._directory.count == len(plain):
+            gather_apart(plain, ids, places, out, stream)
+            return
+        if plain is None:
+            rows = np.empty((len(ids), self.spec.dim), np.float32)
+            self.read(ids, rows)
+            scatter_rows(rows, places, out)
+            return
+        positions = np.empty(len(ids), np.int64)
+        missing = self._directory.find(ids, positions)
+        gather_apart(plain, positions, places, out, stream)
+        if missing:
+            unseen = np.flatnonzero(positions < 0)
+            write_initial_rows(self.spec, ids[unseen], places[unseen], out)
+
+    def fold(self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32) -> None:
+        """Bags of `ids` int64 `[n]` into `out` float32 `[bags, dim]`; other arguments as those of `fold_bags`."""
+        rows, marks = self._rows.plain, self._directory.marks
+        if rows is not None and marks is not None and self._directory.count == len(rows):
+            fold_bags(rows, rows[:0], ids, offsets, weights, combiner, out)
+            return
+        positions = np.empty(len(ids), np.int64)
+        missing = self._directory.find(ids, positions)
+        fresh = np.empty((missing, self.spec.dim), np.float32)
+        if missing:
+            unseen = np.flatnonzero(positions < 0)
+            initial_rows(self.spec, ids[unseen], fresh)
+            positions[unseen] = ~np.arange(missing)
+        if rows is None:
+            rows = np.empty((len(ids), self.spec.dim), np.float32)
+            self._rows.read(positions, rows)
+            positions = np.where(positions < 0, positions, np.arange(len(ids)))
+        fold_bags(rows, fresh, positions, offsets, weights, combiner, out)

@@ -1,0 +1,216 @@
+"""From gradients by occurrence to new rows: grouped once, summed, one optimizer step a row, in one commit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from embedding_store.checks import as_ids, require_gradients, require_ids
+from embedding_store.errors import BadInput, StaleVersion
+from embedding_store.range_pool import shared_pool
+from embedding_store.row_optimizer import RowOptimizer, row_optimizer
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, TableUpdate
+from embedding_store.tables.grouping import Coalescer
+
+if TYPE_CHECKING:
+    from embedding_store.tables.table import EmbeddingTable  # which needs this module
+
+__all__ = ["IndexedSlices", "TableSlices", "learning_rate_for", "update_many", "update_tables"]
+
+_DEADLINE_S = 60.0  # for others who commit to the same store at the same time to come to an end
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedSlices:
+    """The gradient of a table, by occurrence.
+
+    Whatever has these two attributes will do, such as TensorFlow's own.
+
+    Attributes:
+        values: float32 `[n, dim]`.
+        indices: Integers `[n]`: row i of `values` belongs to the row of id
+            `indices[i]`. Ids may repeat: their gradients are summed.
+    """
+
+    values: Float32
+    indices: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class TableSlices:
+    """What one table of a store is updated with.
+
+    Attributes:
+        spec: Of the table.
+        slices: Its gradient: `values` and `indices`, as of `IndexedSlices`.
+        optimizer: The table's own, if with another learning rate; None: as the table has it.
+    """
+
+    spec: TableSpec
+    slices: Any
+    optimizer: OptimizerSpec | None = None
+
+
+def update_tables(store: EmbeddingStore, updates: Sequence[TableSlices], *, step: int | None = None) -> int:
+    """One optimizer step on the rows of several tables of one store, all or nothing.
+
+    Each id's gradients are summed as a left fold in the order of occurrence;
+    then each id takes one step. Sums are held in memory of the calling thread
+    that the next call uses again.
+
+    Args:
+        store: Where the tables are.
+        updates: The tables, each once.
+        step: Optimizer steps taken before this one (Keras' `iterations`);
+            None: as many as the store has versions.
+
+    Returns:
+        The version of the store that this made.
+
+    Raises:
+        BadInput: a table twice, or an optimizer other than the table's.
+        BadIds, IdOutOfRange, BadGradient: indices or values that do not fit.
+        StaleVersion: others committed to the store without an end.
+        Whatever else `EmbeddingStore.commit` raises; no row has changed then.
+    """
+    return _apply(store, _check(updates), step)
+
+
+def update_many(
+    tables: Sequence[EmbeddingTable],
+    optimizers: OptimizerSpec | Sequence[OptimizerSpec | None] | None,
+    slices: Sequence[Any],
+    *,
+    step: int | None = None,
+) -> list[int]:
+    """`update_tables` for tables of any stores: all tables of one store in one commit.
+
+    Everything is checked before anything is changed. A store that fails then
+    leaves the tables of the stores after it as they were.
+
+    Args:
+        tables: The tables, each once.
+        optimizers: One for all of them, or one each; None: the table's own.
+        slices: The gradient of each, `values` and `indices` as of `IndexedSlices`.
+        step: As of `update_tables`.
+
+    Returns:
+        For each table the version of its store that this made.
+
+    Raises:
+        BadInput: not as many optimizers or slices as tables; and as `update_tables`.
+    """
+    each = [optimizers] * len(tables) if optimizers is None or isinstance(optimizers, OptimizerSpec) else optimizers
+    if not len(tables) == len(each) == len(slices):
+        raise BadInput(
+            f"update_many of {len(tables)} tables: got {len(each)} optimizers and {len(slices)} slices, want one each"
+        )
+    of_store: dict[int, list[int]] = {}
+    for number, table in enumerate(tables):
+        of_store.setdefault(id(table.store), []).append(number)
+    updates = [TableSlices(*of) for of in zip([table.spec for table in tables], slices, each, strict=True)]
+    checked = {key: _check([updates[number] for number in numbers]) for key, numbers in of_store.items()}
+    made = {key: _apply(tables[numbers[0]].store, checked[key], step) for key, numbers in of_store.items()}
+    return [made[id(table.store)] for table in tables]
+
+
+def learning_rate_for(spec: TableSpec, optimizer: OptimizerSpec | None) -> float:
+    """The learning rate that `optimizer` asks for on a table; None asks for the table's own.
+
+    Raises:
+        BadInput: it is not the table's optimizer, or differs in more than the
+            learning rate: its slots are others, or a store elsewhere would not know.
+    """
+    own = row_optimizer(spec.optimizer)
+    if optimizer is None or optimizer == spec.optimizer:
+        return own.default_learning_rate
+    given = row_optimizer(optimizer)
+    if _identity(given) != _identity(own):
+        raise BadInput(
+            f"table {spec.name!r} has the optimizer {_told(own)}, and was to be updated with {_told(given)}: "
+            "all but the learning rate must be the same"
+        )
+    return given.default_learning_rate
+
+
+def _identity(optimizer: RowOptimizer) -> tuple[str, str, Mapping[str, float]]:
+    """What two optimizers have in common that differ in their learning rates only."""
+    named = {**dict(optimizer.spec.hyperparameters), **optimizer.hyperparameters, "learning_rate": 0.0}
+    return optimizer.spec.name, optimizer.spec.keras_config, named
+
+
+def _told(optimizer: RowOptimizer) -> str:
+    named = {**dict(optimizer.spec.hyperparameters), **optimizer.hyperparameters}
+    return f"{optimizer.spec.name}({', '.join(f'{name}={value:g}' for name, value in sorted(named.items()))})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A table's update that fits it: int64 `[n]`, float32 `[n, dim]`, both C-contiguous, and its learning rate."""
+
+    table: str
+    ids: Int64
+    gradients: Float32
+    learning_rate: float
+
+
+def _check(updates: Sequence[TableSlices]) -> list[_Checked]:
+    checked: dict[str, _Checked] = {}
+    for update in updates:
+        spec, slices = update.spec, update.slices
+        if spec.name in checked:
+            raise BadInput(f"table {spec.name!r} stands twice among those to update: join its slices")
+        if not hasattr(slices, "values") or not hasattr(slices, "indices"):
+            raise BadInput(
+                f"table {spec.name!r}: its gradient must be IndexedSlices, with values float32 [n, {spec.dim}] and "
+                f"indices int64 [n], got {type(slices).__name__}"
+            )
+        rate = learning_rate_for(spec, update.optimizer)
+        ids = require_ids(spec, as_ids(slices.indices, spec.name))
+        gradients = require_gradients(spec, len(ids), np.asarray(slices.values))
+        checked[spec.name] = _Checked(spec.name, ids, gradients, rate)
+    return list(checked.values())
+
+
+def _apply(store: EmbeddingStore, updates: Sequence[_Checked], step: int | None) -> int:
+    """The version of the store that this made."""
+    pool = shared_pool()
+    summed = {
+        update.table: coalescer.coalesce(update.ids, update.gradients, pool)
+        for update, coalescer in zip(updates, _coalescers(len(updates)), strict=True)
+    }
+    return _commit(store, summed, {update.table: update.learning_rate for update in updates}, step)
+
+
+def _commit(
+    store: EmbeddingStore, updates: Mapping[str, TableUpdate], rates: Mapping[str, float], step: int | None
+) -> int:
+    """The next version, after however many others are made meanwhile."""
+    until = time.monotonic() + _DEADLINE_S
+    while True:
+        version = store.version()
+        commit = Commit(version + 1, updates, version if step is None else step, rates)
+        try:
+            store.commit(commit)
+        except StaleVersion:
+            # Someone else's commit came between: it counts, and ours comes after it.
+            if time.monotonic() > until:
+                raise
+        else:
+            return version + 1
+
+
+_of_thread = threading.local()
+
+
+def _coalescers(count: int) -> Sequence[Coalescer]:
+    """The calling thread's own, one for each table that it updates at a time."""
+    kept: list[Coalescer] = _of_thread.__dict__.setdefault("coalescers", [])
+    kept.extend(Coalescer() for _ in range(count - len(kept)))
+    return kept[:count]
