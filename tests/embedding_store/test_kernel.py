@@ -20,7 +20,7 @@ print(unique_ids(np.array([5, 5, 9]))[0].tolist())
 def test_kernels_run_whatever_can_be_written(tmp_path: Path, writable: str) -> None:
     """As in a container: the installed package read-only, and perhaps no home either."""
     shutil.copytree(PACKAGE, tmp_path / "embedding_store", ignore=shutil.ignore_patterns("__pycache__"))
-    blocked = tmp_path / "embedding_store" / "__pycache__"
+    blocked = tmp_path / "embedding_store" / "tables" / "__pycache__"
     home = tmp_path / "home"
     home.write_text("a file, so that nothing can be made below it")  # holds for root too, as a mode would not
     if writable != "package":
