@@ -1,12 +1,21 @@
-"""Splitting a range of rows over threads that run kernels without the GIL."""
+"""Splitting a range of rows over threads that run kernels without the GIL.
+
+The threads are our own. `concurrent.futures` makes a future with a condition
+and two locks for each part, and takes as long to hand half a lookup over and
+back as to fold a thousand bags. numba's thread layers may not all be entered
+from several Python threads at once, as a server does.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import count as numbers
+from itertools import pairwise
+from queue import SimpleQueue
 
 from embedding_store.errors import StoreFailed
 
@@ -15,6 +24,8 @@ __all__ = ["SERIAL", "RangePool", "available_cores", "shared_pool"]
 _MOST_SHARED = 8
 _DEADLINE_S = 600.0  # kernels are finite; this only keeps a dead thread from hanging its caller
 
+_Work = Callable[[int, int], None]
+
 
 def available_cores() -> int:
     """Cores that this process may run on."""
@@ -22,19 +33,16 @@ def available_cores() -> int:
 
 
 class RangePool:
-    """Threads that live as long as their owner; one thread means the caller's own.
-
-    numba's own thread layers are not used: its default one may not be entered
-    from several Python threads at once, as a server does.
-    """
+    """Threads that live as long as their owner; one thread means the caller's own."""
 
     def __init__(self, threads: int = 1) -> None:
         self.threads = max(1, threads)
-        # The caller works too, so one thread fewer is started, and those only when first needed.
-        self._executor = ThreadPoolExecutor(self.threads - 1, thread_name_prefix="rows") if self.threads > 1 else None
+        self._starting = threading.Lock()
+        self._queue: _Queue | None = None  # the caller works too, so helpers are started when first needed
+        self._closed = False
 
-    def run(self, work: Callable[[int, int], None], count: int, minimum: int) -> None:
-        """Calls `work(start, stop)` on ranges that together are `0..count`.
+    def run(self, work: _Work, count: int, minimum: int) -> None:
+        """Calls `work(start, stop)` on ranges that together are `0..count`, about one a thread.
 
         Args:
             work: Must give the same result wherever the range is cut.
@@ -42,22 +50,13 @@ class RangePool:
             minimum: A range is not cut into parts shorter than this.
 
         Raises:
-            StoreFailed: a thread did not end. Errors of `work` pass through,
-                after every part has ended.
+            StoreFailed: a thread did not end. An error of `work` passes
+                through, after every part has ended.
         """
-        parts = min(self.threads, count // max(1, minimum))
-        if parts <= 1 or self._executor is None:
-            work(0, count)
-            return
-        bounds = [count * part // parts for part in range(parts + 1)]
-        futures = [self._executor.submit(work, bounds[part], bounds[part + 1]) for part in range(1, parts)]
-        try:
-            work(0, bounds[1])
-        finally:
-            unfinished = wait(futures, timeout=_DEADLINE_S).not_done
-        _finish(futures, len(unfinished))
+        parts = 1 if self._closed else min(self.threads, count // max(1, minimum))
+        self._do(work, [count * part // parts for part in range(parts + 1)] if parts > 1 else [0, count])
 
-    def share(self, work: Callable[[int, int], None], count: int, piece: int) -> None:
+    def share(self, work: _Work, count: int, piece: int) -> None:
         """As `run`, in pieces that threads take as they come free, so that one that starts late takes fewer.
 
         Args:
@@ -66,44 +65,93 @@ class RangePool:
             piece: Length of a piece; the last may be shorter.
 
         Raises:
-            StoreFailed: a thread did not end. Errors of `work` pass through,
-                after every thread has ended.
+            StoreFailed: a thread did not end. An error of `work` passes
+                through, after every piece that was begun has ended.
         """
-        pieces = -(-count // piece)
-        if pieces <= 1:
-            work(0, count)
-            return
-        turns = numbers()
-
-        def take() -> None:
-            turn = next(turns)  # one step of the interpreter: no two threads get the same
-            while turn < pieces:
-                work(turn * piece, min(count, (turn + 1) * piece))
-                turn = next(turns)
-
-        helpers = min(self.threads, pieces) - 1
-        executor = self._executor
-        futures = [executor.submit(take) for _ in range(helpers)] if executor is not None else []
-        try:
-            take()
-        finally:
-            # Whoever has not begun by now has nothing left to do.
-            begun = [future for future in futures if not future.cancel()]
-            unfinished = wait(begun, timeout=_DEADLINE_S).not_done
-        _finish(begun, len(unfinished))
+        self._do(work, [*range(0, count, piece), count] if count > piece else [0, count])
 
     def close(self) -> None:
         """Ends the threads; afterwards everything runs in the caller's own."""
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=True, cancel_futures=False)
+        with self._starting:
+            self._closed = True
+            if self._queue is not None:
+                _dismiss(self._queue, self.threads - 1)
+                self._queue = None
+
+    def _do(self, work: _Work, bounds: Sequence[int]) -> None:
+        helpers = min(self.threads, len(bounds) - 1) - 1
+        queue = self._helpers() if helpers > 0 else None
+        if queue is None:
+            for start, stop in pairwise(bounds):
+                work(start, stop)
+            return
+        job = _Job(work, bounds)
+        for _ in range(helpers):
+            queue.put(job)
+        job.take()
+        job.wait()
+
+    def _helpers(self) -> _Queue | None:
+        """Where helpers take jobs from, once they run; None: there are none."""
+        if self._queue is None and self.threads > 1:
+            with self._starting:
+                if self._queue is None and not self._closed:
+                    queue: _Queue = SimpleQueue()
+                    for _ in range(self.threads - 1):
+                        threading.Thread(target=_help, args=(queue,), name="rows", daemon=True).start()
+                    weakref.finalize(self, _dismiss, queue, self.threads - 1)
+                    self._queue = queue
+        return self._queue
 
 
-def _finish(futures: list[Future[None]], unfinished: int) -> None:
-    if unfinished:
-        raise StoreFailed(f"{unfinished} of {len(futures)} threads did not end within {_DEADLINE_S:.0f} s")
-    for future in futures:
-        future.result(timeout=0)
+class _Job:
+    """Pieces of work, each taken once by whichever thread comes first.
+
+    A helper that comes when all pieces are taken does nothing, so nobody waits for it.
+    """
+
+    __slots__ = ("_bounds", "_done", "_ended", "_failure", "_turns", "_work")
+
+    def __init__(self, work: _Work, bounds: Sequence[int]) -> None:
+        self._work, self._bounds = work, bounds
+        # One step of the interpreter each: no two threads get the same number.
+        self._turns, self._ended = numbers(), numbers(1)
+        self._failure: BaseException | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def take(self) -> None:
+        """Does pieces until none is left."""
+        bounds, pieces = self._bounds, len(self._bounds) - 1
+        while (turn := next(self._turns)) < pieces:
+            try:
+                if self._failure is None:
+                    self._work(bounds[turn], bounds[turn + 1])
+            except BaseException as error:  # noqa: BLE001 - raised by `wait`, in the caller's thread
+                self._failure = error
+            if next(self._ended) == pieces:
+                self._done.release()
+
+    def wait(self) -> None:
+        """Returns when every piece has ended; raises what one of them raised."""
+        if not self._done.acquire(timeout=_DEADLINE_S):
+            raise StoreFailed(f"a thread did not end its part of {self._bounds[-1]} within {_DEADLINE_S:.0f} s")
+        if self._failure is not None:
+            raise self._failure
+
+
+_Queue = SimpleQueue[_Job | None]
+
+
+def _help(queue: _Queue) -> None:
+    while (job := queue.get()) is not None:
+        job.take()
+        del job  # it holds what its caller works on
+
+
+def _dismiss(queue: _Queue, helpers: int) -> None:
+    for _ in range(helpers):
+        queue.put(None)
 
 
 SERIAL = RangePool(1)

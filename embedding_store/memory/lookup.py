@@ -89,10 +89,13 @@ def _bags(table: TableReader, request: LookupRequest) -> tuple[int, _Piece]:
         if first == last:
             return
         low, high = int(offsets[first]), int(offsets[last])
-        _refuse_outside(table, request, low, high)
         factors = None if weights is None else weights[low:high]
         cuts = offsets[first : last + 1]
-        table.fold(request.ids[low:high], cuts, factors, request.combiner, request.out[first:last])
+        try:
+            table.fold(request.ids[low:high], cuts, factors, request.combiner, request.out[first:last])
+        except IdOutOfRange:
+            require_ids(table.spec, request.ids)  # which names the position among all of them
+            raise
 
     return int(begins[-1]), work
 

@@ -27,7 +27,7 @@ def fold_bags(
     weights: Float32 | None,
     combiner: str,
     out: Float32,
-) -> None:
+) -> bool:
     """out[b] = the rows of bag b, each times its weight, summed and divided as the combiner says.
 
     Every sum is a left fold in float32 from zero, in the order of positions;
@@ -44,13 +44,24 @@ def fold_bags(
         weights: float32 `[n]`, contiguous, or None.
         combiner: One of `COMBINERS`.
         out: float32 `[bags, dim]`; rows may lie apart, columns may not.
+
+    Returns:
+        Whether there is a row at every position; else some of `out` is as it was.
     """
     ahead = rows_ahead(rows.shape[1])
     kind = COMBINERS.index(combiner)
     if weights is None:
-        _fold(rows, fresh, positions, offsets, _NO_WEIGHTS, kind, out, ahead)
-    else:
-        _fold_weighted(rows, fresh, positions, offsets, weights, kind, out, ahead)
+        return bool(_fold(rows, fresh, positions, offsets, _NO_WEIGHTS, kind, out, ahead))
+    return bool(_fold_weighted(rows, fresh, positions, offsets, weights, kind, out, ahead))
+
+
+@kernel
+def _has_rows(positions: Int64, start: int, stop: int, rows: int, fresh: int) -> bool:
+    """Looked at bag by bag, just before it is folded: a pass of its own would wait for the positions."""
+    there = True
+    for i in range(start, stop):
+        there &= (positions[i] >= -fresh) & (positions[i] < rows)
+    return there
 
 
 @kernel
@@ -77,10 +88,12 @@ def _fold(
     kind: int,
     out: Float32,
     ahead: int,
-) -> None:
+) -> bool:
     dim = rows.shape[1]
     for b in range(len(offsets) - 1):
         i, stop = offsets[b] - offsets[0], offsets[b + 1] - offsets[0]
+        if not _has_rows(positions, i, stop, len(rows), len(fresh)):
+            return False
         j = 0
         while dim - j >= 128:
             _FOLD_128(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
@@ -108,6 +121,7 @@ def _fold(
         if kind != _SUM:
             count = np.float32(stop - i)
             _divide(out, b, count if kind == _MEAN else np.sqrt(count))
+    return True
 
 
 @kernel
@@ -120,10 +134,12 @@ def _fold_weighted(
     kind: int,
     out: Float32,
     ahead: int,
-) -> None:
+) -> bool:
     dim = rows.shape[1]
     for b in range(len(offsets) - 1):
         i, stop = offsets[b] - offsets[0], offsets[b + 1] - offsets[0]
+        if not _has_rows(positions, i, stop, len(rows), len(fresh)):
+            return False
         j = 0
         while dim - j >= 128:
             _WEIGH_128(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
@@ -150,3 +166,4 @@ def _fold_weighted(
             _WEIGH_1(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
         if kind != _SUM:
             _divide(out, b, _weight_divisor(kind, weights[i:stop]))
+    return True

@@ -25,14 +25,14 @@ _FRESH_A_THREAD = 1 << 12
 _FOUND_A_THREAD = 1 << 14
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StagedUpdate:
     """An update that cannot fail any more.
 
     Attributes:
         update: The validated gradients.
         block: New rows, where the optimizer is not fused and has run already.
-        positions: int64 `[u]`, filled in when rows are claimed.
+        positions: int64 `[u]`, room for them until rows are claimed.
         sighted: int64, the ids that a table with admission counts once more.
         refused: How many ids were left out, as they are not admitted yet.
     """
@@ -121,7 +121,11 @@ class MemoryTable(TableReader):
         """Gives every id of the update a row, with initial values where it is new; all are touched at `version`."""
         ids, positions = staged.update.ids, staged.positions
         self._reserve(ids)  # there is room already, unless the table was cleared since
-        fresh = self._places(ids, positions, pool)
+        if self._directory.count == self._direct:
+            staged.positions = positions = ids  # every id has a row, at its own position
+            fresh = ids[:0]
+        else:
+            fresh = self._places(ids, positions, pool)
         self._members.count(staged.sighted, staged.refused)
         self._members.touch(positions, fresh, version)
         self._rows.prepare(positions, fresh, pool)

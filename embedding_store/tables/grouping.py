@@ -90,10 +90,13 @@ class Coalescer:
     def coalesce_many(self, parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> TableUpdate:
         """As `coalesce_many`, in memory that the next call overwrites."""
         dim = _common_dim(parts)
-        ids = np.concatenate([part[0] for part in parts]) if len(parts) > 1 else parts[0][0]
-        unique, inverse = self._indexer.unique(ids)
-        if len(parts) == 1 and len(unique) == len(inverse) and parts[0][2] == 1.0:
+        ids = np.concatenate([part[0] for part in parts]) if len(parts) > 1 else np.ascontiguousarray(parts[0][0])
+        as_it_is = len(parts) == 1 and parts[0][2] == 1.0
+        if as_it_is and self._indexer.all_different(ids):
             # Every id once, as workers send them: there is nothing to sum.
+            return TableUpdate(ids, np.ascontiguousarray(parts[0][1]))
+        unique, inverse = self._indexer.unique(ids)
+        if as_it_is and len(unique) == len(inverse):
             return TableUpdate(unique, np.ascontiguousarray(parts[0][1]))
         ends = np.cumsum([len(ids) for ids, _, _ in parts])
         sums = self._sums.take(len(unique), dim)

@@ -19,6 +19,7 @@ Int32 = npt.NDArray[np.int32]
 _ROWS_LIMIT = 2**31 - 1  # the inverse is int32
 _FEWEST_BITS = 4
 _CACHED_BITS = 18  # 1 MiB of cells
+_MOST_BITS, _BITS_AN_ID = 1 << 23, 1 << 9  # 1 MiB of bits, and no more than are cleared faster than ids are searched
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / the golden ratio
 
 
@@ -53,6 +54,17 @@ class Indexer:
         self._inverse = Scratch(np.int32)
         self._offsets = Scratch(np.int64)
         self._positions = Scratch(np.int64)
+        self._seen = Scratch(np.uint64)
+
+    def all_different(self, ids: Int64) -> bool:
+        """Whether each of `ids` int64 `[n]` is known to stand once, at a third of the cost of `unique`.
+
+        False also where that cannot be told at this cost: ids that lie further
+        apart than bits would stay in a cache, or are few for that. Of ids that
+        repeat, the first repetition ends the search.
+        """
+        bits = min(_MOST_BITS, _BITS_AN_ID * len(ids))
+        return bool(_all_different(np.ascontiguousarray(ids), self._seen.take(-(-bits // 64)), np.uint64(bits)))
 
     def unique(self, ids: Int64) -> tuple[Int64, Int32]:
         """The id set of a batch, in memory that the next call overwrites.
@@ -114,6 +126,27 @@ def unique_ids(ids: Int64) -> tuple[Int64, Int32]:
 def group_ids(ids: Int64) -> Grouping:
     """Groups ids, in memory of its own; else as `Indexer.group`."""
     return Indexer().group(ids)
+
+
+@kernel
+def _all_different(ids: Int64, seen: npt.NDArray[np.uint64], bits: np.uint64) -> bool:
+    if len(ids) == 0:
+        return True
+    low = high = ids[0]
+    for wanted in ids:
+        low, high = min(low, wanted), max(high, wanted)
+    span = np.uint64(high) - np.uint64(low)  # never negative, and right also where int64 would overflow
+    if span >= bits:
+        return False
+    seen[: np.int64(span >> np.uint64(6)) + 1] = 0
+    for wanted in ids:
+        place = np.uint64(wanted) - np.uint64(low)
+        bit = np.uint64(1) << (place & np.uint64(63))
+        word = seen[place >> np.uint64(6)]
+        if word & bit:
+            return False
+        seen[place >> np.uint64(6)] = word | bit
+    return True
 
 
 @kernel

@@ -119,11 +119,19 @@ class TableReader:
             write_initial_rows(self.spec, ids[unseen], places[unseen], out)
 
     def fold(self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32) -> None:
-        """Bags of `ids` int64 `[n]` into `out` float32 `[bags, dim]`; other arguments as those of `fold_bags`."""
+        """Bags of `ids` int64 `[n]` into `out` float32 `[bags, dim]`; other arguments as those of `fold_bags`.
+
+        The ids have not been checked.
+
+        Raises:
+            IdOutOfRange: bags may have been written.
+        """
         rows, marks = self._rows.plain, self._directory.marks
         if rows is not None and marks is not None and self._directory.count == len(rows):
-            fold_bags(rows, rows[:0], ids, offsets, weights, combiner, out)
+            if not fold_bags(rows, rows[:0], ids, offsets, weights, combiner, out):
+                require_ids(self.spec, ids)
             return
+        require_ids(self.spec, ids)
         positions = np.empty(len(ids), np.int64)
         missing = self._directory.find(ids, positions)
         fresh = np.empty((missing, self.spec.dim), np.float32)

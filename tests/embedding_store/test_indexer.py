@@ -86,3 +86,28 @@ def test_a_loop_allocates_nothing() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 16_384
+
+
+near = st.lists(st.integers(-40, 40), min_size=1, max_size=60)
+
+
+@given(near, st.integers(-(2**63) + 40, 2**63 - 41))
+def test_ids_that_lie_together_are_known_to_differ(values: list[int], around: int) -> None:
+    indexer = Indexer()
+    ids = np.array([value + around for value in values], np.int64)
+    assert indexer.all_different(ids) is (len(set(values)) == len(values) and int(np.ptp(values)) < 512 * len(values))
+
+
+@given(ids_lists)
+def test_ids_that_repeat_are_never_taken_for_different(values: list[int]) -> None:
+    known = Indexer().all_different(np.array(values, np.int64))
+    assert not known or len(set(values)) == len(values)
+
+
+def test_known_to_differ_up_to_the_last_bit() -> None:
+    indexer, ids = Indexer(), np.random.default_rng(5).permutation(20_000)
+    for last, known in ((2**23 - 1, True), (2**23, False)):
+        spread = np.append(ids, last)
+        assert indexer.all_different(spread) is known
+        assert indexer.all_different(np.append(spread, last)) is False
+    assert indexer.all_different(ids[:0]) is True

@@ -72,6 +72,18 @@ def test_fold_bags(dim: int, weighted: bool) -> None:
             assert (buffer == GUARD).sum() >= buffer.size - out.size
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("position", [3, -3, 2**63 - 1, -(2**63)])
+def test_a_bag_without_a_row_is_told_and_not_folded(weighted: bool, position: int) -> None:
+    rows, fresh = np.ones((3, 4), np.float32), np.full((2, 4), 5, np.float32)
+    positions, offsets = np.array([0, 2, -2, position, 1]), np.array([0, 3, 5])
+    out = np.full((2, 4), GUARD, np.float32)
+    weights = np.ones(5, np.float32) if weighted else None
+    assert not fold_bags(rows, fresh, positions, offsets, weights, "sum", out)
+    assert out.tolist() == [[7.0] * 4, [GUARD] * 4]
+    assert fold_bags(rows, fresh, np.clip(positions, -2, 2), offsets, weights, "sum", out)
+
+
 def test_nothing_to_gather_or_fold() -> None:
     rows, none = np.ones((3, 4), np.float32), np.empty(0, np.int64)
     out = np.full((2, 4), GUARD, np.float32)

@@ -193,6 +193,18 @@ def test_what_is_refused_names_what_is_wrong(change: dict[str, object], told: st
         assert len(table) == 0
 
 
+@pytest.mark.parametrize("position", [0, 70_001, 199_999])
+def test_bags_of_a_whole_table_name_the_id_that_is_outside(position: int) -> None:
+    ids = np.random.default_rng(1).integers(0, 100, 200_000)
+    with MemoryStore(threads=2) as store:
+        table = store.table(TableSpec("t", 32, 100))
+        table.put([RowBlock(np.arange(100), np.ones((100, 32), np.float32), np.empty((100, 0), np.float32))])
+        assert (table.lookup(ids.reshape(-1, 10), combiner="sum") == 10).all()
+        ids[position] = 100
+        with pytest.raises(IdOutOfRange, match=rf"table 't': id 100 at position {position} is outside 0 <= id < 100"):
+            table.lookup(ids.reshape(-1, 10), combiner="mean")
+
+
 def test_an_output_over_the_ids_is_refused() -> None:
     memory = np.zeros(64, np.int64)
     out = memory[:12].view(np.float32).reshape(6, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
@@ -89,6 +90,31 @@ def test_errors_of_any_part_reach_the_caller() -> None:
 
         with pytest.raises(ValueError, match="part at"):
             pool.run(work, 30, 1)
+    pool.close()
+
+
+def test_threads_end_with_their_pool() -> None:
+    def helpers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "rows"}
+
+    before = helpers()
+    kept, dropped = RangePool(3), RangePool(3)
+    for pool in (kept, dropped):
+        pool.run(lambda start, stop: None, 100, 1)
+    ours = helpers() - before
+    assert len(ours) == 4
+    kept.close()
+    del pool, dropped
+    gc.collect()
+    for thread in ours:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+def test_work_may_share_out_work_of_its_own() -> None:
+    pool, done = RangePool(2), list[tuple[int, int]]()
+    pool.share(lambda start, stop: pool.share(lambda a, b: done.append((start, a)), 4, 1), 8, 1)
+    assert sorted(done) == [(start, a) for start in range(8) for a in range(4)]
     pool.close()
 
 
