@@ -2,8 +2,8 @@
 
 Ids follow Zipf(1.05) over all rows of a table of 2 million rows of 64 values,
 in an order that has nothing to do with the ids. The file store's budget is a
-quarter of its files, weights and slots; the resident size of the process is
-read before and after. The cache in front of Redis holds a tenth of the rows.
+quarter of its files, weights and slots; the memory of the process is read before
+and after. The cache in front of Redis holds a tenth of the rows.
 
     python -m benchmarks.tiers
 """
@@ -77,7 +77,7 @@ def _file_tier(folder: Path, optimizer: str) -> list[Row]:
     return [
         compare(f"lookup, {name}, against memory", "rows/s", looked["file"], looked["memory"], 0.5),
         compare(f"commit, {name}, against memory", "rows/s", *committed),
-        Row(f"resident size, {name}, against the budget", grown / _MIB, "MiB", budget / _MIB, budget / grown, 1.0),
+        Row(f"memory of its own, {name}, against the budget", grown / _MIB, "MiB", budget / _MIB, budget / grown, 1.0),
     ]
 
 
@@ -161,8 +161,8 @@ def _warm(store: EmbeddingStore, batches: list[Int64]) -> None:
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory, files that are mapped included."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    """Bytes of memory that are this process's own, and not pages of files, which the system takes back as it likes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
     return 1024 * int(line.split()[1])
 
 

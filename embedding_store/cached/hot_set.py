@@ -13,7 +13,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.kernel import kernel, prefetch
+from embedding_store.kernel import kernel, prefetch, prefetch_line
+from embedding_store.memory.slab import Slab
 from embedding_store.store import Int64
 
 __all__ = ["BYTES_A_FRAME", "WAYS", "HotSet", "whole_sets"]
@@ -25,7 +26,7 @@ BYTES_A_FRAME = 18
 """Bytes that a frame takes here: key, uses and mark, and at most 8 of the sketch."""
 
 _Bytes = npt.NDArray[np.uint8]
-_AHEAD = 12
+_AHEAD = 64
 _MOST_USES = 15  # further uses write nothing, so that threads do not fight for a hot counter
 _LIFE = 40  # keys asked for, per frame, from one halving to the next
 
@@ -53,9 +54,10 @@ class HotSet:
         self.frames = whole_sets(frames)
         self.marks = np.zeros(self.frames, np.uint8)
         self._dense = dense
-        self._keys = np.empty((self.frames // WAYS, WAYS), np.int64)
-        self._uses = np.zeros(self.frames, np.uint8)
-        self._sketch = np.zeros(1 << (4 * self.frames - 1).bit_length(), np.uint8)
+        # Slabs lie on huge pages: sets and counters are looked at all over the place.
+        self._keys = Slab(self.frames // WAYS, WAYS, np.int64).array
+        self._uses = Slab(self.frames, 1, np.uint8).array.reshape(-1)
+        self._sketch = Slab(1 << (4 * self.frames - 1).bit_length(), 1, np.uint8).array.reshape(-1)
         self._asked = self._sighted = 0
         self.clear()
 
@@ -168,24 +170,21 @@ def _way_of(keys: Int64, home: np.int64, key: int) -> int:
 
 @kernel
 def _find(keys: Int64, uses: _Bytes, dense: bool, wanted: Int64, frames: Int64, cold: Int64, counted: bool) -> int:
-    sets, count = len(keys), 0
+    sets, count, last = len(keys), 0, len(wanted) - 1
+    for i in range(len(wanted)):  # of its own: so it runs vectorised, and each set is computed once
+        frames[i] = _set_of(wanted[i], sets, dense)
     for i in range(len(wanted)):
-        prefetch(keys, _set_of(wanted[min(i + _AHEAD, len(wanted) - 1)], sets, dense))
-        key = wanted[i]
-        if dense and key < 0:
-            frames[i] = -1
-            continue
-        home = _set_of(key, sets, dense)
-        way = _way_of(keys, home, key)
-        if way < 0:
-            frames[i] = -1
-            cold[count] = i
-            count += 1
-        else:
-            frame = home * WAYS + way
-            frames[i] = frame
-            if counted and uses[frame] < _MOST_USES:
-                uses[frame] += np.uint8(1)
+        prefetch_line(keys, frames[min(i + _AHEAD, last)], 0)
+        key, home = wanted[i], frames[i]
+        nobody = dense and key < 0
+        way = -1 if nobody else _way_of(keys, home, key)
+        there = way >= 0
+        frame = home * WAYS + way if there else -1
+        frames[i] = frame
+        cold[count] = i
+        count += 0 if there or nobody else 1  # without a branch: misses cannot be foreseen
+        if counted and there and uses[frame] < _MOST_USES:
+            uses[frame] += np.uint8(1)
     return count
 
 
@@ -229,7 +228,7 @@ def _admit(
         for k in range(1, WAYS):
             least = k if uses[home * WAYS + k] < uses[home * WAYS + least] else least
         frame = home * WAYS + least
-        if sighted <= uses[frame]:
+        if sighted <= uses[frame] + (uses[frame] > 0):
             continue
         if marks[frame]:
             gone_keys[gone], gone_frames[gone] = keys[home, least], frame

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from embedding_store.kernel import kernel
+from embedding_store.kernel import kernel, prefetch_line
 from embedding_store.memory.copy import copy_bytes
 from embedding_store.store import Int64
 
-__all__ = ["load_records", "new_chunks", "record_words", "store_records"]
+__all__ = ["copy_records", "load_records", "new_chunks", "record_words", "store_records"]
 
 _Words = npt.NDArray[np.uint64]
 _Bytes = npt.NDArray[np.uint8]
@@ -24,12 +24,14 @@ _pread = types.ExternalFunction("pread", _SIGNATURE)
 _pwrite = types.ExternalFunction("pwrite", _SIGNATURE)
 
 _LANES = 4
+_RECORDS_AHEAD = 6
 _FACTOR = 0x9E3779B97F4A7C15
 
 
+@kernel
 def record_words(row_bytes: int) -> int:
     """Words of 8 bytes that a record of a row of so many bytes takes."""
-    return 1 + -(-row_bytes // 8)
+    return 1 + (row_bytes + 7) // 8
 
 
 @kernel
@@ -51,7 +53,7 @@ def load_records(
     Returns:
         -1 and 0; or the index of a record that could not be read (1) or whose check is wrong (2), and which of it.
     """
-    size = 1 + (row_bytes + 7) // 8
+    size = record_words(row_bytes)
     some = words.view(np.uint8)
     i = 0
     while i < len(positions):
@@ -69,11 +71,35 @@ def load_records(
 
 
 @kernel
+def copy_records(file: _Words, begin: int, positions: Int64, rows: _Bytes, targets: Int64, row_bytes: int) -> int:
+    """As `load_records`, of a file that is mapped.
+
+    Args:
+        file: uint64, all of the file; every record lies in it.
+        begin: Where in it record 0 lies, in words.
+
+    Returns:
+        -1, or the index of a record whose check is wrong.
+    """
+    size = record_words(row_bytes)
+    lines, some, last = file.reshape(-1, 1), file.view(np.uint8), len(positions) - 1
+    for i in range(len(positions)):
+        later = begin + size * positions[min(i + _RECORDS_AHEAD, last)]
+        for word in range(0, size, 8):
+            prefetch_line(lines, later + word, 0)
+        at = begin + size * positions[i]
+        if file[at] != _check(file, at + 1, size - 1, positions[i]):
+            return i
+        copy_bytes(rows, targets[i] * row_bytes, some, 8 * (at + 1), row_bytes)
+    return -1
+
+
+@kernel
 def store_records(
     fd: int, begin: int, positions: Int64, rows: _Bytes, sources: Int64, row_bytes: int, words: _Words
 ) -> int:
     """Writes row `sources[i]` as record `positions[i]`; -1, or the index of a record that could not be written."""
-    size = 1 + (row_bytes + 7) // 8
+    size = record_words(row_bytes)
     some = words.view(np.uint8)
     i = 0
     while i < len(positions):

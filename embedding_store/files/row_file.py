@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import zlib
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedding_store.errors import StoreFailed
-from embedding_store.files.record_kernels import load_records, new_chunks, record_words, store_records
+from embedding_store.files.record_kernels import copy_records, load_records, new_chunks, record_words, store_records
 from embedding_store.store import Int64
 
 __all__ = ["RowFile"]
@@ -49,6 +50,7 @@ class RowFile:
         self._record_bytes = 8 * record_words(row_bytes)
         self._chunk = max(1, _CHUNK_BYTES // self._record_bytes)
         self._allocated = np.zeros(1024, np.bool_)
+        self._file: npt.NDArray[np.uint64] | None = None
         header = _header(table, part, row_bytes)
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if fresh else 0), 0o600)
@@ -104,7 +106,11 @@ class RowFile:
             StoreFailed: a record cannot be read, or is not what was written.
         """
         begin, size = _HEADER_BYTES, self._row_bytes
-        index, wrong = load_records(self._fd, begin, positions, _as_bytes(rows), targets, size, self._words())
+        file = self._mapped(positions)
+        if file is not None:
+            index, wrong = copy_records(file, begin // 8, positions, _as_bytes(rows), targets, size), 2
+        else:
+            index, wrong = load_records(self._fd, begin, positions, _as_bytes(rows), targets, size, self._words())
         if index < 0:
             return
         position = int(positions[index])
@@ -143,9 +149,31 @@ class RowFile:
 
     def close(self) -> None:
         """Closes the file. Closing twice is harmless."""
+        self._file = None  # unmapped once nobody reads it any more
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def _mapped(self, positions: Int64) -> npt.NDArray[np.uint64] | None:
+        """The whole file, where it holds all of `positions`; None: ask the system for each record, and hear why not.
+
+        Whoever looks at what a file has lost since it was mapped is killed, so its length is asked for before.
+        """
+        if not len(positions):
+            return None
+        needed = _HEADER_BYTES + (int(positions.max()) + 1) * self._record_bytes
+        file = self._file
+        held = os.fstat(self._fd).st_size
+        if held < needed:
+            return None
+        if file is None or 8 * len(file) < needed:
+            try:
+                memory = mmap.mmap(self._fd, held, mmap.MAP_SHARED, mmap.PROT_READ)
+            except OSError:  # there are filesystems that map nothing
+                return None
+            memory.madvise(mmap.MADV_RANDOM)
+            file = self._file = np.frombuffer(memory, np.uint64, held // 8)
+        return file
 
     def _take(self, chunks: Int64) -> None:
         last = int(chunks[-1])

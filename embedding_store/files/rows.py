@@ -12,10 +12,10 @@ import numpy.typing as npt
 from embedding_store.cached.hot_set import BYTES_A_FRAME, WAYS, HotSet
 from embedding_store.files.row_budget import RowBudget
 from embedding_store.files.row_file import RowFile
+from embedding_store.files.row_frames import Frames, Scratches
 from embedding_store.memory.table_rows import ResidentRows, TableRows
 from embedding_store.range_pool import SERIAL, RangePool
 from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.rpc.row_frames import Frames, Scratches
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 
@@ -121,15 +121,14 @@ class FileRows(TableRows):
         """Reads of rows without a frame since `settle`."""
         return sum(map(len, self._missed))
 
-    def read(self, positions: Int64, out: Float32) -> None:
+    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         """As in `TableRows.read`."""
         frames, cold = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
         cold = cold[: self._hot.find(positions, frames, cold)]
-        self._frames.rows.read(frames, out)
+        self._frames.rows.read(frames, out, stream)
         self._reads += len(positions)
         if not len(cold):
             return
-        cold = cold[np.argsort(positions[cold])]  # neighbours in a file are read faster one after the other
         absent = positions[cold]
         if self._spec.dtype == "float32" and out.flags.c_contiguous:
             self._files["weights"].load(absent, out, cold)

@@ -49,7 +49,7 @@ class HalfRows(RowValues):
         """As in `RowValues.grow`."""
         self._slab.grow(rows)
 
-    def read(self, positions: Int64, out: Float32) -> None:
+    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         """As in `RowValues.read`."""
         gather_half(self._kind, self._slab.array, positions, out)
 

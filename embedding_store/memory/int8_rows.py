@@ -41,7 +41,7 @@ class Int8Rows(RowValues):
         """As in `RowValues.grow`."""
         self._slab.grow(rows)
 
-    def read(self, positions: Int64, out: Float32) -> None:
+    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         """As in `RowValues.read`."""
         gather_int8(self._slab.array, positions, out)
 

@@ -33,8 +33,11 @@ class RowValues(ABC):
         """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
 
     @abstractmethod
-    def read(self, positions: Int64, out: Float32) -> None:
-        """Rows at `positions` int64 `[n]` into `out` float32 `[n, dim]`; rows at negative positions are left alone."""
+    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
+        """Rows at `positions` int64 `[n]` into `out` float32 `[n, dim]`; rows at negative positions are left alone.
+
+        `stream`: past the caches, where that is worth it; only where `can_stream(out)`.
+        """
 
     @abstractmethod
     def slabs(self) -> tuple[Slab, ...]:
@@ -82,9 +85,9 @@ class Float32Rows(RowValues):
         """As in `RowValues.grow`."""
         self._slab.grow(rows)
 
-    def read(self, positions: Int64, out: Float32) -> None:
+    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         """As in `RowValues.read`."""
-        gather(self._slab.array, positions, out, False)
+        gather(self._slab.array, positions, out, stream)
 
     def slabs(self) -> tuple[Slab, ...]:
         """As in `RowValues.slabs`."""

@@ -52,8 +52,8 @@ class TableRows(ABC):
         """
 
     @abstractmethod
-    def read(self, positions: Int64, out: Float32) -> None:
-        """Weights at `positions` int64 `[n]` into `out` float32 `[n, dim]`; rows at negative ones are left alone."""
+    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
+        """As `RowValues.read`."""
 
     @abstractmethod
     def block(self, positions: Int64) -> tuple[Float32, Float32]:
@@ -116,9 +116,9 @@ class ResidentRows(TableRows):
     def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> None:
         """All rows are at hand."""
 
-    def read(self, positions: Int64, out: Float32) -> None:
+    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         """As in `TableRows.read`."""
-        self._weights.read(positions, out)
+        self._weights.read(positions, out, stream)
 
     def block(self, positions: Int64) -> tuple[Float32, Float32]:
         """As in `TableRows.block`."""

@@ -42,7 +42,7 @@ class ReadsRows(Protocol):
         """As in `RowValues.plain`."""
         ...
 
-    def read(self, positions: Int64, out: Float32) -> None:
+    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         """As in `RowValues.read`."""
         ...
 
@@ -80,7 +80,7 @@ class TableReader:
                 require_ids(self.spec, ids)
             return
         if plain is None and marks is not None and self._directory.count == self.spec.vocabulary_size:
-            self._rows.read(ids, out)  # every id has a row, at its own position
+            self._rows.read(ids, out, stream)  # every id has a row, at its own position
             return
         positions = np.empty(len(ids), np.int64)
         if plain is not None and marks is not None:
@@ -91,7 +91,7 @@ class TableReader:
             if plain is not None:
                 gather(plain, positions, out, stream)
             elif missing < len(ids):
-                self._rows.read(positions, out)
+                self._rows.read(positions, out, stream)
             unseen = np.flatnonzero(positions < 0) if missing else positions[:0]
         if len(unseen):
             write_initial_rows(self.spec, ids[unseen], unseen, out)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -130,6 +134,34 @@ def test_a_changed_byte_of_a_row_is_seen_when_it_is_read(saved: Path) -> None:
         with pytest.raises(StoreFailed, match="corrupt"):
             rows_by_id(store, "t")
         store.lookup({"t": np.arange(78, 5_000)})
+
+
+def test_a_file_that_is_cut_short_while_it_is_open_is_named(saved: Path) -> None:
+    path = saved / "000001" / "weights.rows"
+    with FileStore(saved, MIB) as store:
+        whole = store.read_rows("t", np.arange(5_000))  # the file is mapped from here on
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(StoreFailed, match=r"weights.rows is cut short: \d+ of 264 bytes at byte \d+"):
+            store.read_rows("t", np.arange(4_990, 5_000))
+        np.testing.assert_array_equal(store.read_rows("t", np.arange(100)).weights, whole.weights[:100])
+
+
+def test_a_file_on_a_filesystem_that_maps_nothing_is_read_all_the_same(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FileStore(saved, MIB) as store:
+        mapped = rows_by_id(store, "t")
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    maps_nothing = SimpleNamespace(mmap=refuse, MAP_SHARED=mmap.MAP_SHARED, PROT_READ=mmap.PROT_READ)
+    monkeypatch.setattr("embedding_store.files.row_file.mmap", maps_nothing)
+    with FileStore(saved, MIB) as store:
+        read = rows_by_id(store, "t")
+    assert mapped.keys() == read.keys()
+    for row, other in zip(mapped.values(), read.values(), strict=True):
+        np.testing.assert_array_equal(row, other)
 
 
 def test_a_store_that_fails_in_the_middle_of_a_change_says_so_from_then_on(saved: Path) -> None:
