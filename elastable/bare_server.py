@@ -12,6 +12,7 @@ from embedding_store.open_store import open_store
 from embedding_store.redis.url import redacted
 from embedding_store.rpc.server import GrpcServer
 from embedding_store.rpc.service import store_service
+from embedding_store.shared.store import outboxes_of
 from embedding_store.warm import warming
 from master.core import Master
 from master.service import master_service
@@ -29,7 +30,9 @@ def run_bare_server(store_url: str, listen: str, console: Console, transport: st
             master.stop(reason)
             stopped.set()
 
-        with GrpcServer(listen, [store_service(store, writable=True), master_service(master)]) as server:
+        with GrpcServer(
+            listen, [store_service(store, writable=True), master_service(master, outboxes_of(store))]
+        ) as server:
             console.print(f"parameter server at {server.address}, store {redacted(store_url)}", highlight=False)
             with stopping_on_signals(stop, console):
                 while not stopped.wait(1.0) and not master.lease_tasks("", 0, 0.0).finished:

@@ -26,6 +26,7 @@ from embedding_store.errors import ElastableError, Unsupported
 from embedding_store.redis.url import redacted
 from embedding_store.rpc.server import GrpcServer
 from embedding_store.rpc.service import store_service
+from embedding_store.shared.store import outboxes_of
 from embedding_store.warm import warming
 from master.checkpoint import write_checkpoint
 from master.core import Master
@@ -68,7 +69,11 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
         )
         run = RunDirectory.create(options.run_dir)
         held.callback(run.close)
-        server = held.enter_context(GrpcServer(options.listen, [store_service(prepared.store), master_service(master)]))
+        server = held.enter_context(
+            GrpcServer(
+                options.listen, [store_service(prepared.store), master_service(master, outboxes_of(prepared.store))]
+            )
+        )
         _introduce(console, options, prepared, run, server.address)
         job = _Job(options, prepared, master, run, console)
         held.enter_context(stopping_on_signals(master.stop, console))

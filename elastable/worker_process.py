@@ -79,6 +79,7 @@ def _source(job: JobSpec, client: MasterClient, transport: str) -> RowSource:
         return open_source(job.store_url)
     if transport == "grpc":
         return client.store()
+    client.share_memory()
     return SharedSource(client.store(), required=transport == "shared")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from embedding_store.errors import BadGradient, BadInput
 from embedding_store.rpc.frames import BodyPlan, FrameReader, encode
+from embedding_store.shared.outbox import Letter, Outbox, Outboxes
 from master.api import AsyncPushId, DenseSnapshot, EvaluationReport, Push, PushId, Slices, SyncPushId, Tensor
 from master.v1 import master_pb2
 
@@ -24,11 +25,16 @@ __all__ = [
 _DTYPE_NAMES = ["float16", "float32", "float64", "int8", "int16", "int32", "int64"]
 _DTYPE_NAMES += ["uint8", "uint16", "uint32", "uint64", "bool"]
 _DTYPES = {name: np.dtype(name) for name in _DTYPE_NAMES}
+_WORTH_A_LETTER = 128 << 10  # bytes; fewer are sent as quickly
 _INT64, _FLOAT32 = _DTYPES["int64"], _DTYPES["float32"]
 
 
-def push_frames(push: Push) -> Iterator[bytes]:
+def push_frames(push: Push, outbox: Outbox | None = None) -> Iterator[bytes]:
     """The frames of one ReportGradient.
+
+    Args:
+        push: What is pushed.
+        outbox: Where to lay its arrays down, if that is worth it; None: they travel in the frames.
 
     Raises:
         BadGradient: an array that the wire has no place for; names its table.
@@ -50,15 +56,24 @@ def push_frames(push: Push) -> Iterator[bytes]:
         header.slices.add(table=table, count=len(indices), dim=values.shape[1])
         arrays += [indices, values]
     arrays += _declare(header.states, push.states) + _declare(header.metrics, push.metrics)
+    if outbox is not None and sum(array.nbytes for array in arrays) >= _WORTH_A_LETTER:
+        letter = outbox.put(arrays)
+        header.letter.outbox, header.letter.stamp = letter.outbox, letter.stamp
+        arrays = []
     return encode(header.SerializeToString(), arrays)
 
 
-def push_from_frames(frames: Iterable[bytes]) -> Push:
+def push_from_frames(frames: Iterable[bytes], outboxes: Outboxes | None = None) -> Push:
     """The push that stands in the frames of one ReportGradient.
+
+    Args:
+        frames: As they came.
+        outboxes: Where its arrays may lie; None: nowhere else.
 
     Raises:
         BadInput: malformed frames, no PushId, a table named twice, or a size
             or dtype that cannot be.
+        Unsupported: its arrays lie in an outbox that is not known here.
     """
     reader = FrameReader(frames, "GradientFrame")
     header = reader.header(master_pb2.GradientHeader)
@@ -73,7 +88,12 @@ def push_from_frames(frames: Iterable[bytes]) -> Push:
     _plan_tensors(plan, "state", header.states)
     _plan_tensors(plan, "metric", header.metrics)
     push_id = _id_from_message(header.push)
-    arrays = iter(reader.read(plan))
+    if header.HasField("letter"):
+        reader.read(BodyPlan("GradientFrame"))
+        letter = Letter(header.letter.outbox, header.letter.stamp)
+        arrays = iter((Outboxes() if outboxes is None else outboxes).read(letter, plan))
+    else:
+        arrays = iter(reader.read(plan))
     return Push(
         id=push_id,
         records=header.records,

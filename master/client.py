@@ -22,7 +22,8 @@ from master.api import (
     PushReply,
     WorkerIdentity,
 )
-from master.bulk_messages import dense_from_frames, evaluation_frames, push_frames
+from master.bulk_messages import dense_from_frames, evaluation_frames
+from master.gradient_sender import GradientSender
 from master.messages import (
     LONGEST_WAIT_S,
     MASTER_SERVICE,
@@ -68,9 +69,10 @@ class MasterClient(MasterApi):
         pull = (f"{service}/PullDense", master_pb2.PullDenseRequest.SerializeToString, None)
         self._pull, self._pull_one = channel.unary_stream(*pull), channel.unary_unary(*pull)
         self._dense_is_small = False
-        self._push = Upload(channel, f"{service}/ReportGradient", master_pb2.ReportGradientReply.FromString)
         self._report = Upload(channel, f"{service}/ReportEvaluation", master_pb2.ReportEvaluationReply.FromString)
         self._store = RemoteStore(self._connection)
+        push = Upload(channel, f"{service}/ReportGradient", master_pb2.ReportGradientReply.FromString)
+        self._gradients = GradientSender(self._connection, push, self._store)
 
     @property
     def address(self) -> str:
@@ -117,14 +119,17 @@ class MasterClient(MasterApi):
 
         return self._connection.call(attempt, wait_s)
 
+    def share_memory(self) -> None:
+        """Lets a master on this host take gradients from memory; see `GradientSender.share_memory`."""
+        self._gradients.share_memory()
+
     def report_gradient(self, push: Push) -> PushReply:
         """Hands a micro-batch's gradients in; safe to repeat.
 
         Raises:
             BadGradient: an array that the wire has no place for; nothing was sent.
         """
-        reply = self._connection.call(lambda timeout: self._push(push_frames(push), timeout))
-        return push_reply_from_message(reply)
+        return push_reply_from_message(self._gradients.send(push))
 
     def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
         """Hands an evaluated micro-batch's metric state in; safe to repeat."""
@@ -149,6 +154,7 @@ class MasterClient(MasterApi):
 
     def close(self) -> None:
         """Closes the connection, and with it the sessions and the store. Closing twice is harmless."""
+        self._gradients.close()
         self._connection.close()
 
     def __enter__(self) -> Self:

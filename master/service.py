@@ -10,6 +10,7 @@ import grpc
 from embedding_store.errors import BadInput
 from embedding_store.rpc.errors import answering
 from embedding_store.rpc.server import Service
+from embedding_store.shared.outbox import Outboxes
 from master.api import MasterApi, WorkerIdentity
 from master.attendance import Attendances
 from master.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
@@ -27,9 +28,9 @@ from master.v1 import master_pb2
 __all__ = ["master_service"]
 
 
-def master_service(master: MasterApi) -> Service:
-    """The service that answers for `master`."""
-    servicer = _MasterServicer(master)
+def master_service(master: MasterApi, outboxes: Outboxes | None = None) -> Service:
+    """The service that answers for `master`; gradients may lie in `outboxes`."""
+    servicer = _MasterServicer(master, outboxes)
 
     def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
         return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
@@ -58,8 +59,9 @@ def master_service(master: MasterApi) -> Service:
 
 
 class _MasterServicer:
-    def __init__(self, master: MasterApi) -> None:
+    def __init__(self, master: MasterApi, outboxes: Outboxes | None) -> None:
         self._master = master
+        self._outboxes = outboxes
         self._attendances = Attendances(master)
 
     def close(self) -> None:
@@ -87,7 +89,7 @@ class _MasterServicer:
 
     def report_gradient(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> master_pb2.ReportGradientReply:
         with answering(context):
-            return push_reply_to_message(self._master.report_gradient(push_from_frames(frames)))
+            return push_reply_to_message(self._master.report_gradient(push_from_frames(frames, self._outboxes)))
 
     def report_evaluation(
         self, frames: Iterator[bytes], context: grpc.ServicerContext

@@ -7,6 +7,8 @@ letter for what it wants:
 * `BELL`: the descriptor of the store's board comes back, and from then on a
   byte after each change. The connection lasts as long as both processes: who
   dies hangs up.
+* `OUTBOX`, with the descriptor of an outbox (`embedding_store.shared.outbox`): its number comes back. It is
+  good for as long as the connection.
 * `LAYOUT`: messages come back, the first with the generation that the layout
   is of, then one a table with its description and the descriptors of its
   slabs, and the owner hangs up.
@@ -28,22 +30,25 @@ from embedding_store.spec_json import spec_from_json, spec_to_json
 __all__ = [
     "BELL",
     "LAYOUT",
+    "OUTBOX",
     "TABLE_SLABS",
     "TOKEN_BYTES",
     "SlabShape",
     "TableLayout",
+    "connected",
     "receive_packet",
     "send_packet",
     "table_from_packet",
     "table_to_packet",
 ]
 
-BELL, LAYOUT = b"b", b"l"
+BELL, LAYOUT, OUTBOX = b"b", b"l", b"o"
 TOKEN_BYTES = 16
 TABLE_SLABS = 8
 """Descriptors in a packet at most."""
 
 _PACKET_BYTES = 64 << 10
+_ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,18 @@ def table_from_packet(packet: dict[str, Any]) -> TableLayout:
         tuple(SlabShape(*shape) for shape in packet["directory"]),
         tuple(SlabShape(*shape) for shape in packet["values"]),
     )
+
+
+def connected(name: str) -> socket.socket:
+    """A connection to the owner's socket; raises `OSError` where there is none on this host."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(_ANSWER_S)
+    try:
+        connection.connect(f"\0{name}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def send_packet(connection: socket.socket, packet: dict[str, Any], descriptors: Sequence[int] = ()) -> None:

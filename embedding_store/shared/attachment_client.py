@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from embedding_store.memory.lookup import answer_requests
 from embedding_store.range_pool import SERIAL, RangePool, available_cores
 from embedding_store.shared.attached_rows import AttachedTable, Torn, attached_tables
-from embedding_store.shared.attachment import BELL, receive_packet
+from embedding_store.shared.attachment import BELL, connected, receive_packet
 from embedding_store.shared.version_board import Notice, ReadBoard
 from embedding_store.spec import TableSpec
 from embedding_store.store import refuse_other_version
@@ -21,7 +21,6 @@ from embedding_store.tables.lookup_request import LookupRequest
 
 __all__ = ["Attachment", "Detached"]
 
-_ANSWER_S = 5.0
 _ATTEMPTS = 8
 _PATIENCE_S = 1.0  # with a change that goes on; after it the store is asked, whose lock is fair
 _LISTEN_S = 0.05  # at a time, so that waiters for other versions get their turn
@@ -49,7 +48,7 @@ class Attachment:
         self._name = name
         self._token = token
         self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
-        self._bell = self._connected()
+        self._bell = connected(name)
         try:
             self._bell.send(token + BELL)
             answer, descriptors = receive_packet(self._bell)
@@ -201,18 +200,8 @@ class Attachment:
         with self._mapping:
             if self._laid_out[0] != generation:
                 try:
-                    with self._connected() as connection:
+                    with connected(self._name) as connection:
                         self._laid_out = attached_tables(connection, self._token)
                 except OSError as error:
                     raise Detached from error
         return self._laid_out
-
-    def _connected(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.settimeout(_ANSWER_S)
-        try:
-            connection.connect(f"\0{self._name}")
-        except BaseException:
-            connection.close()
-            raise
-        return connection

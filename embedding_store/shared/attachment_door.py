@@ -15,6 +15,7 @@ from contextlib import suppress
 from embedding_store.shared.attachment import (
     BELL,
     LAYOUT,
+    OUTBOX,
     TABLE_SLABS,
     TOKEN_BYTES,
     SlabShape,
@@ -22,6 +23,7 @@ from embedding_store.shared.attachment import (
     send_packet,
     table_to_packet,
 )
+from embedding_store.shared.outbox import Outboxes
 from embedding_store.shared.slab import SharedSlab
 
 __all__ = ["AttachmentDoor", "LaidOut", "StoreLayout"]
@@ -47,6 +49,7 @@ class AttachmentDoor:
     Attributes:
         name: Of the socket, in the abstract namespace.
         token: What a process must say, told over gRPC alone.
+        outboxes: What processes have handed over.
 
     Raises:
         OSError: the system has no such sockets.
@@ -55,9 +58,11 @@ class AttachmentDoor:
     def __init__(self, board: int, layout: Callable[[], StoreLayout]) -> None:
         self.name = f"elastable-{secrets.token_hex(16)}"
         self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.outboxes = Outboxes()
         self._board = board
         self._layout = layout
         self._bells: tuple[socket.socket, ...] = ()
+        self._senders: dict[socket.socket, int] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{self.name}")
         self._listener.listen(_BACKLOG)
@@ -89,13 +94,15 @@ class AttachmentDoor:
                 ready = [key.fileobj for key, _ in waiting.select(timeout=60.0)]
                 if self._woken in ready:
                     break
-                for bell in [bell for bell in self._bells if bell in ready]:
-                    self._hang_up(waiting, bell)
+                for other in [other for other in (*self._bells, *self._senders) if other in ready]:
+                    self._hang_up(waiting, other)
                 if self._listener in ready:
                     self._answer(waiting)
-        for end in (self._listener, self._woken, *self._bells):
+        for end in (self._listener, self._woken, *self._bells, *self._senders):
             end.close()
         self._bells = ()
+        self._senders = {}
+        self.outboxes.close()
 
     def _answer(self, waiting: selectors.BaseSelector) -> None:
         """One process that came to the door."""
@@ -105,10 +112,15 @@ class AttachmentDoor:
         except OSError:
             return
         try:
-            said = connection.recv(TOKEN_BYTES + 1)
+            said, handed, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 1)
             token, wish = said[:-1], said[-1:]
             if not hmac.compare_digest(token, self.token):
                 wish = b""
+            if handed and wish != OUTBOX:
+                os.close(handed[0])
+            if wish == OUTBOX and handed:
+                self._take_outbox(waiting, connection, handed[0])
+                return
             if wish == BELL:
                 send_packet(connection, {"board": True}, [self._board])
                 connection.setblocking(False)
@@ -120,6 +132,18 @@ class AttachmentDoor:
         except OSError as error:
             _LOG.info("a process could not attach: %s", error)
         connection.close()
+
+    def _take_outbox(self, waiting: selectors.BaseSelector, connection: socket.socket, descriptor: int) -> None:
+        """Raises `OSError` for what is no outbox, or a sender that is gone again."""
+        number = self.outboxes.add(descriptor)
+        try:
+            send_packet(connection, {"outbox": number})
+            connection.setblocking(False)
+            waiting.register(connection, selectors.EVENT_READ)
+        except OSError:
+            self.outboxes.drop(number)
+            raise
+        self._senders[connection] = number
 
     def _send_layout(self, connection: socket.socket) -> None:
         generation, tables = self._layout()
@@ -139,6 +163,8 @@ class AttachmentDoor:
         """An attached process has ended, or detached: they say nothing else."""
         waiting.unregister(bell)
         self._bells = tuple(other for other in self._bells if other is not bell)
+        if bell in self._senders:
+            self.outboxes.drop(self._senders.pop(bell))
         bell.close()
 
 

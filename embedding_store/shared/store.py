@@ -12,11 +12,13 @@ from embedding_store.memory.table import MemoryTable
 from embedding_store.readers_writer_lock import ReadersWriterLock
 from embedding_store.shared.attachment import TableLayout
 from embedding_store.shared.attachment_door import AttachmentDoor, LaidOut, StoreLayout, shape_of
+from embedding_store.shared.outbox import Outboxes
 from embedding_store.shared.slab import SharedSlab, SharedSlabs
 from embedding_store.shared.version_board import WriteBoard
 from embedding_store.spec import TableSpec
+from embedding_store.store import EmbeddingStore
 
-__all__ = ["SharedMemoryStore"]
+__all__ = ["SharedMemoryStore", "outboxes_of"]
 
 _HUGE_EVERY_S = 1.0
 _HUGE_PAUSE_S = 0.002
@@ -54,6 +56,11 @@ class SharedMemoryStore(MemoryStore):
     def door(self) -> AttachmentDoor:
         """Where other processes get the memory."""
         return self._door
+
+    @property
+    def outboxes(self) -> Outboxes:
+        """What processes of this host have to send, where they have handed their memory over."""
+        return self._door.outboxes
 
     def make_huge(self) -> None:
         """Moves the rows that there are to huge pages now; a thread of the store does so by and by.
@@ -101,6 +108,11 @@ class SharedMemoryStore(MemoryStore):
             except OSError as error:
                 _LOG.info("rows stay on small pages: %s", error)
                 return
+
+
+def outboxes_of(store: EmbeddingStore) -> Outboxes | None:
+    """What processes of this host have to send to whoever owns `store`; None where it shares no memory with them."""
+    return store.outboxes if isinstance(store, SharedMemoryStore) else None
 
 
 class _AnnouncedLock(ReadersWriterLock):

@@ -525,6 +525,7 @@ class GradientHeader(_message.Message):
     SLICES_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    LETTER_FIELD_NUMBER: _builtins.int
     records: _builtins.int
     """records in the micro-batch: its weight"""
     @_builtins.property
@@ -541,6 +542,10 @@ class GradientHeader(_message.Message):
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]:
         """Keras metric state of it alone"""
 
+    @_builtins.property
+    def letter(self) -> Global___Letter:
+        """when set, the body lies there, and not in the frames"""
+
     def __init__(
         self,
         *,
@@ -550,14 +555,41 @@ class GradientHeader(_message.Message):
         slices: _abc.Iterable[Global___SlicesEntry] | None = ...,
         states: _abc.Iterable[Global___TensorEntry] | None = ...,
         metrics: _abc.Iterable[Global___TensorEntry] | None = ...,
+        letter: Global___Letter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["push", b"push"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["letter", b"letter", "push", b"push"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "metrics", b"metrics", "push", b"push", "records", b"records", "slices", b"slices", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "letter", b"letter", "metrics", b"metrics", "push", b"push", "records", b"records", "slices", b"slices", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GradientHeader: _TypeAlias = GradientHeader  # noqa: Y015
+
+@_typing.final
+class Letter(_message.Message):
+    """Memory of a worker on the master's host, handed over at the socket of
+    EmbeddingStore.Attach.  See docs/shared_memory.md.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTBOX_FIELD_NUMBER: _builtins.int
+    STAMP_FIELD_NUMBER: _builtins.int
+    outbox: _builtins.int
+    stamp: _builtins.int
+    def __init__(
+        self,
+        *,
+        outbox: _builtins.int = ...,
+        stamp: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outbox", b"outbox", "stamp", b"stamp"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Letter: _TypeAlias = Letter  # noqa: Y015
 
 @_typing.final
 class GradientFrame(_message.Message):

@@ -14,6 +14,7 @@ from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, run_elastable
 
 ATTACHED = "are read from its memory"
+LAID_DOWN = "gradients are laid down in memory"
 
 
 def logs(run: Path) -> list[str]:
@@ -22,12 +23,12 @@ def logs(run: Path) -> list[str]:
 
 def test_a_job_over_grpc_gives_the_bits_of_one_from_shared_memory(trained: Trained, tmp_path: Path) -> None:
     assert len(logs(trained.run)) == 2
-    assert all(ATTACHED in log for log in logs(trained.run)), logs(trained.run)
+    assert all(ATTACHED in log and LAID_DOWN in log for log in logs(trained.run)), logs(trained.run)
     options = ("--transport", "grpc", "--run-dir", tmp_path, "--deadline", "30")
     ran = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, *options)
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     run = (tmp_path / "latest").resolve()
-    assert not any(ATTACHED in log for log in logs(run))
+    assert not any(ATTACHED in log or LAID_DOWN in log for log in logs(run))
     ours, theirs = (
         {file.name: file for file in home.glob("**/*.safetensors")}
         for home in (run / "checkpoints" / trained.checkpoint.name, trained.checkpoint)
