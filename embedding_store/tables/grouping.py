@@ -7,7 +7,9 @@ unique ids, so results are the same to the bit for any number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +36,8 @@ __all__ = [
 GradientPart = tuple[Int64, Float32, float]
 """ids int64 `[n]`, gradients float32 `[n, dim]`, and the scale that multiplies them."""
 
+_IDS_BESIDE = 1 << 14  # fewer are summed before another thread has begun
+_STEP = 1 << 12
 _VALUES_A_THREAD = 1 << 22  # of sums; fewer are added faster than threads share them (measured: 65,536 x 64)
 
 
@@ -95,7 +99,15 @@ class Coalescer:
         if as_it_is and self._indexer.all_different(ids):
             # Every id once, as workers send them: there is nothing to sum.
             return TableUpdate(ids, np.ascontiguousarray(parts[0][1]))
-        unique, inverse = self._indexer.unique(ids)
+        if len(parts) == 1 and pool.threads > 1 and len(ids) >= _IDS_BESIDE:
+            steps = self._indexer.unique_by_steps(ids, _STEP)
+            first = next(steps)
+            if len(first[0]) < len(first[1]):
+                gradients, scale = parts[0][1], np.float32(parts[0][2])
+                return self._sum_behind(chain((first,), steps), np.ascontiguousarray(gradients), scale, pool)
+            *_, (unique, inverse) = chain((first,), steps)  # there may be nothing to sum
+        else:
+            unique, inverse = self._indexer.unique(ids)
         if as_it_is and len(unique) == len(inverse):
             return TableUpdate(unique, np.ascontiguousarray(parts[0][1]))
         ends = np.cumsum([len(ids) for ids, _, _ in parts])
@@ -112,6 +124,33 @@ class Coalescer:
 
         pool.run(add, len(unique), max(1, _VALUES_A_THREAD // dim))
         return TableUpdate(unique, sums)
+
+    def _sum_behind(
+        self, grouped: Iterator[tuple[Int64, Int32]], gradients: Float32, scale: np.float32, pool: RangePool
+    ) -> TableUpdate:
+        """One thread groups ids, step by step, and another one sums behind it."""
+        sums = self._sums.take(*gradients.shape)
+        handed: SimpleQueue[tuple[Int64, Int32] | None] = SimpleQueue()
+        found = list[Int64]()
+
+        def group() -> None:
+            try:
+                for step in grouped:
+                    handed.put(step)
+            finally:
+                handed.put(None)
+
+        def add() -> None:
+            start = seen = 0
+            while (step := handed.get()) is not None:
+                unique, inverse = step
+                seen = _add_scaled(sums, 0, len(unique), seen, inverse[start:], gradients[start:], scale)
+                start = len(inverse)
+                found.append(unique)
+
+        # In this order: a thread that is alone groups first, and finds all of it handed to itself.
+        pool.share(lambda start, stop: (group, add)[start](), 2, 1)
+        return TableUpdate(found[-1], sums[: len(found[-1])])
 
 
 def sum_by_position(positions: Int32, gradients: Float32, rows: int) -> tuple[Int64, Float32]:

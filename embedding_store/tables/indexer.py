@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +80,15 @@ class Indexer:
         Raises:
             BadIds: not int64 `[n]`, or 2**31 ids or more.
         """
+        for whole in self.unique_by_steps(ids, max(1, np.size(ids))):
+            return whole
+        return np.empty(0, np.int64), np.empty(0, np.int32)
+
+    def unique_by_steps(self, ids: Int64, step: int) -> Iterator[tuple[Int64, Int32]]:
+        """As `unique`, `step` ids at a time: the id set of those so far, and where in it each of them stands.
+
+        What came out before stays as it is, so that others may go on with it meanwhile.
+        """
         if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
             raise BadIds(f"ids to group must be int64 [n], got {getattr(ids, 'dtype', type(ids).__name__)} "
                          f"{list(np.shape(ids))}")  # fmt: skip
@@ -87,8 +97,11 @@ class Indexer:
         bits = _bits_of_cells(len(ids))
         cells, unique = self._cells.take(1 << bits), self._unique.take(len(ids))
         inverse = self._inverse.take(len(ids))
-        count = _unique(np.ascontiguousarray(ids), cells, np.uint64(64 - bits), unique, inverse)
-        return unique[:count], inverse
+        ids, count = np.ascontiguousarray(ids), 0
+        for start in range(0, len(ids), step):
+            stop = min(start + step, len(ids))
+            count = _unique(ids, start, stop, count, cells, np.uint64(64 - bits), unique, inverse)
+            yield unique[:count], inverse[:stop]
 
     def group(self, ids: Int64) -> Grouping:
         """Groups ids, in memory that the next call overwrites.
@@ -150,16 +163,20 @@ def _all_different(ids: Int64, seen: npt.NDArray[np.uint64], bits: np.uint64) ->
 
 
 @kernel
-def _unique(ids: Int64, cells: Int32, shift: np.uint64, unique: Int64, inverse: Int32) -> int:
+def _unique(
+    ids: Int64, start: int, stop: int, count: int, cells: Int32, shift: np.uint64, unique: Int64, inverse: Int32
+) -> int:
     """Open addressing with linear probing; a cell holds a position in `unique`, or -1.
+
+    Goes on with ids `start..stop` where `count` different ones were found before.
 
     Multiplicative hashing (Knuth, TAOCP 3, 6.4): the upper bits of the product
     spread ids that follow each other, whatever the stride.
     """
     mask = len(cells) - 1
-    cells[:] = -1
-    count = 0
-    for i in range(len(ids)):
+    if start == 0:
+        cells[:] = -1
+    for i in range(start, stop):
         wanted = ids[i]
         cell = np.int64((np.uint64(wanted) * _GOLDEN) >> shift)
         found = cells[cell]

@@ -58,6 +58,28 @@ def test_sum_does_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> None
     assert (one.ids.tobytes(), one.gradients.tobytes()) == (many.ids.tobytes(), many.gradients.tobytes())
 
 
+@pytest.mark.parametrize("distinct_first", [0, 5_000, 40_000])
+@pytest.mark.parametrize("spread", [1, 2**40])
+def test_one_thread_groups_while_another_one_sums(distinct_first: int, spread: int) -> None:
+    random = np.random.default_rng(distinct_first)
+    ids = np.concatenate([random.permutation(distinct_first), random.integers(0, 30_000, 40_000 - distinct_first)])
+    gradients = random.normal(size=(40_000, 7)).astype(np.float32)
+    pool, coalescer = RangePool(2), Coalescer()
+    try:
+        for scale in (1.0, 1 / 3, 1.0):
+            one = coalesce_many([(ids * spread, gradients, scale)])
+            beside = coalescer.coalesce_many([(ids * spread, gradients, scale)], pool)
+            np.testing.assert_array_equal(beside.ids, one.ids)
+            assert beside.gradients.tobytes() == one.gradients.tobytes()
+            expected = left_fold([(ids * spread, gradients, scale)])
+            assert beside.ids.tolist() == list(expected)
+            np.testing.assert_array_equal(beside.gradients, np.stack(list(expected.values())))
+            assert (beside.gradients is gradients) is (distinct_first == 40_000 and scale == 1.0)
+    finally:
+        pool.close()
+    np.testing.assert_array_equal(coalescer.coalesce(ids, gradients, pool).ids, coalesce(ids, gradients).ids)
+
+
 def test_two_pushes_of_one_row() -> None:
     # Source: ElasticDL, indices_slices_gradient_test.py: sum mode, SGD 0.1.
     ids = np.array([7])
