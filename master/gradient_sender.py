@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from embedding_store.errors import Unsupported
+from embedding_store.errors import Unavailable, Unsupported
 from embedding_store.rpc.connection import Connection
 from embedding_store.rpc.remote import RemoteSource
 from embedding_store.rpc.upload import Upload
@@ -61,6 +61,8 @@ class GradientSender:
                 outbox = self._outbox_now()
                 if outbox is not None:
                     return self._connection.call(lambda timeout: self._upload(push_frames(push, outbox), timeout))
+            except Unavailable:  # an OSError, too; frames would not get there either
+                raise
             except (Unsupported, OSError) as error:
                 _log.info("gradients go to the master at %s over gRPC: %s", self._connection.address, error)
                 self.close()

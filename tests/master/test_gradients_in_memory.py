@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, Unsupported
+from embedding_store.errors import BadInput, Unavailable, Unsupported
 from embedding_store.memory.store import MemoryStore
 from embedding_store.rpc.body_plan import BodyPlan
 from embedding_store.rpc.frames import FrameReader
@@ -222,3 +222,23 @@ def test_a_master_that_begins_anew_is_sent_what_it_cannot_read(sizes: list[int])
         same(second.pushes()[0], push(20_000, 2))
         assert len(second.pushes()) == 1
         assert sizes[-1] > 1 << 20
+
+
+def test_a_master_that_is_gone_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = list[Outbox | None]()
+
+    def counted(push: Push, outbox: Outbox | None = None) -> Iterator[bytes]:
+        ways.append(outbox)
+        return push_frames(push, outbox)
+
+    with ExitStack() as held:
+        with ExitStack() as past:
+            server = served(past, Heard(), SharedMemoryStore(1))
+            client = held.enter_context(MasterClient(server.address, deadline_s=1))
+            client.share_memory()
+            client.report_gradient(push(20_000, 1))
+        monkeypatch.setattr("master.gradient_sender.push_frames", counted)
+        with pytest.raises(Unavailable, match=server.address):
+            client.report_gradient(push(20_000, 2))
+        assert ways
+        assert None not in ways
