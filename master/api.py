@@ -177,6 +177,7 @@ class Push:
         slices: Table name -> IndexedSlices.
         states: Every non-trainable variable after the micro-batch, in model order.
         metrics: Keras metric state of this micro-batch alone (from reset), flat.
+        job: The job it was computed for; "": whichever the master runs.
     """
 
     id: PushId
@@ -185,6 +186,7 @@ class Push:
     slices: Mapping[str, Slices] = field(default_factory=dict)
     states: tuple[Tensor, ...] = ()
     metrics: tuple[Tensor, ...] = ()
+    job: str = ""
 
 
 class PushOutcome(StrEnum):

@@ -39,7 +39,7 @@ def push_frames(push: Push, outbox: Outbox | None = None) -> Iterator[bytes]:
     Raises:
         BadGradient: an array that the wire has no place for; names its table.
     """
-    header = master_pb2.GradientHeader(push=_id_to_message(push.id), records=push.records)
+    header = master_pb2.GradientHeader(push=_id_to_message(push.id), records=push.records, job=push.job)
     arrays = _declare(header.dense, push.dense)
     for table, slices in push.slices.items():
         indices, values = slices.indices, slices.values
@@ -101,6 +101,7 @@ def push_from_frames(frames: Iterable[bytes], outboxes: Outboxes | None = None) 
         slices={table: Slices(next(arrays), next(arrays)) for table in tables},
         states=tuple(next(arrays) for _ in header.states),
         metrics=tuple(arrays),
+        job=header.job,
     )
 
 

@@ -194,7 +194,7 @@ class Master:
             BadInput and its kinds: the push does not fit; nothing has changed.
             NotFinite: NaN or Inf, unless the job skips such pushes.
             FutureVersion: its version has not been committed.
-            JobFailed: the job has failed.
+            JobFailed: the job has failed, or it is not that of the push.
             DeadlineExceeded: an async push was not committed in time; it is
                 safe to repeat.
         """
@@ -219,6 +219,9 @@ class Master:
 
     def _judge(self, push: Push) -> PushReply | Ticket | None:
         self._state.refuse_failed()
+        ours = self.job.job
+        if push.job not in ("", ours):
+            raise JobFailed(f"the master runs another job now ({ours}); the push is of {push.job}")
         found = self._state.judge(push)
         if isinstance(found, tuple):
             return PushReply(*found, self._state.version)

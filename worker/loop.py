@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from embedding_store.errors import (
     ElastableError,
+    FutureVersion,
     JobFailed,
     StaleVersion,
     Unavailable,
@@ -116,6 +117,9 @@ class Worker:
             # Somebody else computed it: its lease had been given on.
             _log.info("micro-batch %d dropped: %s", prepared.task.micro_batch, stale)
             counted = 0
+        except FutureVersion:
+            self._rejoin()  # a master that does not know the version may be that of another job: then this says so
+            raise
         self._feed.done(prepared)
         return counted
 
@@ -143,6 +147,7 @@ class Worker:
             slices=result.slices,
             states=result.states,
             metrics=result.metrics,
+            job=self._session.job.job,
         )
         reply = self._master.report_gradient(push)
         self._look_ahead(prepared)  # again, where the next one was not prepared yet
@@ -205,8 +210,8 @@ class Worker:
             raise JobFailed(f"the master runs another job now ({self._session.job.job}); this worker was in {before}")
 
     def _tell(self, error: Exception) -> None:
-        if isinstance(error, Unavailable) and not self._session.alive():
-            # It is the master that cannot be reached.
+        if isinstance(error, JobFailed) or (isinstance(error, Unavailable) and not self._session.alive()):
+            # It is the master that said so, perhaps that of another job; or that cannot be reached.
             return
         # What fails here fails everywhere, but for a server out of reach and memory that is short here.
         fatal = not isinstance(error, Unavailable | VersionError | MemoryError)

@@ -526,8 +526,11 @@ class GradientHeader(_message.Message):
     STATES_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     LETTER_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
     records: _builtins.int
     """records in the micro-batch: its weight"""
+    job: _builtins.str
+    """when set, the job it was computed for: another one refuses it"""
     @_builtins.property
     def push(self) -> Global___PushId: ...
     @_builtins.property
@@ -556,10 +559,11 @@ class GradientHeader(_message.Message):
         states: _abc.Iterable[Global___TensorEntry] | None = ...,
         metrics: _abc.Iterable[Global___TensorEntry] | None = ...,
         letter: Global___Letter | None = ...,
+        job: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["letter", b"letter", "push", b"push"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "letter", b"letter", "metrics", b"metrics", "push", b"push", "records", b"records", "slices", b"slices", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "job", b"job", "letter", b"letter", "metrics", b"metrics", "push", b"push", "records", b"records", "slices", b"slices", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -292,6 +293,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
         report = job.master.report_gradient
         with pytest.raises(FutureVersion, match="version 5"):
             report(Push(SyncPushId(5, 10), 3, good.dense, good.slices, good.states, good.metrics))
+        with pytest.raises(JobFailed, match=r"runs another job now \(test\); the push is of yesterday"):
+            report(replace(good, job="yesterday"))
         with pytest.raises(BadInput, match="micro-batch 7 is not of version 0, which is made of 0 to 1"):
             report(Push(SyncPushId(0, 7), 3, good.dense, good.slices, good.states, good.metrics))
         with pytest.raises(BadInput, match="has 3 records, the push says it has 2"):

@@ -40,11 +40,13 @@ def push(rows: int, seed: int = 0) -> Push:
         "items": Slices(np.empty(0, np.int64), np.empty((0, 4), np.float32)),
     }
     dense = (random.standard_normal((3, 5), np.float32), np.float32(2.5).reshape(()))
-    return Push(SyncPushId(3, seed), 64, dense=dense, slices=slices, states=(np.arange(7),), metrics=(np.ones(2),))
+    rest = {"states": (np.arange(7),), "metrics": (np.ones(2),)}
+    return Push(SyncPushId(3, seed), 64, dense=dense, slices=slices, job="job", **rest)
 
 
 def same(found: Push, wanted: Push) -> None:
-    assert (found.id, found.records, list(found.slices)) == (wanted.id, wanted.records, list(wanted.slices))
+    assert (found.id, found.job, found.records) == (wanted.id, wanted.job, wanted.records)
+    assert list(found.slices) == list(wanted.slices)
     pairs = [*zip(found.dense, wanted.dense, strict=True), *zip(found.states, wanted.states, strict=True)]
     pairs += zip(found.metrics, wanted.metrics, strict=True)
     for table, slices in found.slices.items():

@@ -170,4 +170,4 @@ def test_a_worker_does_not_carry_on_in_another_job() -> None:
     assert [type(failure) for failure in failures] == [JobFailed]
     assert "second" in str(failures[0])
     assert "first" in str(failures[0])
-    assert second.master.status().version == 0
+    assert (second.master.status().version, second.master.status().state) == (0, "waiting")
