@@ -49,11 +49,6 @@ class GradientSender:
         """
         self._sharing = True
 
-    @property
-    def shares_memory(self) -> bool:
-        """Whether the last gradient was laid down."""
-        return self._outbox is not None
-
     def send(self, push: Push) -> master_pb2.ReportGradientReply:
         """Hands a micro-batch's gradients in; safe to repeat. Raises as `MasterClient.report_gradient`."""
         if self._sharing and self._turn.acquire(blocking=False):  # one letter at a time; others go in frames

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import platform
 import selectors
 import signal
 import subprocess
@@ -21,8 +19,6 @@ _ROOT = Path(__file__).parents[2]
 _PREPARE_S = 300.0
 _ROUND_S = 120.0
 _END_S = 20.0
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 
 
 class ContenderFailed(Exception):
@@ -45,13 +41,12 @@ class Contender:
         self._log = log
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
-                [str(python), "-m", "benchmarks.peers.rounds", side],
+                [str(python), "-m", "benchmarks.peers.rounds", side, str(os.getpid())],
                 cwd=_ROOT,
                 env={**os.environ, **(environment or {})},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                preexec_fn=_die_with_parent,
             )
 
     @property
@@ -123,9 +118,3 @@ class Contender:
 
     def _told(self) -> str:
         return f"it said:\n{self._log.read_text(errors='replace')[-2000:]}"
-
-
-def _die_with_parent() -> None:
-    """In the child: a stopped process must not outlive a harness that was killed."""
-    if platform.system() == "Linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """A side's process: prepares itself, then runs a round whenever it is told to. Standard library only.
 
-    python -m benchmarks.peers.rounds SIDE
+    python -m benchmarks.peers.rounds SIDE PARENT
 
 Requests and answers are JSON, one a line, on standard input and output:
 
@@ -8,14 +8,16 @@ Requests and answers are JSON, one a line, on standard input and output:
     {"round": seconds}                    ->  {"rate": amount a second}
     anything that fails                   ->  {"failed": traceback}
 
-The end of standard input ends the process.
+The end of standard input ends the process, and so does the end of the process PARENT.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -27,6 +29,7 @@ from typing import IO, Any
 __all__ = ["Turn", "main"]
 
 _LEAST_RUNS = 3
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,20 @@ def _prepared(side: str, race: str, settings: Mapping[str, Any]) -> Turn:
     return turn
 
 
+def _die_with(parent: int) -> None:
+    """A process that is stopped must not outlive a harness that was killed.
+
+    Asked for here and not between fork and exec: the harness has threads,
+    which may hold whatever a forked child would need.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it is gone already
+        raise SystemExit(1)
+
+
 if __name__ == "__main__":
+    _die_with(int(sys.argv[2]))
     # Libraries print where they like: answers go their own way, and prints join the log.
     own = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -29,7 +29,6 @@ __all__ = ["Letter", "Outbox", "Outboxes"]
 
 _HEAD_BYTES = 64  # the stamp, and room so that a body begins with a cache line
 _LEAST_BYTES = 1 << 20
-_RESERVE_TIMES = 8
 _STAMP = np.dtype("<u8")
 _WRITING = 0
 

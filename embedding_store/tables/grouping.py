@@ -67,7 +67,7 @@ def coalesce_many(parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> Ta
         pool: Threads to sum with.
 
     Returns:
-        The sums; where there is nothing to sum, the gradients handed in.
+        The sums; where there is nothing to sum, the ids and gradients handed in.
 
     Raises:
         BadGradient: no parts, not one gradient row for each id, or pushes of
@@ -94,11 +94,11 @@ class Coalescer:
     def coalesce_many(self, parts: Sequence[GradientPart], pool: RangePool = SERIAL) -> TableUpdate:
         """As `coalesce_many`, in memory that the next call overwrites."""
         dim = _common_dim(parts)
-        ids = np.concatenate([part[0] for part in parts]) if len(parts) > 1 else np.ascontiguousarray(parts[0][0])
+        ids = np.concatenate([part[0] for part in parts]) if len(parts) > 1 else parts[0][0]
         as_it_is = len(parts) == 1 and parts[0][2] == 1.0
         if as_it_is and self._indexer.all_different(ids):
             # Every id once, as workers send them: there is nothing to sum.
-            return TableUpdate(ids, np.ascontiguousarray(parts[0][1]))
+            return TableUpdate(np.ascontiguousarray(ids), np.ascontiguousarray(parts[0][1]))
         if len(parts) == 1 and pool.threads > 1 and len(ids) >= _IDS_BESIDE:
             steps = self._indexer.unique_by_steps(ids, _STEP)
             first = next(steps)

@@ -63,7 +63,11 @@ class Indexer:
         False also where that cannot be told at this cost: ids that lie further
         apart than bits would stay in a cache, or are few for that. Of ids that
         repeat, the first repetition ends the search.
+
+        Raises:
+            BadIds: as `unique`.
         """
+        _require_groupable(ids)
         bits = min(_MOST_BITS, _BITS_AN_ID * len(ids))
         return bool(_all_different(np.ascontiguousarray(ids), self._seen.take(-(-bits // 64)), np.uint64(bits)))
 
@@ -89,11 +93,7 @@ class Indexer:
 
         What came out before stays as it is, so that others may go on with it meanwhile.
         """
-        if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-            raise BadIds(f"ids to group must be int64 [n], got {getattr(ids, 'dtype', type(ids).__name__)} "
-                         f"{list(np.shape(ids))}")  # fmt: skip
-        if len(ids) > _ROWS_LIMIT:
-            raise BadIds(f"{len(ids)} ids in one batch: at most {_ROWS_LIMIT} can be grouped")
+        _require_groupable(ids)
         bits = _bits_of_cells(len(ids))
         cells, unique = self._cells.take(1 << bits), self._unique.take(len(ids))
         inverse = self._inverse.take(len(ids))
@@ -116,6 +116,14 @@ class Indexer:
         offsets, positions = self._offsets.take(len(unique) + 1), self._positions.take(len(ids))
         _group(inverse, offsets, positions)
         return Grouping(unique, offsets, positions, inverse)
+
+
+def _require_groupable(ids: Int64) -> None:
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+        raise BadIds(f"ids to group must be int64 [n], got {getattr(ids, 'dtype', type(ids).__name__)} "
+                     f"{list(np.shape(ids))}")  # fmt: skip
+    if len(ids) > _ROWS_LIMIT:
+        raise BadIds(f"{len(ids)} ids in one batch: at most {_ROWS_LIMIT} can be grouped")
 
 
 def _bits_of_cells(ids: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -74,6 +75,23 @@ def test_a_side_that_hangs_is_not_waited_for(side: Contender, monkeypatch: pytes
     monkeypatch.setattr(contender, "_PREPARE_S", 0.5)
     with pytest.raises(ContenderFailed, match=r"not answered within 0\.5 s"):
         side.prepare("hangs", {})
+
+
+def test_a_stopped_side_does_not_outlive_a_harness_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from benchmarks.peers.contender import Contender; "
+        f"side = Contender(Path(sys.executable), {SIDE!r}, Path({str(tmp_path / 'log')!r})); "
+        "side.prepare('counts', {'amount': 1.0}); print(side.process_id, flush=True); time.sleep(600)"
+    )
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=root) as harness:
+        assert harness.stdout is not None
+        side_id = int(harness.stdout.readline())
+        harness.kill()
+    end = time.monotonic() + 20
+    while (status := Path(f"/proc/{side_id}/stat")).exists() and "Z" not in status.read_text().rpartition(")")[2]:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_answers_are_one_line_each() -> None:

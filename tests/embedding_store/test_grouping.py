@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadGradient
+from embedding_store.errors import BadGradient, BadIds
 from embedding_store.range_pool import RangePool
 from embedding_store.tables import grouping
 from embedding_store.tables.grouping import Coalescer, coalesce, coalesce_many, sum_by_position
@@ -99,6 +99,12 @@ def test_two_pushes_of_one_row() -> None:
 def test_gradients_that_do_not_fit_their_ids(gradients: np.ndarray, told: str) -> None:
     with pytest.raises(BadGradient, match=told):
         coalesce(np.arange(3), gradients)
+
+
+def test_ids_that_are_not_int64_are_refused_whether_they_repeat_or_not() -> None:
+    for ids in (np.arange(3, dtype=np.int32), np.array([1, 1, 2], np.uint64)):
+        with pytest.raises(BadIds, match=r"int64 \[n\], got"):
+            coalesce(ids, np.ones((3, 2), np.float32))
 
 
 def test_pushes_of_different_dims() -> None:

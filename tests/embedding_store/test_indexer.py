@@ -68,8 +68,9 @@ def test_what_unique_ids_returns_stays() -> None:
 
 @pytest.mark.parametrize("ids", [np.zeros(3, np.int32), np.zeros((2, 2), np.int64), [1, 2]])
 def test_ids_of_another_kind_are_refused(ids: np.ndarray) -> None:
-    with pytest.raises(BadIds, match=r"int64 \[n\], got"):
-        Indexer().group(ids)
+    for group in (Indexer().group, Indexer().unique, Indexer().all_different):
+        with pytest.raises(BadIds, match=r"int64 \[n\], got"):
+            group(ids)
 
 
 def test_a_loop_allocates_nothing() -> None:
