@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput, FutureVersion, SpecConflict, StaleVersion
+from embedding_store.errors import BadInput, FutureVersion, SpecConflict, StaleVersion, Unsupported
 from embedding_store.spec import TableSpec
 
 if TYPE_CHECKING:
+    from embedding_store.pins import Pin, PinStatistics
     from embedding_store.tables.lookup_request import LookupRequest
     from embedding_store.tables.table import EmbeddingTable
 
@@ -62,12 +63,16 @@ class Commit:
         step: Optimizer steps taken before this one (Keras' `iterations`).
         learning_rates: Table name -> learning rate of this step; a table
             without one uses the `learning_rate` of its own optimizer spec.
+        record: What else belongs to this version (dense variables, progress of
+            the job), for a store that keeps records (`EmbeddingStore.keeps_records`):
+            it becomes readable in the very moment in which the version stands.
     """
 
     version: int
     updates: Mapping[str, TableUpdate]
     step: int
     learning_rates: Mapping[str, float]
+    record: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +130,15 @@ class RowSource(ABC):
 
         Args:
             ids: Table name -> int64 `[n]`; duplicates allowed.
-            version: When given, the version that must be current.
+            version: When given, the version to read: the current one, or one
+                that is pinned.
 
         Returns:
             Table name -> float32 `[n, dim]`, row i the row of ids[i].
 
         Raises:
             TableNotFound, BadIds, IdOutOfRange: naming table, id and position.
-            StaleVersion, FutureVersion: another version is current.
+            StaleVersion, FutureVersion: another version is current, and this one is not pinned.
             StoreFailed, Unavailable: the backend failed; no value is made up.
         """
 
@@ -267,6 +273,51 @@ class EmbeddingStore(RowSource):
         """
         refuse_other_version(self.version(), commit.version - 1)
         return lambda: self.commit(commit)
+
+    @property
+    def keeps_records(self) -> bool:
+        """Whether the store outlives the process that commits, and `Commit.record` with it."""
+        return False
+
+    def record(self) -> bytes | None:
+        """The record of the current version; None: its commit had none, or records are not kept."""
+        return None
+
+    def recover(self, version: int | None = None) -> int:
+        """Takes back what of a commit was done, where one broke off: for who takes over from a dead committer.
+
+        Args:
+            version: To go back to: the current version, or the one before it
+                (None: the current one). Rows, slots, the version and its record
+                are those of that version then.
+
+        Returns:
+            How many rows were taken back.
+
+        Raises:
+            StaleVersion, FutureVersion: the store cannot go back to that version.
+        """
+        refuse_other_version(self.version(), version)
+        return 0
+
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+        """Keeps one version readable while commits go on.
+
+        Args:
+            version: The current one, or one that is pinned already (None: the current one).
+            lease_s: Seconds after which the pin is gone, unless it is renewed:
+                a reader that died keeps nothing for ever.
+
+        Raises:
+            StaleVersion, FutureVersion: another version is current, and this one is not pinned.
+            Unsupported: the store has no pins.
+            BadInput: `lease_s` is not above 0.
+        """
+        raise Unsupported(f"{type(self).__name__} has no pins")
+
+    def pins(self) -> tuple[PinStatistics, ...]:
+        """What stands of pins, oldest version first."""
+        return ()
 
     @abstractmethod
     def reset_version(self, version: int) -> None:

@@ -1,0 +1,74 @@
+"""Pins: one version of a store, readable while commits go on."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from embedding_store.store import Int64, RowBlock, RowSource, UInt8
+
+__all__ = ["Pin", "PinStatistics"]
+
+
+@dataclass(frozen=True, slots=True)
+class PinStatistics:
+    """What a pin costs now.
+
+    Attributes:
+        version: That is pinned.
+        lease_left_s: Seconds until it is gone, unless it is renewed.
+        rows: Before-images that are kept for it.
+        bytes: Of memory that they take.
+    """
+
+    version: int
+    lease_left_s: float
+    rows: int
+    bytes: int
+
+
+class Pin(RowSource):
+    """One version of a store, exactly as it was, until it is released or its lease ends.
+
+    Later commits keep the before-image of each row that they change. What is
+    read here never waits for them, and they do not wait for a pin. A lookup at
+    the store itself, or at any reader of it, that names the version of a
+    standing pin is answered like one made here.
+
+    Every read raises `StaleVersion` once the pin is gone: released, not renewed
+    within its lease, or given up as its before-images came to take more memory
+    than the store allows them.
+    """
+
+    @abstractmethod
+    def renew(self, lease_s: float | None = None) -> None:
+        """The lease begins anew, for `lease_s` seconds (None: as long as at first).
+
+        Raises:
+            StaleVersion: the pin is gone.
+        """
+
+    @abstractmethod
+    def row_count(self, table: str) -> int:
+        """As in `EmbeddingStore.row_count`."""
+
+    @abstractmethod
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """As in `EmbeddingStore.scan`; each row once, whatever is committed between two blocks."""
+
+    @abstractmethod
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As in `EmbeddingStore.read_rows`."""
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`."""
+        return None
+
+    def close(self) -> None:
+        """Releases the version: before-images that no other pin needs are freed. Twice is harmless."""
+        self.release()
+
+    @abstractmethod
+    def release(self) -> None:
+        """As `close`."""
