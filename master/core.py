@@ -90,7 +90,15 @@ class Master:
         self._changed = threading.Condition()
         self._state = JobState(job, self._options, start, time.monotonic)
         committer = Committer(store, dense, job.average, self._options.commit_deadline_s)
-        self._driver = Driver(self._state, self._changed, committer, dense, self._metrics, self._options)
+        self._driver = Driver(
+            self._state,
+            self._changed,
+            committer,
+            dense,
+            self._metrics,
+            self._options,
+            lambda lease_s: store.pin(lease_s=lease_s),
+        )
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
 
     @staticmethod

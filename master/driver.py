@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from embedding_store.errors import JobFailed
+from embedding_store.pins import Pin
 from master.api import Tensor
 from master.committing import Committer
 from master.dense import DensePart
 from master.hooks import Hooks, MasterOptions
 from master.job_state import JobState, Work, as_failure
 from master.metrics import LazyLogs, MetricBook
+from master.side_evaluation import LEASE_S, SideEvaluation
 
 __all__ = ["Driver"]
 
 _LONGEST_WAIT_S = 0.25
+
+# Versions that are evaluated at once beside training. Before another one is begun training waits, so that
+# every version that is due is evaluated however slow the workers are, and before-images do not pile up.
+_MOST_BESIDE = 2
 
 
 class Driver:
@@ -28,6 +35,7 @@ class Driver:
         dense: The dense part of the model.
         metrics: The model's metrics.
         options: Patience.
+        pin: Pins the version that stands, for as many seconds as given.
     """
 
     def __init__(
@@ -38,6 +46,7 @@ class Driver:
         dense: DensePart,
         metrics: MetricBook,
         options: MasterOptions,
+        pin: Callable[[float], Pin],
     ) -> None:
         self._state = state
         self._changed = changed
@@ -45,6 +54,7 @@ class Driver:
         self._dense = dense
         self._metrics = metrics
         self._options = options
+        self._pin = pin
         self._hooks = Hooks()
 
     def run(self, hooks: Hooks) -> None:
@@ -59,6 +69,8 @@ class Driver:
             while not (work := self._next_work()).over:
                 if work.tickets is not None:
                     self._make_version(work)
+                elif work.evaluated is not None:
+                    self._end_beside(work.evaluated)
         except BaseException as error:
             self.fail(error)
             raise
@@ -66,6 +78,8 @@ class Driver:
             with self._changed:
                 self._state.over = True
                 self._changed.notify_all()
+            for evaluation in self._state.beside.values():
+                evaluation.end()
         if self._state.failure is not None:
             raise self._state.failure
 
@@ -82,7 +96,8 @@ class Driver:
             self._publish()
             self._end_epoch(state.epoch - 1)
         else:
-            self._begin_epoch()
+            # What was being evaluated when the job was interrupted at this very version.
+            self._begin_epoch(due=state.version > 0 and not state.evaluated)
 
     def _make_version(self, work: Work) -> None:
         """One commit; while it is made workers can push nothing that it would have to wait for."""
@@ -99,7 +114,41 @@ class Driver:
         if ended:
             self._end_epoch(epoch)
         else:
+            self._begin_beside()
             self._open()
+
+    def _begin_beside(self) -> None:
+        """Evaluates the version that stands beside training, where that is due."""
+        version, snapshot = self._state.version, self._state.snapshot
+        every = self._options.evaluate_every
+        if not every or version % every or snapshot is None or not self._state.schedule.evaluation_tasks:
+            return
+        while len(self._state.beside) >= _MOST_BESIDE:
+            work = self._next_work()
+            if work.over or work.evaluated is None:
+                return
+            self._end_beside(work.evaluated)
+        evaluation = SideEvaluation(snapshot, self._pin(LEASE_S))
+        with self._changed:
+            self._state.begin_beside(evaluation)
+            self._changed.notify_all()
+
+    def _end_beside(self, version: int) -> None:
+        """An evaluation beside training is complete."""
+        with self._changed:
+            total = self._state.take_evaluation_total(version)
+            evaluation = self._state.beside.pop(version)
+        evaluation.end()
+        self._hooks.on_evaluation(version, self._metrics.results(total, "val_"))
+
+    def _keep_beside(self) -> None:
+        """Renews what is pinned for evaluations; one that cannot be read any more is given up."""
+        for version, evaluation in tuple(self._state.beside.items()):
+            if not evaluation.keep():
+                with self._changed:
+                    self._state.take_evaluation_total(version)
+                    del self._state.beside[version]
+                evaluation.end()
 
     def _end_epoch(self, epoch: int) -> None:
         evaluated = self._evaluate()
@@ -118,20 +167,25 @@ class Driver:
         """Summed metric state of the validation split on the current version; None if the job is ending."""
         if not self._state.schedule.evaluation_tasks:
             return ()
-        self._hooks.on_evaluation_begin(self._state.version)
+        version = self._state.version
+        self._hooks.on_evaluation_begin(version)
         with self._changed:
-            self._state.board.begin_evaluation()
+            self._state.board.begin_evaluation(version)
             self._changed.notify_all()
-        if self._next_work().over:
-            return None
+        while (work := self._next_work()).evaluated != version:
+            if work.over or work.evaluated is None:
+                return None
+            self._end_beside(work.evaluated)
         with self._changed:
-            return self._state.take_evaluation_total()
+            return self._state.take_evaluation_total(version)
 
-    def _begin_epoch(self) -> None:
+    def _begin_epoch(self, due: bool = False) -> None:
         if not self._state.board.trained:
             self._hooks.on_epoch_begin(self._state.epoch)
             if self._state.snapshot is None:
                 self._publish()
+            if due:
+                self._begin_beside()
             self._open()
 
     def _open(self) -> None:
@@ -158,13 +212,15 @@ class Driver:
             JobFailed: there was no worker for longer than the options allow.
         """
         alone_since = time.monotonic()
-        with self._changed:
-            while (work := self._state.next_work()) is None:
+        while True:
+            self._keep_beside()
+            with self._changed:
+                if (work := self._state.next_work()) is not None:
+                    return work
                 if len(self._state.sessions):
                     alone_since = time.monotonic()
                 self._refuse_loneliness(time.monotonic() - alone_since)
                 self._changed.wait(_LONGEST_WAIT_S)
-            return work
 
     def _refuse_loneliness(self, seconds: float) -> None:
         limit = self._options.no_worker_timeout_s

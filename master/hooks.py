@@ -31,6 +31,14 @@ class Hooks:
     def on_evaluation_begin(self, version: int) -> None:
         """The validation split is going to be evaluated on `version`."""
 
+    def on_evaluation(self, version: int, logs: Mapping[str, float]) -> None:
+        """The validation split was evaluated on `version` beside training (`MasterOptions.evaluate_every`).
+
+        Args:
+            version: That was evaluated; later ones may stand by now.
+            logs: Loss and metrics of that version alone, as val_...
+        """
+
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """An epoch is trained and evaluated; `logs` holds its metrics and those of the evaluation as val_..."""
 
@@ -47,6 +55,8 @@ class MasterOptions:
         push_deadline_s: How long an async push may wait for its commit.
         no_worker_timeout_s: The job fails after so long without any worker;
             None: it waits for ever, and says so in its status.
+        evaluate_every: Versions between evaluations beside training; 0: the
+            validation split is evaluated at the end of epochs only.
     """
 
     lease_seconds: float = 60.0
@@ -54,3 +64,4 @@ class MasterOptions:
     commit_deadline_s: float = 30.0
     push_deadline_s: float = 60.0
     no_worker_timeout_s: float | None = None
+    evaluate_every: int = 0

@@ -25,6 +25,7 @@ from master.progress import Progress
 from master.pushes import AsyncPushes, SyncPushes, Ticket, Verdict
 from master.schedule import Schedule
 from master.sessions import Sessions
+from master.side_evaluation import SideEvaluation
 from master.task_board import TaskBoard
 
 __all__ = ["JobState", "Work"]
@@ -36,12 +37,12 @@ class Work:
 
     Attributes:
         tickets: Pushes that make the next version; None: no version is ready.
-        evaluated: The evaluation in work is complete.
+        evaluated: The version whose evaluation is complete; None: none is.
         over: Nothing is left to do, or the job was asked to stop.
     """
 
     tickets: tuple[Ticket, ...] | None = None
-    evaluated: bool = False
+    evaluated: int | None = None
     over: bool = False
 
 
@@ -75,7 +76,8 @@ class JobState:
         self.records = start.records
         self.epoch_metrics = start.metrics
         self.logs: Mapping[str, float] = dict(start.logs)
-        self.evaluation: dict[int, tuple[Tensor, ...]] = {}
+        self.evaluations: dict[int, dict[int, tuple[Tensor, ...]]] = {}
+        self.beside: dict[int, SideEvaluation] = {}
         self.snapshot: DenseSnapshot | None = None
         self.counted: dict[str, int] = {}
         self.stop_reason: str | None = None
@@ -135,6 +137,8 @@ class JobState:
             return self.snapshot
         if self.ending:
             raise StaleVersion(f"version {version} is not trained on any more: the job has ended")
+        if version in self.beside:
+            return self.beside[version].snapshot
         if version < self.version:
             raise StaleVersion(f"version {version} is past; the current version is {self.version}")
         there = self.snapshot is not None and self.snapshot.version == version
@@ -161,23 +165,25 @@ class JobState:
         """
         if report.version > self.version:
             raise FutureVersion(f"evaluation of version {report.version}; the current version is {self.version}")
-        if self.ending or not self.board.evaluating or report.version != self.version:
+        if self.ending or report.version not in self.board.evaluations:
             return PushOutcome.STALE
-        counts, _ = self.board.complete(TaskKind.EVALUATE, report.micro_batch)
+        counts, _ = self.board.complete(TaskKind.EVALUATE, report.micro_batch, report.version)
         if counts:
-            self.evaluation[report.micro_batch] = report.metrics
+            self.evaluations.setdefault(report.version, {})[report.micro_batch] = report.metrics
         return PushOutcome.ACCEPTED if counts else PushOutcome.DUPLICATE
 
     def next_work(self) -> Work | None:
         """What can be done now, if anything."""
         if self.failure is not None or self.stop_reason is not None:
             return Work(over=True)
+        if (evaluated := self.board.evaluated) is not None:
+            return Work(evaluated=evaluated)
         if self.board.evaluating:
-            return Work(evaluated=True) if self.board.evaluation_done else None
+            return None
         tickets = self.pushes.ready()
         if tickets is not None:
             return Work(tickets=tuple(tickets))
-        return Work(over=True) if self.board.trained else None
+        return Work(over=True) if self.board.trained and not self.board.evaluations else None
 
     def committed(self, tickets: tuple[Ticket, ...], made: Accumulated) -> bool:
         """The next version stands; returns whether it ends an epoch. It is not yet to be seen by workers."""
@@ -191,12 +197,16 @@ class JobState:
             ticket.committed = True
         return ended
 
-    def take_evaluation_total(self) -> tuple[Tensor, ...]:
-        """The evaluation's summed metric state; the evaluation is over."""
-        total = add_metrics((), [self.evaluation[number] for number in sorted(self.evaluation)])
-        self.board.end_evaluation()
-        self.evaluation = {}
-        return total
+    def begin_beside(self, evaluation: SideEvaluation) -> None:
+        """A version is to be evaluated beside training."""
+        self.beside[evaluation.snapshot.version] = evaluation
+        self.board.begin_evaluation(evaluation.snapshot.version, beside=True)
+
+    def take_evaluation_total(self, version: int) -> tuple[Tensor, ...]:
+        """The summed metric state of a version's evaluation, which is over."""
+        reports = self.evaluations.pop(version, {})
+        self.board.end_evaluation(version)
+        return add_metrics((), [reports[number] for number in sorted(reports)])
 
     def end_epoch(self) -> tuple[Tensor, ...]:
         """The epoch's summed metric state; the next epoch counts from zero."""

@@ -8,7 +8,8 @@ from master.api import TaskKind
 
 __all__ = ["LeaseBook", "Unit"]
 
-Unit = tuple[TaskKind, int]
+Unit = tuple[TaskKind, int, int]
+"""What is done; the version that is evaluated, 0 of training; the micro-batch."""
 
 
 class LeaseBook:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from embedding_store.errors import NotJoined
 from master.api import Task, TaskKind
-from master.leases import LeaseBook
+from master.leases import LeaseBook, Unit
 from master.schedule import Schedule
 
 __all__ = ["TaskBoard"]
@@ -20,12 +20,14 @@ class _Group:
     Attributes:
         kind: What is done with them.
         numbers: Their numbers (see `Task.micro_batch`).
+        version: That is evaluated; 0 of training.
         opened: When they could first be worked on; None: not yet.
         done: Those that are done.
     """
 
     kind: TaskKind
     numbers: range
+    version: int = 0
     opened: float | None = None
     done: set[int] = field(default_factory=set)
     _lowest: int = 0
@@ -36,6 +38,9 @@ class _Group:
     @property
     def undone_count(self) -> int:
         return len(self.numbers) - len(self.done)
+
+    def unit(self, number: int) -> Unit:
+        return self.kind, self.version, number
 
     def undone(self) -> Iterator[int]:
         # Nothing below `_lowest` is undone: an epoch of a million tasks is not searched anew at every lease.
@@ -52,7 +57,9 @@ class TaskBoard:
     group in work takes pushes only once it is open (`open`); workers may fetch
     `look_ahead` groups of its epoch beyond it (sync only). Between epochs, and
     after the last one, the validation split may be evaluated; nothing of the
-    next epoch is given out before that is opened.
+    next epoch is given out before that is opened. Other versions may be
+    evaluated beside training: a worker gets one such task in an answer, after
+    what it can do for the group in work and before anything that is ahead.
 
     Fairness: a worker's unfinished leases in a group are at most the group's
     undone micro-batches divided by the workers there are, rounded up. So an
@@ -88,7 +95,8 @@ class TaskBoard:
         self._now = now
         self._look_ahead = look_ahead if self._sync else 0
         self._leases = LeaseBook(now, lease_seconds)
-        self._evaluation: _Group | None = None
+        self._evaluations: dict[int, _Group] = {}
+        self._awaited: int | None = None
         self._groups: list[_Group] = []
         self.place = place
         self._top_up()
@@ -102,8 +110,13 @@ class TaskBoard:
 
     @property
     def evaluating(self) -> bool:
-        """Whether the validation split is what is done now."""
-        return self._evaluation is not None
+        """Whether the validation split is what is done now, and nothing beside it."""
+        return self._awaited is not None
+
+    @property
+    def evaluations(self) -> tuple[int, ...]:
+        """Versions that are being evaluated, oldest first."""
+        return tuple(sorted(self._evaluations))
 
     @property
     def trained(self) -> bool:
@@ -120,7 +133,7 @@ class TaskBoard:
     @property
     def is_open(self) -> bool:
         """Whether training may go on now."""
-        return self._evaluation is None and bool(self._groups) and self._groups[0].opened is not None
+        return self._awaited is None and bool(self._groups) and self._groups[0].opened is not None
 
     @property
     def training_done(self) -> bool:
@@ -128,9 +141,10 @@ class TaskBoard:
         return bool(self._groups) and self._groups[0].undone_count == 0
 
     @property
-    def evaluation_done(self) -> bool:
-        """Whether the evaluation in work has nothing undone left."""
-        return self._evaluation is not None and self._evaluation.undone_count == 0
+    def evaluated(self) -> int | None:
+        """The oldest version whose evaluation has nothing undone left, if there is one; the awaited one first."""
+        done = [version for version, group in self._evaluations.items() if not group.undone_count]
+        return min(done, key=lambda version: (version != self._awaited, version), default=None)
 
     def done(self) -> tuple[int, ...]:
         """Micro-batches of the training group in work that are done, in order."""
@@ -164,28 +178,33 @@ class TaskBoard:
         if worker not in self._leases.workers:
             raise NotJoined(f"worker {worker!r} has not joined the job: open a session first")
         granted: list[Task] = []
-        if self._evaluation is not None:
-            numbers = self._grant(self._evaluation, worker, max(want, 1))
-            granted += [self._schedule.evaluation(version, number) for number in numbers]
-        for ahead, group in enumerate(() if self._between_epochs else self._groups):
+        if self._awaited is not None:
+            granted += self._evaluate(self._awaited, worker, max(want, 1))
+        groups = () if self._between_epochs else tuple(self._groups)
+        for ahead, group in enumerate(groups):
             in_work = ahead == 0 and self.is_open
             if in_work or self._sync:
                 numbers = self._grant(group, worker, max(want - len(granted), 1 if in_work else 0))
                 granted += [self._schedule.task(version + ahead, number) for number in numbers]
+            if ahead == 0:
+                granted += self._evaluate_beside(worker, want - len(granted))
+        if not groups:
+            granted += self._evaluate_beside(worker, want - len(granted))
         return tuple(granted)
 
-    def complete(self, kind: TaskKind, micro_batch: int) -> tuple[bool, str | None]:
-        """Counts a micro-batch of the group in work as done.
+    def complete(self, kind: TaskKind, micro_batch: int, version: int = 0) -> tuple[bool, str | None]:
+        """Counts a micro-batch of the group in work, or of the evaluation of `version`, as done.
 
         Returns:
-            Whether it counts (False: it was done before, or is not of the
-            group in work), and the worker to whom it had been given last.
+            Whether it counts (False: it was done before, or is not of that
+            group), and the worker to whom it had been given last.
         """
-        group = self._evaluation if kind is TaskKind.EVALUATE else next(iter(self._groups), None)
+        evaluates = kind is TaskKind.EVALUATE
+        group = self._evaluations.get(version) if evaluates else next(iter(self._groups), None)
         if group is None or micro_batch not in group.numbers or micro_batch in group.done:
             return False, None
         group.done.add(micro_batch)
-        return True, self._leases.finish((kind, micro_batch))
+        return True, self._leases.finish(group.unit(micro_batch))
 
     def was_trained(self, micro_batch: int) -> bool:
         """Whether a training micro-batch is done."""
@@ -203,14 +222,31 @@ class TaskBoard:
         if self._groups and self._groups[0].opened is None:
             self._groups[0].opened = self._now()
 
-    def begin_evaluation(self) -> None:
-        """Opens the validation split; it comes before any training."""
+    def begin_evaluation(self, version: int, beside: bool = False) -> None:
+        """Opens the validation split on `version`; unless it is `beside` training, it comes before any."""
         numbers = range(self._schedule.evaluation_tasks)
-        self._evaluation = _Group(TaskKind.EVALUATE, numbers, opened=self._now())
+        self._evaluations[version] = _Group(TaskKind.EVALUATE, numbers, version, opened=self._now())
+        if not beside:
+            self._awaited = version
 
-    def end_evaluation(self) -> None:
-        """Everything is evaluated."""
-        self._evaluation = None
+    def end_evaluation(self, version: int) -> None:
+        """The evaluation of that version is over, done or given up."""
+        group = self._evaluations.pop(version)
+        for number in group.undone():
+            self._leases.finish(group.unit(number))
+        if self._awaited == version:
+            self._awaited = None
+
+    def _evaluate_beside(self, worker: str, want: int) -> list[Task]:
+        """One task of the oldest evaluation that has one for the worker."""
+        for version in self.evaluations:
+            if version != self._awaited and (tasks := self._evaluate(version, worker, min(want, 1))):
+                return tasks
+        return []
+
+    def _evaluate(self, version: int, worker: str, want: int) -> list[Task]:
+        numbers = self._grant(self._evaluations[version], worker, want)
+        return [self._schedule.evaluation(version, number) for number in numbers]
 
     @property
     def _between_epochs(self) -> bool:
@@ -221,18 +257,18 @@ class TaskBoard:
             return []
         fair = -(-group.undone_count // max(1, len(self._leases.workers)))
         held = sum(
-            kind is group.kind
+            (kind, version) == (group.kind, group.version)
             and number in group.numbers
-            and self._leases.is_live(worker, (kind, number), group.opened)
-            for kind, number in self._leases.units(worker)
+            and self._leases.is_live(worker, group.unit(number), group.opened)
+            for kind, version, number in self._leases.units(worker)
         )
         room = min(want, fair - held)
         granted: list[int] = []
         for number in group.undone():
             if len(granted) >= room:
                 break
-            if self._leases.is_free((group.kind, number), group.opened):
-                self._leases.grant((group.kind, number), worker)
+            if self._leases.is_free(group.unit(number), group.opened):
+                self._leases.grant(group.unit(number), worker)
                 granted.append(number)
         return granted
 

@@ -72,7 +72,7 @@ class Worker:
         self._identity = identity
         self._deadline_s = deadline_s
         self._sync = session.job.mode == "sync"
-        self._snapshot: DenseSnapshot | None = None
+        self._snapshots: dict[TaskKind, DenseSnapshot] = {}
         self._sequence = 0
         self._stopped = False
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
@@ -125,13 +125,15 @@ class Worker:
 
     def _hold(self, task: Task) -> bool:
         """Gets the dense part of the task's version; False if it is not committed yet."""
-        held = self._snapshot
-        if not self._sync or held is None or held.version != task.version:
-            wanted = task.version if self._sync else None
+        exact = self._sync or task.kind is TaskKind.EVALUATE
+        held = self._snapshots.get(task.kind)
+        if not exact or held is None or held.version != task.version:
+            # One for each kind: a version evaluated beside training is another one than that trained on.
+            wanted = task.version if exact else None
             held = self._master.pull_dense(self._identity.incarnation, wanted, _VERSION_WAIT_S)
             if held is None:
                 return False
-            self._snapshot = held
+            self._snapshots[task.kind] = held
         # Also where the version is held already: the micro-batch before changed the states.
         self._computer.hold(held)
         return True
@@ -175,7 +177,7 @@ class Worker:
         rows = self._rows_ahead.take(prepared)
         if rows is not None:
             return rows
-        version = prepared.task.version if self._sync else None
+        version = prepared.task.version if self._sync or prepared.task.kind is TaskKind.EVALUATE else None
         source = source_for(self._source, prepared.task)
         return self._patiently(lambda: source.lookup(asked, version))
 
@@ -202,7 +204,7 @@ class Worker:
         # What is prepared stays: a push names what it computed, so it counts once
         # whether the lease is still this worker's or not.
         self._session.close()
-        self._snapshot = None
+        self._snapshots.clear()
         self._rows_ahead.forget()
         before = self._session.job.job
         self._session = self._master.join(self._identity)

@@ -151,18 +151,58 @@ def test_evaluation_comes_before_training() -> None:
     for number in range(4):
         board.complete(TaskKind.TRAIN, number)
     board.advance()
-    board.begin_evaluation()
+    board.begin_evaluation(1)
     tasks = board.lease("a", 3, 1)
     assert [(task.kind, task.micro_batch) for task in tasks] == [(TaskKind.EVALUATE, 0), (TaskKind.EVALUATE, 1)]
-    assert board.complete(TaskKind.EVALUATE, 1)[0]
-    assert not board.complete(TaskKind.EVALUATE, 1)[0]
-    assert not board.evaluation_done
-    board.complete(TaskKind.EVALUATE, 0)
-    assert board.evaluation_done
-    board.end_evaluation()
+    assert board.complete(TaskKind.EVALUATE, 1, 1)[0]
+    assert not board.complete(TaskKind.EVALUATE, 1, 1)[0]
+    assert board.evaluated is None
+    board.complete(TaskKind.EVALUATE, 0, 1)
+    assert board.evaluated == 1
+    board.end_evaluation(1)
     assert board.lease("a", 3, 1) == ()
     board.open()
     assert numbers(board.lease("a", 3, 1)) == [4, 5, 6]
+
+
+def test_evaluation_beside_training_comes_after_the_work_of_the_version_and_before_what_is_ahead() -> None:
+    board = board_of(train_records=12, validation_records=3)
+    board.join("a")
+    for number in range(4):
+        board.complete(TaskKind.TRAIN, number)
+    board.advance()
+    board.begin_evaluation(1, beside=True)
+    board.open()
+    assert [(task.kind, task.version, task.micro_batch) for task in board.lease("a", 6, 1)] == [
+        *((TaskKind.TRAIN, 1, number) for number in range(4, 8)),
+        (TaskKind.EVALUATE, 1, 0),
+        (TaskKind.TRAIN, 2, 8),
+    ]
+    for number in range(4, 8):
+        board.complete(TaskKind.TRAIN, number)
+    board.advance()
+    board.begin_evaluation(2, beside=True)
+    board.open()
+    tasks = board.lease("a", 9, 2)
+    assert [(task.kind, task.version) for task in tasks] == [(TaskKind.TRAIN, 2)] * 3 + [(TaskKind.EVALUATE, 1)]
+    assert not board.complete(TaskKind.EVALUATE, 0, 3)[0], "of no evaluation that is on"
+    for number in range(3):
+        assert board.evaluated is None
+        assert board.complete(TaskKind.EVALUATE, number, 1)[0]
+    assert board.evaluated == 1
+    board.end_evaluation(1)
+    assert board.evaluations == (2,)
+
+
+def test_a_dead_evaluators_tasks_are_given_to_others() -> None:
+    board = board_of(validation_records=1)
+    board.join("a")
+    board.join("b")
+    board.begin_evaluation(0, beside=True)
+    assert any(task.kind is TaskKind.EVALUATE for task in board.lease("a", 9, 0))
+    assert not any(task.kind is TaskKind.EVALUATE for task in board.lease("b", 9, 0))
+    board.release("a")
+    assert any(task.kind is TaskKind.EVALUATE for task in board.lease("b", 9, 0))
 
 
 def test_nothing_of_the_next_epoch_is_fetched_ahead() -> None:
@@ -206,11 +246,11 @@ class Crowd:
         granted = self.board.lease(worker, max(0, 3 - len(tasks)), self.version)
         if self.random.random() > 0.05:  # else the reply is lost
             tasks.update(granted)
-        tasks -= {task for task in tasks if task.version < self.version}
-        ready = sorted(task for task in tasks if task.version == self.version)
+        tasks -= {task for task in tasks if task.version < self.version and task.kind is TaskKind.TRAIN}
+        ready = sorted(task for task in tasks if task.version <= self.version)
         if ready:
             tasks.discard(ready[0])
-            if self.board.complete(ready[0].kind, ready[0].micro_batch)[0]:
+            if self.board.complete(ready[0].kind, ready[0].micro_batch, ready[0].version)[0]:
                 self.counted.append((ready[0].kind, ready[0].version, ready[0].micro_batch))
 
 
@@ -221,9 +261,10 @@ class Crowd:
     st.integers(1, 5),
     st.integers(1, 15),
     st.integers(0, 4),
+    st.integers(0, 3),
 )
 def test_the_job_always_ends_with_every_micro_batch_counted_once(
-    seed: int, mode: str, group: int, records: int, validation: int
+    seed: int, mode: str, group: int, records: int, validation: int, beside: int
 ) -> None:
     job = JobSpec(
         mode=mode, micro_batch_size=1, grads_to_wait=group, epochs=2, train_records=records,
@@ -233,20 +274,23 @@ def test_the_job_always_ends_with_every_micro_batch_counted_once(
     board = TaskBoard(schedule, clock, lease_seconds=10.0)
     crowd = Crowd(board, clock, seed)
     board.open()
+    begun = 0
     for _ in range(20_000):
-        if board.trained and not board.evaluating:
+        if board.trained and not board.evaluations:
             break
         crowd.move()
         if board.training_done and not board.evaluating:
             board.advance()
             crowd.version += 1
-            if board.ends_epoch and validation:
-                board.begin_evaluation()
-        if board.evaluation_done:
-            board.end_evaluation()
+            if validation and (board.ends_epoch or (beside and crowd.version % beside == 0)):
+                begun += 1
+                board.begin_evaluation(crowd.version, beside=not board.ends_epoch)
+        if (evaluated := board.evaluated) is not None:
+            board.end_evaluation(evaluated)
         if not board.evaluating:
             board.open()
     trained = sorted(number for kind, _, number in crowd.counted if kind is TaskKind.TRAIN)
     evaluated = [entry for entry in crowd.counted if entry[0] is TaskKind.EVALUATE]
     assert trained == list(range(2 * records))
-    assert len(evaluated) == len(set(evaluated)) == 2 * validation
+    assert begun >= 2 or not validation
+    assert len(evaluated) == len(set(evaluated)) == begun * validation
