@@ -130,8 +130,7 @@ class RowSource(ABC):
 
         Args:
             ids: Table name -> int64 `[n]`; duplicates allowed.
-            version: When given, the version to read: the current one, or one
-                that is pinned.
+            version: When given, the version to read: the current one, or one that is pinned.
 
         Returns:
             Table name -> float32 `[n, dim]`, row i the row of ids[i].
@@ -198,6 +197,9 @@ class RowSource(ABC):
     def unpromoted(self) -> RowSource:
         """The same rows, for evaluation and the like: looking them up changes nothing of what a cache holds."""
         return self
+
+    def forget(self) -> None:  # noqa: B027 - most sources keep nothing
+        """Keeps nothing of what was read so far: another store may answer now, or this one at an earlier version."""
 
     @abstractmethod
     def close(self) -> None:

@@ -142,7 +142,8 @@ class CachedSource(RowSource):
                 self._at = version
 
     def forget(self) -> None:
-        """Holds nothing any more: rows were changed without a version."""
+        """Holds nothing any more: rows were changed without a version, or the store is another one."""
+        self._source.forget()
         with self._lock.writing():
             self._move(None)
 

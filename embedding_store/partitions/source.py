@@ -98,6 +98,13 @@ class PartitionedSource(RowSource):
             )
             lookup.finish()
 
+    def forget(self) -> None:
+        """As in `RowSource.forget`, at every shard."""
+        for shard in self._sources:
+            shard.forget()
+        with self._reloading:
+            self._partitions = {}
+
     def close(self) -> None:
         """Closes every shard. Closing twice is harmless."""
         self._closed = True

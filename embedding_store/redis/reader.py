@@ -90,6 +90,10 @@ class RedisReader(RowSource):
             rows.spread()
         return {name: rows.weights for name, rows in block.tables.items()}
 
+    def forget(self) -> None:
+        """As in `RowSource.forget`: tables may have been made anew."""
+        self._catalog = Catalog.of(self.url.namespace, ())
+
     def close(self) -> None:
         """Closes the connections."""
         self._topology.close()

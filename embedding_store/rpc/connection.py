@@ -13,6 +13,7 @@ import grpc
 from embedding_store.errors import BadInput
 from embedding_store.rpc.address import Address
 from embedding_store.rpc.errors import is_transient, raising
+from embedding_store.rpc.failover import FailoverChannel
 from embedding_store.rpc.frames import MAX_FRAME_BYTES
 
 __all__ = ["KEEPALIVE_MS", "MESSAGE_OPTIONS", "Connection", "channel"]
@@ -39,6 +40,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Nor may a name that stands for another machine by now keep its old meaning for half a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Masters are peers in one network; a proxy of the environment is for the web.
     ("grpc.enable_http_proxy", 0),
 ]
@@ -61,20 +64,35 @@ def channel(address: str) -> grpc.Channel:
 class Connection:
     """One channel, and the rule of every call on it: repeat until the deadline, then say so.
 
+    A server may be at one of several addresses, one at a time: a call that does
+    not reach it at one is repeated at the next.
+
     Safe to use from many threads at once.
 
     Attributes:
-        address: `host:port` of the server.
+        address: As given.
         deadline_s: Seconds that a call may take, repeats included.
         channel: The channel; `close` closes it.
+
+    Args:
+        address: `host:port` of the server, or several of them with commas between.
+        deadline_s: Seconds that a call may take, repeats included.
+
+    Raises:
+        BadInput: no such address or deadline can be, or an address stands twice.
     """
 
     def __init__(self, address: str, deadline_s: float = 30.0) -> None:
         if not deadline_s > 0:
             raise BadInput(f"deadline of {deadline_s} s to {address}: it must be above 0")
+        places = [place.strip() for place in address.split(",")]
+        if len(set(places)) < len(places):
+            raise BadInput(f"addresses {address!r}: one stands twice")
         self.address = address
         self.deadline_s = deadline_s
-        self.channel = channel(address)
+        self._turning = FailoverChannel([channel(place) for place in places])
+        # One server is called without a detour.
+        self.channel: grpc.Channel = self._turning if len(places) > 1 else self._turning.only
         self._closed = Event()
 
     def call(self, attempt: Callable[[float], Answer], wait_s: float = 0.0) -> Answer:
@@ -95,9 +113,12 @@ class Connection:
         pause = _FIRST_PAUSE_S
         with raising(self.address, allowed):
             while True:
+                at = self._turning.at
                 try:
                     return attempt(max(end - time.monotonic(), 0.001))
                 except grpc.RpcError as error:
+                    if is_transient(error):
+                        self._turning.leave(at)
                     # Pauses of many workers spread out, so that they do not return all at once.
                     pause = min(pause * 2, _LONGEST_PAUSE_S)
                     wait = pause * random.uniform(0.5, 1.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import socket
 import threading
 import weakref
@@ -112,7 +113,6 @@ class Outboxes:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._given = 0
         self._open: dict[int, tuple[int, npt.NDArray[np.uint8]]] = {}
 
     def add(self, fd: int) -> int:
@@ -128,10 +128,11 @@ class Outboxes:
         except BaseException:
             os.close(fd)
             raise
+        # Not counted from 1: a letter that was written for the process that was here before must find nothing.
+        number = secrets.randbits(62) + 1
         with self._lock:
-            self._given += 1
-            self._open[self._given] = fd, memory
-            return self._given
+            self._open[number] = fd, memory
+        return number
 
     def drop(self, number: int) -> None:
         """Forgets an outbox: its sender is gone. Whoever reads it at this moment may."""

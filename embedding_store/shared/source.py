@@ -106,6 +106,12 @@ class SharedSource(RowSource):
             return self._remote.lookup_when(ids, version, wait_s)  # which waits and looks up in one call
         return super().lookup_when(ids, version, wait_s)
 
+    def forget(self) -> None:
+        """As in `RowSource.forget`: the memory to attach may be another one now."""
+        attachment = self._attachment
+        if attachment is not None:
+            self._leave(attachment)
+
     def close(self) -> None:
         """Detaches, and closes the connection. Closing twice is harmless."""
         with self._attaching:

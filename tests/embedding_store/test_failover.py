@@ -1,0 +1,164 @@
+"""A store that moves from one address to another, and sources that forget the one they read before."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import grpc
+import numpy as np
+import pytest
+
+from embedding_store.cached.source import CachedSource
+from embedding_store.errors import BadInput, FutureVersion, Unavailable, Unsupported
+from embedding_store.memory.store import MemoryStore
+from embedding_store.partitions.source import PartitionedSource
+from embedding_store.partitions.store import PartitionedStore
+from embedding_store.rpc.body_plan import BodyPlan
+from embedding_store.rpc.failover import FailoverChannel
+from embedding_store.rpc.remote import RemoteSource
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
+from embedding_store.shared.outbox import Outbox, Outboxes
+from embedding_store.shared.source import SharedSource
+from embedding_store.shared.store import SharedMemoryStore
+from embedding_store.spec import OptimizerSpec, TableSpec
+from embedding_store.store import Commit, Float32, TableUpdate
+
+SPEC = TableSpec("t", 4, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
+IDS = np.arange(20)
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+def store_at(
+    held: ExitStack, version: int, change: float, kind: type[MemoryStore] = MemoryStore, shard: bool = False
+) -> MemoryStore:
+    """A store (the one shard of a partitioned one, perhaps) whose rows of IDS tell of `change`."""
+    store = held.enter_context(kind())
+    (PartitionedStore([store]) if shard else store).create_table(SPEC)
+    for number in range(1, version + 1):
+        update = TableUpdate(IDS, np.full((len(IDS), 4), change, np.float32))
+        store.commit(Commit(number, {"t": update}, number - 1, {}))
+    return store
+
+
+def served(held: ExitStack, store: MemoryStore, address: str = "127.0.0.1:0") -> GrpcServer:
+    return held.enter_context(GrpcServer(address, [store_service(store)]))
+
+
+def rows(store: MemoryStore) -> Float32:
+    return store.lookup({"t": IDS})["t"]
+
+
+def free_addresses(count: int) -> list[str]:
+    """Addresses at which nobody listens."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{taken.getsockname()[1]}" for taken in sockets]
+    for taken in sockets:
+        taken.close()
+    return addresses
+
+
+def test_calls_of_every_shape_go_to_the_address_that_answers(held: ExitStack) -> None:
+    first, nobody, second = free_addresses(3)
+    old, new = store_at(held, 2, 1.0), store_at(held, 2, 5.0)
+    server = served(held, old, first)
+    source = held.enter_context(RemoteSource(f"{first}, {nobody},{second}", deadline_s=30))
+    assert source.specs() == {"t": SPEC}
+    np.testing.assert_array_equal(source.lookup({"t": IDS}, 2)["t"], rows(old))  # of an unknown width: a stream
+    np.testing.assert_array_equal(source.lookup({"t": IDS}, 2)["t"], rows(old))  # one message each way
+    server.stop(0)
+    served(held, new, second)
+    np.testing.assert_array_equal(source.lookup({"t": IDS}, 2)["t"], rows(new))
+    many = np.arange(300_000)  # ids in several frames
+    np.testing.assert_array_equal(source.lookup({"t": many})["t"], new.lookup({"t": many})["t"])
+    # And back, with a name.
+    served(held, old, first)
+    named = held.enter_context(RemoteSource(f"{nobody},localhost:{first.rpartition(':')[2]}", deadline_s=30))
+    np.testing.assert_array_equal(named.lookup({"t": IDS}, 2)["t"], rows(old))
+
+
+def test_one_thread_that_turns_away_does_not_turn_the_others_back() -> None:
+    with FailoverChannel([grpc.insecure_channel(f"127.0.0.1:{port}") for port in (1, 2, 3)]) as channel:
+        left = channel.at
+        with ThreadPoolExecutor(8) as threads:
+            for _ in range(64):
+                threads.submit(channel.leave, left)
+        assert channel.at == 1
+        channel.leave(1)
+        channel.leave(2)
+        assert channel.at == 0
+
+
+def test_nobody_at_any_address_is_said_with_all_of_them() -> None:
+    addresses = ",".join(free_addresses(2))
+    with RemoteSource(addresses, deadline_s=0.5) as source, pytest.raises(Unavailable, match=addresses):
+        source.version()
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [("a:1,", "address ''"), ("a:1,b", "address 'b'"), ("a:1,a:1", "one stands twice"), ("a:1,b:0", "port 0")],
+)
+def test_lists_of_addresses_that_cannot_be(written: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        RemoteSource(written)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_cache_that_forgets_does_not_answer_for_the_store_before(held: ExitStack, split: bool) -> None:
+    """Two lives of a store have the same versions with other rows, as in an asynchronous job that began anew."""
+    first, second = free_addresses(2)
+    server = served(held, store_at(held, 3, 1.0, shard=split), first)
+    remote = RemoteSource(f"{first},{second}", deadline_s=30)
+    source = held.enter_context(CachedSource(PartitionedSource([remote]) if split else remote, rows=100))
+    for _ in range(3):
+        before = source.lookup({"t": IDS}, 3)["t"]
+    assert source.held == {"t": len(IDS)}
+    server.stop(0)
+    new = store_at(held, 3, 5.0, shard=split)
+    served(held, new, second)
+    np.testing.assert_array_equal(source.lookup({"t": IDS}, 3)["t"], before)  # else the test shows nothing
+    source.forget()
+    np.testing.assert_array_equal(source.lookup({"t": IDS}, 3)["t"], rows(new))
+
+
+def test_a_source_of_shared_memory_forgets_the_memory_of_the_store_before(held: ExitStack) -> None:
+    """Also where that one still lives: what the network says counts."""
+    first, second = free_addresses(2)
+    old, new = store_at(held, 3, 1.0, SharedMemoryStore), store_at(held, 2, 5.0, SharedMemoryStore)
+    server = served(held, old, first)
+    source = held.enter_context(SharedSource(RemoteSource(f"{first},{second}", deadline_s=30), required=True))
+    np.testing.assert_array_equal(source.lookup({"t": IDS}, 3)["t"], rows(old))
+    server.stop(0)
+    served(held, new, second)
+    np.testing.assert_array_equal(source.lookup({"t": IDS}, 3)["t"], rows(old))
+    source.forget()
+    with pytest.raises(FutureVersion):
+        source.lookup({"t": IDS}, 3)
+    np.testing.assert_array_equal(source.lookup({"t": IDS}, 2)["t"], rows(new))
+    assert source.attached
+
+
+def test_a_letter_for_the_process_before_finds_nothing_at_the_one_that_follows(held: ExitStack) -> None:
+    """Both hand outboxes over in the same order, and the stamps are the same too."""
+    plan = BodyPlan("GradientFrame")
+    plan.add("x", (3,), np.dtype(np.int64))
+    letters = []
+    stores = [held.enter_context(SharedMemoryStore()) for _ in range(2)]
+    for number, store in enumerate(stores):
+        outbox = Outbox(store.door.name, store.door.token)
+        held.callback(outbox.close)
+        letters.append(outbox.put([np.full(3, number)]))
+    assert [letter.stamp for letter in letters] == [1, 1]
+    assert stores[0].outboxes.read(letters[0], plan)[0].tolist() == [0, 0, 0]
+    with pytest.raises(Unsupported, match="is not known here"):
+        stores[1].outboxes.read(letters[0], plan)
+    assert isinstance(stores[1].outboxes, Outboxes)
