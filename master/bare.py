@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from embedding_store.errors import BadInput, NotFinite
 from embedding_store.spec import TableSpec
@@ -26,9 +27,11 @@ from master.api import (
 from master.committing import Committer
 from master.dense import NoDense
 from master.hooks import MasterOptions
+from master.progress import Progress
 from master.push_check import Expected, check_finite, check_push
 from master.pushes import Sequences
 from master.sessions import LocalSession, Sessions
+from master.version_record import VersionRecord
 
 __all__ = ["BareMaster"]
 
@@ -37,7 +40,9 @@ class BareMaster:
     """Every push is one commit, with the learning rates of the tables' own optimizers.
 
     Keeps `master.api.MasterApi`. There are no tasks and no dense variables;
-    `stop` makes leases come back finished.
+    `stop` makes leases come back finished. In a store that keeps records the
+    sequences of clients stand with the version: a server that takes over from
+    one that died knows every push that was committed.
 
     Args:
         store: Where tables are created and rows change.
@@ -49,14 +54,22 @@ class BareMaster:
         self.job = job or JobSpec(job="bare", mode="async")
         options = options or MasterOptions()
         self._store = store
-        self._committer = Committer(store, NoDense(), "sum", options.commit_deadline_s)
-        self._sequences = Sequences({})
+        self._committer = Committer(store, NoDense(), replace(self.job, average="sum"), options.commit_deadline_s)
+        before = self._taken_over()
+        self._sequences = Sequences(before.sequences)
         self._tables: Mapping[str, TableSpec] = {}
         self._lock = threading.Condition()
         self._sessions = Sessions()
         self._pushes: dict[str, int] = {}
-        self._records = 0
+        self._records = before.records
         self._stopped = False
+
+    def _taken_over(self) -> Progress:
+        if not self._store.keeps_records:
+            return Progress()
+        self._store.recover()
+        record = self._store.record()
+        return Progress() if record is None else VersionRecord.from_bytes(record).progress
 
     def join(self, worker: WorkerIdentity) -> Session:
         """Opens a session; it holds no leases."""
@@ -105,10 +118,15 @@ class BareMaster:
                 self._sequences.remember(name)
                 return PushReply(PushOutcome.SKIPPED, str(error), self._store.version())
             version = self._store.version() + 1
-            self._records += self._committer.commit(version, [push]).records
+            made = self._committer.commit(version, [push], lambda made: self._place_after(version, name, made.records))
+            self._records += made.records
             self._sequences.remember(name)
             self._pushes[name.incarnation] = self._pushes.get(name.incarnation, 0) + 1
             return PushReply(PushOutcome.ACCEPTED, "", version)
+
+    def _place_after(self, version: int, name: AsyncPushId, records: int) -> Progress:
+        sequences = {**self._sequences.as_dict(), name.incarnation: name.sequence}
+        return Progress(version, records=self._records + records, sequences=sequences)
 
     def _known_tables(self, push: Push) -> Mapping[str, TableSpec]:
         if not set(push.slices) <= set(self._tables):

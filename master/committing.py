@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from embedding_store.errors import ElastableError, StoreFailed, Unavailable
 from embedding_store.store import Commit, EmbeddingStore
 from master.accumulate import Accumulated, accumulate
-from master.api import Push
+from master.api import JobSpec, Push
 from master.clipping import clip
 from master.dense import DensePart
 from master.keras_optimizer import Clipping
+from master.progress import Progress
+from master.version_record import VersionRecord, job_as_json
 
 __all__ = ["Committer", "commit_rows"]
 
@@ -39,14 +41,15 @@ class Committer:
     Args:
         store: Where the rows are.
         dense: The dense part of the model.
-        average: "mean" or "sum" (see `master.accumulate`).
+        job: Its `average` says how pushes are summed (see `master.accumulate`).
         deadline_s: How long a failing commit is tried again.
     """
 
-    def __init__(self, store: EmbeddingStore, dense: DensePart, average: str, deadline_s: float) -> None:
+    def __init__(self, store: EmbeddingStore, dense: DensePart, job: JobSpec, deadline_s: float) -> None:
         self._store = store
         self._dense = dense
-        self._average = average
+        self._average = job.average
+        self._job = job_as_json(job)
         self._deadline_s = deadline_s
         self._foreseen: _Step | None = None
 
@@ -57,19 +60,18 @@ class Committer:
         """
         self._foreseen = _Step(self._dense.step(), self._dense.learning_rate(), self._dense.clipping)
 
-    def commit(self, version: int, pushes: Sequence[Push]) -> Accumulated:
+    def commit(self, version: int, pushes: Sequence[Push], progress: Callable[[Accumulated], Progress]) -> Accumulated:
         """The step from `version - 1` to `version`; returns what it was made of.
-
-        Rows come first: should their commit fail for good, the dense part is
-        still that of `version - 1`.
 
         Args:
             version: That will stand.
             pushes: In micro-batch order, checked; none: a version that changes
                 nothing but the step count.
+            progress: The job's place once `version` stands.
 
         Raises:
-            StoreFailed, Unavailable: the store failed until the deadline.
+            StoreFailed, Unavailable: the store failed until the deadline; the
+                dense part is still that of `version - 1`.
         """
         if self._foreseen is None:
             self.foresee()
@@ -77,12 +79,30 @@ class Committer:
         gradient = clip(accumulate(pushes, self._average), step.clipping)
         rates = {} if step.rate is None else dict.fromkeys(gradient.updates, step.rate)
         commit = Commit(version, gradient.updates, version - 1 if step.number is None else step.number, rates)
-        commit_rows(self._store, commit, self._deadline_s)
-        if pushes:
+        if self._store.keeps_records:
+            self._commit_with_record(commit, gradient, progress(gradient))
+        else:
+            # Rows first: the dense part cannot fail, and needs no way back then.
+            commit_rows(self._store, commit, self._deadline_s)
+            self._apply(gradient)
+        return gradient
+
+    def _commit_with_record(self, commit: Commit, gradient: Accumulated, progress: Progress) -> None:
+        """Rows, dense part and progress stand in one moment, in the store."""
+        before = self._dense.tensors()
+        self._apply(gradient)
+        try:
+            record = VersionRecord(self._job, progress, self._dense.tensors()).to_bytes()
+            commit_rows(self._store, replace(commit, record=record), self._deadline_s)
+        except BaseException:
+            self._dense.restore(before)
+            raise
+
+    def _apply(self, gradient: Accumulated) -> None:
+        if gradient.records:
             self._dense.apply(gradient.dense, gradient.states)
         else:
             self._dense.skip()
-        return gradient
 
 
 def commit_rows(

@@ -89,7 +89,7 @@ class Master:
         )
         self._changed = threading.Condition()
         self._state = JobState(job, self._options, start, time.monotonic)
-        committer = Committer(store, dense, job.average, self._options.commit_deadline_s)
+        committer = Committer(store, dense, job, self._options.commit_deadline_s)
         self._driver = Driver(
             self._state,
             self._changed,

@@ -48,6 +48,12 @@ class DensePart(Protocol):
     def skip(self) -> None:
         """Counts a step that changes nothing."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that belongs to a version, by key; read-only."""
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes back what `tensors` gave."""
+
 
 class NoDense:
     """The dense part of a parameter server without a model."""
@@ -72,6 +78,13 @@ class NoDense:
         """Changes nothing."""
 
     def skip(self) -> None:
+        """Changes nothing."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Changes nothing."""
 
 

@@ -8,12 +8,14 @@ from collections.abc import Callable
 
 from embedding_store.errors import JobFailed
 from embedding_store.pins import Pin
+from master.accumulate import Accumulated
 from master.api import Tensor
 from master.committing import Committer
 from master.dense import DensePart
 from master.hooks import Hooks, MasterOptions
 from master.job_state import JobState, Work, as_failure
 from master.metrics import LazyLogs, MetricBook
+from master.progress import Progress
 from master.side_evaluation import LEASE_S, SideEvaluation
 
 __all__ = ["Driver"]
@@ -103,9 +105,8 @@ class Driver:
         """One commit; while it is made workers can push nothing that it would have to wait for."""
         tickets = work.tickets or ()
         epoch = self._state.epoch
-        made = self._committer.commit(
-            self._state.version + 1, [ticket.push for ticket in tickets if ticket.push is not None]
-        )
+        pushes = [ticket.push for ticket in tickets if ticket.push is not None]
+        made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
         with self._changed:
             ended = self._state.committed(tickets, made)
             sums = self._state.epoch_metrics
@@ -116,6 +117,10 @@ class Driver:
         else:
             self._begin_beside()
             self._open()
+
+    def _place_after(self, made: Accumulated) -> Progress:
+        with self._changed:
+            return self._state.progress_after(made)
 
     def _begin_beside(self) -> None:
         """Evaluates the version that stands beside training, where that is due."""

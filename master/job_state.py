@@ -227,6 +227,19 @@ class JobState:
             logs=self.logs,
         )
 
+    def progress_after(self, made: Accumulated) -> Progress:
+        """The place once the version that is ready stands."""
+        place = self.pushes.place_after()
+        return Progress(
+            version=self.version + 1,
+            records=self.records + made.records,
+            metrics=add_metrics(self.epoch_metrics, [made.metrics]) if made.metrics else self.epoch_metrics,
+            epoch=place.epoch,
+            done=place.done,
+            sequences=place.sequences,
+            logs=self.logs,
+        )
+
     def status_fields(self) -> dict[str, Any]:
         """What `JobStatus` says, but for the metrics and the store."""
         job = self.schedule.job

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from embedding_store.errors import BadInput, FutureVersion
 from master.api import AsyncPushId, Push, PushOutcome, SyncPushId, TaskKind
 from master.schedule import Schedule
 from master.task_board import TaskBoard
 
-__all__ = ["AsyncPushes", "Sequences", "SyncPushes", "Ticket", "Verdict"]
+__all__ = ["AsyncPushes", "Place", "Sequences", "SyncPushes", "Ticket", "Verdict"]
 
 # Incarnations remembered: more than a job ever has; a bound all the same.
 _INCARNATIONS = 65_536
@@ -37,6 +37,15 @@ class Ticket:
     id: SyncPushId | AsyncPushId
     worker: str | None = None
     committed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an asynchronous job is; see `master.progress.Progress`."""
+
+    epoch: int = 0
+    done: tuple[int, ...] = ()
+    sequences: Mapping[str, int] = field(default_factory=dict)
 
 
 class Sequences:
@@ -117,6 +126,10 @@ class SyncPushes:
         self._board.advance()
         return self._board.ends_epoch
 
+    def place_after(self) -> Place:
+        """Of what is ready, once it is committed: the version says it all."""
+        return Place()
+
     def done(self) -> tuple[int, ...]:
         """Nothing: the version says it all."""
         return ()
@@ -195,9 +208,21 @@ class AsyncPushes:
         self._board.advance()
         return True
 
+    def place_after(self) -> Place:
+        """Of what is ready, once it is committed."""
+        first, *others = self._queue
+        ends = not others and self._board.training_done
+        sequences = self._committed.as_dict()
+        if isinstance(first.id, AsyncPushId):
+            sequences[first.id.incarnation] = first.id.sequence
+        done = () if ends else self._done_but({ticket.id.micro_batch for ticket in others})
+        return Place(self._board.place + ends, done, sequences)
+
     def done(self) -> tuple[int, ...]:
         """Micro-batches of the running epoch that are committed."""
-        coming = {ticket.id.micro_batch for ticket in self._queue}
+        return self._done_but({ticket.id.micro_batch for ticket in self._queue})
+
+    def _done_but(self, coming: set[int]) -> tuple[int, ...]:
         return tuple(number for number in self._board.done() if number not in coming)
 
     def sequences(self) -> dict[str, int]:
