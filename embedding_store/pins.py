@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from embedding_store.errors import BadInput, FutureVersion, StaleVersion, VersionError
 from embedding_store.store import Int64, RowBlock, RowSource, UInt8
 
-__all__ = ["Pin", "PinStatistics"]
+__all__ = ["Pin", "PinStatistics", "not_pinned", "require_lease"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +74,26 @@ class Pin(RowSource):
     @abstractmethod
     def release(self) -> None:
         """As `close`."""
+
+
+def require_lease(lease_s: float) -> float:
+    """`lease_s` itself. Raises `BadInput` unless it is a number of seconds above 0."""
+    if not math.isfinite(lease_s) or lease_s <= 0:
+        raise BadInput(f"lease_s must be a number of seconds above 0, got {lease_s!r}")
+    return float(lease_s)
+
+
+def not_pinned(wanted: int, current: int, pinned: Collection[int], why: str | None = None) -> VersionError:
+    """The error for a version that is neither current nor pinned.
+
+    Args:
+        wanted: That version.
+        current: The one that stands.
+        pinned: Those that are pinned.
+        why: What became of its pin, where it had one.
+    """
+    if wanted > current:
+        return FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")
+    told = f"pinned are {', '.join(map(str, sorted(pinned)))}" if pinned else "no version is pinned"
+    reason = "" if why is None else f" (its pin is gone: {why})"
+    return StaleVersion(f"version {wanted} is past{reason}; the current version is {current}, {told}")

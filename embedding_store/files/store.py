@@ -46,6 +46,7 @@ class FileStore(MemoryStore):
         *,
         unclean: str = "refuse",
         direct_bytes: int | None = None,
+        before_image_bytes: int | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         """Opens the store in a folder, or begins one in an empty or missing folder.
@@ -58,6 +59,7 @@ class FileStore(MemoryStore):
             unclean: What to do with a store that was not closed cleanly:
                 "refuse" it, or "drop" all that it holds.
             direct_bytes: As for `MemoryStore`.
+            before_image_bytes: As for `MemoryStore`; in memory, beside the budget.
             timeout_s: As for `MemoryStore`.
 
         Raises:
@@ -68,7 +70,7 @@ class FileStore(MemoryStore):
             raise BadInput(f"memory budget of a file store must be at least 1 MiB, got {memory_budget} bytes")
         if unclean not in ("refuse", "drop"):
             raise BadInput(f'unclean must be "refuse" or "drop", got {unclean!r}')
-        super().__init__(threads, direct_bytes=direct_bytes, timeout_s=timeout_s)
+        super().__init__(threads, direct_bytes=direct_bytes, before_image_bytes=before_image_bytes, timeout_s=timeout_s)
         self.folder = Path(folder)
         self._budget = RowBudget(memory_budget - memory_budget // _ON_THE_WAY)
         self._folders: dict[str, str] = {}
@@ -96,6 +98,7 @@ class FileStore(MemoryStore):
         refuse_negative_version(version)
         with self._lock.writing():
             self._require_open()
+            self._pins.refuse_change(f"the version cannot be reset to {version}")
             self._soil()
             self._version = version
             for table in self._tables.values():
@@ -106,6 +109,7 @@ class FileStore(MemoryStore):
         """As in `EmbeddingStore.drop_table`; the disk is given back."""
         with self._lock.writing():
             self._table(table)
+            self._pins.refuse_change(f"table {table!r} cannot be dropped")
             self._soil()
             dropped = self._tables.pop(table)
             del self._folders[table]

@@ -6,11 +6,12 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["direct_bytes_here", "memory_limit"]
+__all__ = ["before_image_bytes_here", "direct_bytes_here", "memory_limit"]
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 _LEAST_DIRECT = 1 << 30
 _SHARE = 8
+_BEFORE_IMAGES = 4
 
 
 @lru_cache(maxsize=1)
@@ -31,3 +32,8 @@ def direct_bytes_here() -> int:
     there take a page each: a few such tables must fit.
     """
     return max(_LEAST_DIRECT, memory_limit() // _SHARE)
+
+
+def before_image_bytes_here() -> int:
+    """Bytes that before-images of pinned versions may take where nothing else is said: a quarter of the memory."""
+    return memory_limit() // _BEFORE_IMAGES

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from embedding_store.errors import BadInput
 from embedding_store.memory.id_index import IdIndex
 from embedding_store.memory.row_directory import RowDirectory
-from embedding_store.memory.row_touches import RowTouches
+from embedding_store.memory.row_touches import RowTouches, UInt32
 from embedding_store.memory.sightings import Sightings
 from embedding_store.memory.slab import SlabMaker, anonymous_slab
 from embedding_store.spec import TableSpec
@@ -104,11 +106,28 @@ class RowMembership:
             directory.find(ids, positions)
             self._touches.forget(positions[positions >= 0])
 
-    def evict(self, version: int, directory: RowDirectory) -> None:
-        """Lets go of rows as the table's eviction says; allocates nothing that grows with the table."""
+    def evict(self, version: int, directory: RowDirectory, remove: Callable[[Int64], int]) -> None:
+        """Lets go of rows as the table's eviction says; allocates nothing that grows with the table.
+
+        `remove`: takes rows away by their ids, and returns how many there were.
+        """
         if self._touches is not None and isinstance(directory, IdIndex):
             self.settle(version, directory)
-            self.evicted += self._touches.evict(version, directory.row_ids, directory.count, directory.remove)
+            self.evicted += self._touches.evict(version, directory.row_ids, directory.count, remove)
+
+    def counts_anew(self, version: int) -> bool:
+        """Whether `evict` at this version begins to count anew how often rows are touched."""
+        return self._touches is not None and self._touches.counts_anew(version)
+
+    def frequencies(self, high: int) -> UInt32 | None:
+        """As `RowTouches.frequencies`."""
+        return None if self._touches is None else self._touches.frequencies(high)
+
+    def unsettled(self, directory: RowDirectory) -> Int64 | None:
+        """int64: ids of rows that were put without a version, which `settle` gives them; None: there are none."""
+        if self._touches is None or not self._touches.unsettled or not isinstance(directory, IdIndex):
+            return None
+        return directory.row_ids[self._touches.unsettled_positions(directory.positions_given)]
 
     def sightings(self) -> UInt8 | None:
         """As `EmbeddingStore.sightings`."""

@@ -17,7 +17,7 @@ from embedding_store.memory.slab import SlabMaker, anonymous_slab
 from embedding_store.spec import EvictionSpec
 from embedding_store.store import Int64
 
-__all__ = ["RowTouches"]
+__all__ = ["RowTouches", "UInt32"]
 
 UInt32 = npt.NDArray[np.uint32]
 
@@ -41,7 +41,7 @@ class RowTouches:
         # Without its rule nobody asks how often.
         self._times = None if eviction.min_frequency is None else new_slab("frequency", rows, 1, np.uint32)
         self._tally = np.zeros(1 << _DIGIT_BITS, np.int64)
-        self._doomed = np.empty(_CHUNK, np.int64)
+        self._doomed, self._doomed_ids = np.empty(_CHUNK, np.int64), np.empty(_CHUNK, np.int64)
         self._unsettled = False
 
     @property
@@ -77,6 +77,23 @@ class RowTouches:
             self._times.array[positions, 0] = 1 if touches is None else touches[:, 1]
         self._unsettled |= touches is None or bool((touches[:, 0] == _NEXT_VERSION).any())
 
+    def frequencies(self, high: int) -> UInt32 | None:
+        """uint32 `[high]`, a copy of how often the rows below position `high` were touched; None: nobody counts."""
+        return None if self._times is None else self._times.array[:high, 0].copy()
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether rows may have been put without a version."""
+        return self._unsettled
+
+    def unsettled_positions(self, high: int) -> Int64:
+        """int64: positions below `high` of rows that were put without a version."""
+        return np.flatnonzero(self._versions.array[:high, 0] == _NEXT_VERSION)
+
+    def counts_anew(self, version: int) -> bool:
+        """Whether `evict` at this version begins to count touches anew."""
+        return self._times is not None and not version % self._eviction.every
+
     def forget(self, positions: Int64) -> None:
         """There are no rows at `positions` any more."""
         self._versions.array[positions, 0] = _NO_ROW
@@ -95,7 +112,7 @@ class RowTouches:
             version: That is being committed.
             row_ids: int64 `[high]`, the id at each position.
             count: Rows that there are.
-            remove: Takes rows away by their ids; is called with a few at a time.
+            remove: Takes rows away by their ids; is called with a few at a time, whose touches stand until then.
 
         Returns:
             How many rows went.
@@ -123,7 +140,10 @@ class RowTouches:
         gone = position = 0
         while position < len(row_ids):
             found, position = _doomed(versions, times, row_ids, position, rule, self._doomed)
-            gone += remove(self._doomed[:found])
+            doomed, ids = self._doomed[:found], self._doomed_ids[:found]
+            np.take(row_ids, doomed, out=ids, mode="clip")
+            gone += remove(ids)
+            versions[doomed] = _NO_ROW
         return gone
 
 
@@ -141,7 +161,7 @@ def _once_more(times: UInt32, positions: Int64) -> None:
 def _doomed(
     versions: Int64, times: UInt32, row_ids: Int64, position: int, rule: tuple[int, int, int, int], doomed: Int64
 ) -> tuple[int, int]:
-    """Ids that go, from `position` on, until `doomed` is full; their number, and the next position.
+    """Positions of rows that go, from `position` on, until `doomed` is full; their number, and the next position.
 
     Rows go that were last touched before version `oldest`, or at version
     `tied` with an id of `least_id` or above, or fewer than `least_times` times.
@@ -154,8 +174,7 @@ def _doomed(
         if least_times > 0 and times[position] < least_times:
             goes = True
         if goes and version >= 0:
-            doomed[count] = row_ids[position]
-            versions[position] = -1
+            doomed[count] = position
             count += 1
         position += 1
     return count, position

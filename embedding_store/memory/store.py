@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from embedding_store.checks import require_block, require_block_rows, require_ids, require_update
 from embedding_store.errors import StoreFailed, TableNotFound
-from embedding_store.memory.lookup import answer_requests
-from embedding_store.memory.memory_limit import direct_bytes_here
+from embedding_store.memory.memory_limit import before_image_bytes_here, direct_bytes_here
+from embedding_store.memory.pin import MemoryPin
+from embedding_store.memory.store_pins import StorePins
 from embedding_store.memory.table import MemoryTable, StagedUpdate
-from embedding_store.range_pool import SERIAL, RangePool, available_cores
+from embedding_store.memory.table_lookups import TableLookups
+from embedding_store.pins import Pin, PinStatistics, require_lease
+from embedding_store.range_pool import RangePool, available_cores
 from embedding_store.readers_writer_lock import ReadersWriterLock
 from embedding_store.spec import TableSpec
 from embedding_store.store import (
     Commit,
     EmbeddingStore,
-    Float32,
     Int64,
     RowBlock,
     TableStatistics,
@@ -26,7 +28,7 @@ from embedding_store.store import (
     refuse_negative_version,
     refuse_other_version,
 )
-from embedding_store.tables.lookup_request import LookupRequest, rows_request
+from embedding_store.tables.table_reader import TableReader
 
 __all__ = ["MemoryStore"]
 
@@ -37,12 +39,19 @@ _Staged = tuple[MemoryTable, StagedUpdate, float]
 """A table, its update, and the learning rate."""
 
 
-class MemoryStore(EmbeddingStore):
+class MemoryStore(TableLookups, EmbeddingStore):
     """Rows in memory. Lookups share the store, commits have it alone, so a
     lookup sees one version whole, whether it names one or not.
     """
 
-    def __init__(self, threads: int | None = None, *, direct_bytes: int | None = None, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        threads: int | None = None,
+        *,
+        direct_bytes: int | None = None,
+        before_image_bytes: int | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
         """An empty store at version 0.
 
         Args:
@@ -52,6 +61,9 @@ class MemoryStore(EmbeddingStore):
                 laid out whole, row i at position i; a larger one only holds
                 the rows that were touched. None: an eighth of the memory
                 here, at least 1 GiB. Results do not depend on it.
+            before_image_bytes: Of memory, for what is kept of rows that change
+                while versions are pinned; where it would take more, the oldest
+                pin is given up. None: a quarter of the memory here.
             timeout_s: Seconds that a lookup waits for a commit, or a commit
                 for lookups, before `DeadlineExceeded`.
         """
@@ -60,6 +72,8 @@ class MemoryStore(EmbeddingStore):
         self._changes = 0  # calls that changed anything
         self._closed = False
         self._direct_bytes = direct_bytes_here() if direct_bytes is None else direct_bytes
+        most = before_image_bytes_here() if before_image_bytes is None else before_image_bytes
+        self._pins = StorePins(self._tables, most)
         self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
         self._lock = ReadersWriterLock(timeout_s, "the memory store")
 
@@ -72,6 +86,7 @@ class MemoryStore(EmbeddingStore):
                 refuse_conflict(known.spec, spec)
                 return False
             self._tables[spec.name] = self._new_table(spec)
+            self._pins.welcome(self._tables[spec.name])
             return True
 
     def specs(self) -> dict[str, TableSpec]:
@@ -86,33 +101,6 @@ class MemoryStore(EmbeddingStore):
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
         """As in `RowSource.wait_for_version`."""
         return self._lock.wait_until(lambda: self._version >= version, timeout_s)
-
-    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
-        """As in `RowSource.lookup`."""
-        with self._lock.reading():
-            refuse_other_version(self._version, version)
-            tables = [self._table(name) for name in ids]
-            requests = [rows_request(table.spec, of) for table, of in zip(tables, ids.values(), strict=True)]
-            answer_requests(tables, requests, self._pool)
-        return {request.table: request.out for request in requests}
-
-    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
-        """As in `RowSource.lookup_into`: rows are folded where they lie, all requests at one version."""
-        with self._lock.reading():
-            refuse_other_version(self._version, version)
-            tables = [self._table(request.table) for request in requests]
-            answer_requests(tables, requests, self._pool if split else SERIAL)
-
-    def lookup_in_order(
-        self, requests: Sequence[LookupRequest], version: int | None, done: Callable[[int], object]
-    ) -> None:
-        """As in `RowSource.lookup_in_order`, by one thread."""
-        with self._lock.reading():
-            refuse_other_version(self._version, version)
-            tables = [self._table(request.table) for request in requests]
-            for number, (table, request) in enumerate(zip(tables, requests, strict=True)):
-                answer_requests([table], [request], SERIAL)
-                done(number)
 
     def commit(self, commit: Commit) -> None:
         """As in `EmbeddingStore.commit`."""
@@ -133,10 +121,27 @@ class MemoryStore(EmbeddingStore):
 
         return finish
 
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+        """As in `EmbeddingStore.pin`."""
+        seconds = require_lease(lease_s)
+        with self._lock.writing():
+            self._require_open()
+            lease = self._pins.take(self._version, version, seconds)
+        return MemoryPin(self._lock, self._pool, self._table, self.specs, self._pins, lease)
+
+    def pins(self) -> tuple[PinStatistics, ...]:
+        """As in `EmbeddingStore.pins`."""
+        if self._pins.overdue:
+            with self._lock.writing():
+                self._pins.sweep()
+        with self._lock.reading():
+            return self._pins.statistics()
+
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`."""
         refuse_negative_version(version)
         with self._lock.writing():
+            self._pins.refuse_change(f"the version cannot be reset to {version}")
             self._version = version
             for table in self._tables.values():
                 table.settle(version)
@@ -197,13 +202,16 @@ class MemoryStore(EmbeddingStore):
     def clear(self, table: str) -> None:
         """As in `EmbeddingStore.clear`."""
         with self._lock.writing():
-            self._table(table).clear()
+            found = self._table(table)
+            self._pins.refuse_change(f"table {table!r} cannot be cleared")
+            found.clear()
             self._changes += 1
 
     def drop_table(self, table: str) -> None:
         """As in `EmbeddingStore.drop_table`."""
         with self._lock.writing():
             self._table(table)
+            self._pins.refuse_change(f"table {table!r} cannot be dropped")
             del self._tables[table]
             self._changes += 1
 
@@ -214,6 +222,13 @@ class MemoryStore(EmbeddingStore):
             self._tables.clear()
             self._changes += 1
         self._pool.close()
+
+    def _readers(self, tables: Iterable[str], version: int | None) -> Sequence[TableReader]:
+        found = [self._table(table) for table in tables]
+        if version is None or version == self._version:
+            return found
+        self._pins.require(version, self._version)
+        return [table.at(version) for table in found]
 
     def _stage(self, commit: Commit) -> list[_Staged]:
         """Everything about a commit that can fail; changes no row."""
@@ -227,6 +242,7 @@ class MemoryStore(EmbeddingStore):
         ]
 
     def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
+        self._pins.sweep()
         for table, update, _ in staged:
             table.claim(update, self._pool, commit.version)
 

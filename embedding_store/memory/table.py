@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedding_store.memory.id_index import IdIndex
+from embedding_store.memory.pinned_table import PinnedTable
 from embedding_store.memory.row_directory import DirectRows, RowDirectory
 from embedding_store.memory.row_membership import RowMembership
 from embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.memory.table_rows import MakeRows, TableRows, resident_rows
-from embedding_store.range_pool import RangePool
+from embedding_store.memory.table_versions import TableVersions
+from embedding_store.range_pool import SERIAL, RangePool
 from embedding_store.row_dtypes import round_update
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
@@ -51,6 +53,9 @@ class MemoryTable(TableReader):
     position i. Any other keeps rows in first-come order behind a hash index,
     so that memory grows with the rows that were touched and not with the pages
     that they would be strewn over.
+
+    Attributes:
+        versions: Those that are pinned; whatever changes rows tells them before.
     """
 
     _directory: RowDirectory
@@ -80,6 +85,7 @@ class MemoryTable(TableReader):
         self._positions = Scratch(np.int64)
         super().__init__(spec, *self._empty(spec))
         self._members = RowMembership(spec, self._directory.capacity, new_slab)
+        self.versions = TableVersions(spec, self.slot_width)
 
     @property
     def count(self) -> int:
@@ -95,6 +101,11 @@ class MemoryTable(TableReader):
         """What `read` reads: the slabs of the directory and those of the weights; None: not only slabs."""
         values = self._rows.slabs()
         return None if values is None else (self._directory.slabs(), values)
+
+    def at(self, version: int) -> PinnedTable:
+        """The table as it was at a pinned version, to read before anything changes."""
+        since = self.versions.since(version)
+        return PinnedTable(self.spec, self._directory, self._rows, self._members, since, self.versions.sequence)
 
     def stage(self, update: TableUpdate, step: int, learning_rate: float) -> StagedUpdate:
         """Does everything about an update that can fail, and changes no row.
@@ -126,9 +137,11 @@ class MemoryTable(TableReader):
             fresh = ids[:0]
         else:
             fresh = self._places(ids, positions, pool)
+        self._rows.prepare(positions, fresh, pool)
+        if self.versions:
+            self._save(staged, fresh, pool)
         self._members.count(staged.sighted, staged.refused)
         self._members.touch(positions, fresh, version)
-        self._rows.prepare(positions, fresh, pool)
         if staged.block is None and len(fresh):
             fresh_ids, fresh_rows = ids[fresh], positions[fresh]
 
@@ -156,7 +169,11 @@ class MemoryTable(TableReader):
 
     def evict(self, version: int) -> None:
         """Lets go of rows, as the table's eviction says for this version; cannot fail."""
-        self._members.evict(version, self._directory)
+        if self.versions:
+            self._save_unsettled()
+            if self._members.counts_anew(version):
+                self.versions.save_frequencies(self._members, self._directory.positions_given)
+        self._members.evict(version, self._directory, self._remove)
 
     def apply(self, staged: StagedUpdate, start: int, stop: int, step: int, learning_rate: float) -> None:
         """Updates the claimed rows `start..stop` of the update; ranges may run on different threads."""
@@ -171,6 +188,7 @@ class MemoryTable(TableReader):
     def put(self, block: RowBlock) -> None:
         """Writes rows as they are. Raises `MemoryError` before anything is changed."""
         self._reserve(block.ids)
+        self._save_of(block.ids)
         positions = np.empty(len(block.ids), np.int64)
         self._directory.claim(block.ids, positions)
         self._rows.write(positions, block.weights, block.slots)
@@ -195,6 +213,7 @@ class MemoryTable(TableReader):
 
     def delete(self, ids: Int64) -> int:
         """Takes the rows of `ids` int64 `[n]` away; returns how many there were."""
+        self._save_of(ids)
         self._members.forget(ids, self._directory)
         return self._directory.remove(ids)
 
@@ -210,6 +229,7 @@ class MemoryTable(TableReader):
 
     def put_sightings(self, counters: UInt8) -> None:
         """As in `EmbeddingStore.put_sightings`."""
+        self.versions.save_sightings(self._members)
         self._members.put_sightings(counters)
 
     def clear(self) -> None:
@@ -221,6 +241,34 @@ class MemoryTable(TableReader):
     def close(self) -> None:
         """Gives back what is not memory."""
         self._rows.close()
+
+    def _save(self, staged: StagedUpdate, fresh: Int64, pool: RangePool) -> None:
+        """Before rows of an update are changed, those at `staged.positions[fresh]` being new."""
+        positions = staged.positions
+        if len(fresh):
+            positions = positions.copy()
+            positions[fresh] = -1
+        self.versions.save(staged.update.ids, positions, self._rows, self._members, pool)
+        if staged.sighted is not None and len(staged.sighted):
+            self.versions.save_sightings(self._members)
+
+    def _save_of(self, ids: Int64) -> None:
+        """Before rows of `ids` int64 `[n]`, which may repeat, are changed."""
+        if self.versions:
+            once, positions = np.unique(ids), np.empty(len(ids), np.int64)
+            self._directory.find(once, positions[: len(once)])
+            self.versions.save(once, positions[: len(once)], self._rows, self._members, SERIAL)
+
+    def _save_unsettled(self) -> None:
+        """Before rows that were put without a version get this one."""
+        ids = self._members.unsettled(self._directory)
+        if ids is not None:
+            self._save_of(ids)
+
+    def _remove(self, ids: Int64) -> int:
+        """Rows of `ids` int64 `[n]` are evicted; returns how many there were."""
+        self._save_of(ids)
+        return self._directory.remove(ids)
 
     def _empty(self, spec: TableSpec) -> tuple[RowDirectory, TableRows]:
         new_slab = self._new_slab

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from embedding_store.memory.row_gather import can_stream, gather
 from embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.range_pool import RangePool
 from embedding_store.row_dtypes import row_values
@@ -58,6 +59,14 @@ class TableRows(ABC):
     @abstractmethod
     def block(self, positions: Int64) -> tuple[Float32, Float32]:
         """Copies of weights float32 `[n, dim]` and slots float32 `[n, slot_width]`; no negative positions."""
+
+    def copy(self, positions: Int64, weights: Float32, slots: Float32, stream: bool = False) -> None:
+        """As `block`, into `weights` float32 `[n, dim]` and `slots` float32 `[n, slot_width]`, both contiguous.
+
+        Rows of both at negative positions are left alone. `stream` as in `RowValues.read`, for the weights.
+        """
+        live = np.flatnonzero(positions >= 0)
+        weights[live], slots[live] = self.block(positions[live])
 
     def slabs(self) -> tuple[Slab, ...] | None:
         """As in `RowValues.slabs`; None: these rows are not for other processes to read."""
@@ -125,6 +134,12 @@ class ResidentRows(TableRows):
         weights = np.empty((len(positions), self._dim), np.float32)
         self._weights.read(positions, weights)
         return weights, self._slots.array[positions]
+
+    def copy(self, positions: Int64, weights: Float32, slots: Float32, stream: bool = False) -> None:
+        """As in `TableRows.copy`."""
+        self._weights.read(positions, weights, stream)
+        if slots.shape[1]:
+            gather(self._slots.array, positions, slots, stream and can_stream(slots))
 
     def slabs(self) -> tuple[Slab, ...] | None:
         """As in `TableRows.slabs`."""

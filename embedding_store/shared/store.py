@@ -35,14 +35,21 @@ class SharedMemoryStore(MemoryStore):
     what they have read was one state.
 
     Args:
-        threads, direct_bytes, timeout_s: As of `MemoryStore`.
+        threads, direct_bytes, before_image_bytes, timeout_s: As of `MemoryStore`.
 
     Raises:
         OSError: the system has no memfd or no abstract sockets (it is not Linux).
     """
 
-    def __init__(self, threads: int | None = None, *, direct_bytes: int | None = None, timeout_s: float = 60.0) -> None:
-        super().__init__(threads, direct_bytes=direct_bytes, timeout_s=timeout_s)
+    def __init__(
+        self,
+        threads: int | None = None,
+        *,
+        direct_bytes: int | None = None,
+        before_image_bytes: int | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        super().__init__(threads, direct_bytes=direct_bytes, before_image_bytes=before_image_bytes, timeout_s=timeout_s)
         self._slabs = SharedSlabs()
         self._board = WriteBoard()
         self._laid_out: dict[str, MemoryTable] = {}
