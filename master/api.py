@@ -6,7 +6,7 @@ client, so a worker is written once and runs in both places.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ __all__ = [
     "PushId",
     "PushOutcome",
     "PushReply",
+    "Refusal",
     "Session",
     "Slices",
     "SyncPushId",
@@ -39,6 +40,13 @@ __all__ = [
 ]
 
 Tensor = npt.NDArray[Any]
+
+_KNOWN = {
+    "mode": ("sync", "async"),
+    "average": ("mean", "sum"),
+    "not_finite": ("refuse", "skip"),
+    "staleness_modulation": ("none", "inverse"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,11 @@ class JobSpec:
         shuffle: Whether the record order is a seeded permutation.
         average: "mean" over records, or "sum" over micro-batches.
         not_finite: "refuse" a push with NaN or Inf (an error), or "skip" it.
+        staleness_bound: Async: by how many versions a push may be behind when
+            it is committed; one that is older is refused, and its micro-batch
+            computed again. None: any number.
+        staleness_modulation: Async: "none", or "inverse": the learning rate of
+            a push that is s versions behind is divided by 1 + s.
     """
 
     job: str = ""
@@ -83,14 +96,20 @@ class JobSpec:
     shuffle: bool = True
     average: str = "mean"
     not_finite: str = "refuse"
+    staleness_bound: int | None = None
+    staleness_modulation: str = "none"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on_worker", tuple(self.on_worker))
-        for name, known in (("mode", ("sync", "async")), ("average", ("mean", "sum"))):
+        for name, known in _KNOWN.items():
             if getattr(self, name) not in known:
                 raise BadSpec(f"job {name} {getattr(self, name)!r}: use {' or '.join(known)}")
-        if self.not_finite not in ("refuse", "skip"):
-            raise BadSpec(f"job not_finite {self.not_finite!r}: use refuse or skip")
+        if self.mode == "sync" and (self.staleness_bound is not None or self.staleness_modulation != "none"):
+            raise BadSpec(
+                "job staleness_bound and staleness_modulation are for mode async: in sync mode nothing is stale"
+            )
+        if self.staleness_bound is not None and self.staleness_bound < 0:
+            raise BadSpec(f"job staleness_bound must not be negative, got {self.staleness_bound}")
         for name in ("micro_batch_size", "grads_to_wait", "epochs", "intra_op_threads"):
             if getattr(self, name) < 1:
                 raise BadSpec(f"job {name} must be at least 1, got {getattr(self, name)}")
@@ -131,10 +150,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Tasks that are the worker's until done or its lease ends."""
+    """What a worker that asked for tasks is told.
+
+    Attributes:
+        tasks: The worker's until done or its lease ends.
+        finished: No task will ever come again.
+        revoked: Of what it said it holds: done by now, another worker's, or of
+            no version in work. It is to drop them.
+    """
 
     tasks: tuple[Task, ...] = ()
     finished: bool = False
+    revoked: tuple[Task, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +205,10 @@ class Push:
         states: Every non-trainable variable after the micro-batch, in model order.
         metrics: Keras metric state of this micro-batch alone (from reset), flat.
         job: The job it was computed for; "": whichever the master runs.
+        computed_on: Async: the version of the dense variables it was computed
+            on; None: unknown, and taken for fresh.
+        incarnation: Sync: the worker that computed it, for the status; "":
+            whoever holds the lease.
     """
 
     id: PushId
@@ -187,6 +218,8 @@ class Push:
     states: tuple[Tensor, ...] = ()
     metrics: tuple[Tensor, ...] = ()
     job: str = ""
+    computed_on: int | None = None
+    incarnation: str = ""
 
 
 class PushOutcome(StrEnum):
@@ -248,10 +281,21 @@ class WorkerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """A worker that failed or did not fit, and left: who, why, and how many said the same."""
+
+    worker: WorkerIdentity
+    error: str
+    message: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """How far a job is.
 
     `state` is waiting, training, evaluating, stopping, finished or failed.
+    `refusals` are of workers that could not take part, the latest last.
     """
 
     job: str
@@ -265,6 +309,7 @@ class JobStatus:
     metrics: Mapping[str, float]
     workers: tuple[WorkerStatus, ...]
     store: str
+    refusals: tuple[Refusal, ...] = ()
 
 
 class Session(Protocol):
@@ -287,8 +332,12 @@ class MasterApi(Protocol):
     def join(self, worker: WorkerIdentity) -> Session:
         """Opens the worker's session."""
 
-    def lease_tasks(self, incarnation: str, want: int, wait_s: float) -> Lease:
-        """Up to `want` tasks, waiting up to `wait_s` seconds for the first."""
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
+        """Up to `want` tasks, waiting up to `wait_s` seconds for the first.
+
+        With `holding`, all tasks that the worker has not finished, the call may
+        be repeated: what was leased to it and is not among them comes again.
+        """
 
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         """The dense variables of `version` (None: the current one).

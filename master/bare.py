@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from embedding_store.errors import BadInput, NotFinite
@@ -21,6 +21,7 @@ from master.api import (
     PushOutcome,
     PushReply,
     Session,
+    Task,
     WorkerIdentity,
     WorkerStatus,
 )
@@ -81,7 +82,7 @@ class BareMaster:
         with self._lock:
             self._sessions.close(incarnation)
 
-    def lease_tasks(self, incarnation: str, want: int, wait_s: float) -> Lease:
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
         """No tasks, ever; `finished` once `stop` was called."""
         give_up = time.monotonic() + wait_s
         with self._lock:

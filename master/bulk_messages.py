@@ -39,7 +39,13 @@ def push_frames(push: Push, outbox: Outbox | None = None) -> Iterator[bytes]:
     Raises:
         BadGradient: an array that the wire has no place for; names its table.
     """
-    header = master_pb2.GradientHeader(push=_id_to_message(push.id), records=push.records, job=push.job)
+    header = master_pb2.GradientHeader(
+        push=_id_to_message(push.id),
+        records=push.records,
+        job=push.job,
+        computed_on=push.computed_on,
+        incarnation=push.incarnation,
+    )
     arrays = _declare(header.dense, push.dense)
     for table, slices in push.slices.items():
         indices, values = slices.indices, slices.values
@@ -102,6 +108,8 @@ def push_from_frames(frames: Iterable[bytes], outboxes: Outboxes | None = None) 
         states=tuple(next(arrays) for _ in header.states),
         metrics=tuple(arrays),
         job=header.job,
+        computed_on=header.computed_on if header.HasField("computed_on") else None,
+        incarnation=header.incarnation,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -20,6 +20,7 @@ from master.api import (
     Push,
     PushOutcome,
     PushReply,
+    Task,
     WorkerIdentity,
 )
 from master.bulk_messages import dense_from_frames, evaluation_frames
@@ -28,6 +29,7 @@ from master.messages import (
     LONGEST_WAIT_S,
     MASTER_SERVICE,
     lease_from_message,
+    lease_request,
     outcome_from_message,
     push_reply_from_message,
     status_from_message,
@@ -47,11 +49,11 @@ class MasterClient(MasterApi):
 
     A master that is not reached is tried again, with growing pauses, until the
     deadline: every call may be repeated, as a push is named by what it
-    computed. Tasks leased by an answer that was lost are free again with the
-    session, whose stream broke with the same connection.
+    computed, and a worker that asks for tasks says what it holds.
 
     Args:
-        address: `host:port` of the master.
+        address: `host:port` of the master; several with commas between, where
+            it may come back at another one.
         deadline_s: Seconds for each call, on top of what it asks the master to wait.
 
     Raises:
@@ -92,9 +94,9 @@ class MasterClient(MasterApi):
         request = master_pb2.JoinRequest(incarnation=worker.incarnation, host=worker.host, pid=worker.pid)
         return self._connection.call(lambda timeout: RemoteSession(self._stub.Join(request), self.address, timeout))
 
-    def lease_tasks(self, incarnation: str, want: int, wait_s: float) -> Lease:
-        """Up to `want` tasks, waiting up to `wait_s` seconds for the first."""
-        request = master_pb2.LeaseTasksRequest(incarnation=incarnation, want=want, wait_ms=_wait_ms(wait_s))
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
+        """Up to `want` tasks, waiting up to `wait_s` seconds for the first; see `MasterApi.lease_tasks`."""
+        request = lease_request(incarnation, want, _wait_ms(wait_s), holding)
         return lease_from_message(self._call(self._stub.LeaseTasks, request, wait_s))
 
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:

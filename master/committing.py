@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
+
 from embedding_store.errors import ElastableError, StoreFailed, Unavailable
 from embedding_store.store import Commit, EmbeddingStore
 from master.accumulate import Accumulated, accumulate
@@ -41,7 +43,8 @@ class Committer:
     Args:
         store: Where the rows are.
         dense: The dense part of the model.
-        job: Its `average` says how pushes are summed (see `master.accumulate`).
+        job: Its `average` says how pushes are summed (see `master.accumulate`),
+            its `staleness_modulation` what becomes of late ones.
         deadline_s: How long a failing commit is tried again.
     """
 
@@ -49,6 +52,7 @@ class Committer:
         self._store = store
         self._dense = dense
         self._average = job.average
+        self._slows_stale = job.staleness_modulation == "inverse"
         self._job = job_as_json(job)
         self._deadline_s = deadline_s
         self._foreseen: _Step | None = None
@@ -77,20 +81,21 @@ class Committer:
             self.foresee()
         step, self._foreseen = cast(_Step, self._foreseen), None
         gradient = clip(accumulate(pushes, self._average), step.clipping)
-        rates = {} if step.rate is None else dict.fromkeys(gradient.updates, step.rate)
+        share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
+        rates = {} if step.rate is None else dict.fromkeys(gradient.updates, _times(step.rate, share))
         commit = Commit(version, gradient.updates, version - 1 if step.number is None else step.number, rates)
         if self._store.keeps_records:
-            self._commit_with_record(commit, gradient, progress(gradient))
+            self._commit_with_record(commit, gradient, share, progress(gradient))
         else:
             # Rows first: the dense part cannot fail, and needs no way back then.
             commit_rows(self._store, commit, self._deadline_s)
-            self._apply(gradient)
+            self._apply(gradient, share)
         return gradient
 
-    def _commit_with_record(self, commit: Commit, gradient: Accumulated, progress: Progress) -> None:
+    def _commit_with_record(self, commit: Commit, gradient: Accumulated, share: float, progress: Progress) -> None:
         """Rows, dense part and progress stand in one moment, in the store."""
         before = self._dense.tensors()
-        self._apply(gradient)
+        self._apply(gradient, share)
         try:
             record = VersionRecord(self._job, progress, self._dense.tensors()).to_bytes()
             commit_rows(self._store, replace(commit, record=record), self._deadline_s)
@@ -98,11 +103,21 @@ class Committer:
             self._dense.restore(before)
             raise
 
-    def _apply(self, gradient: Accumulated) -> None:
+    def _apply(self, gradient: Accumulated, share: float) -> None:
         if gradient.records:
-            self._dense.apply(gradient.dense, gradient.states)
+            self._dense.apply(gradient.dense, gradient.states, share)
         else:
             self._dense.skip()
+
+
+def _times(rate: float, share: float) -> float:
+    # As the optimizer of the dense part multiplies.
+    return rate if share == 1.0 else float(np.float32(rate) * np.float32(share))
+
+
+def _behind(pushes: Sequence[Push], version: int) -> int:
+    """By how many versions the oldest of the pushes is behind where they make `version`; unknown ages are 0."""
+    return max((version - 1 - push.computed_on for push in pushes if push.computed_on is not None), default=0)
 
 
 def commit_rows(

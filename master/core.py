@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, JobFailed, NotFinite
@@ -21,6 +21,7 @@ from master.api import (
     PushOutcome,
     PushReply,
     Session,
+    Task,
     Tensor,
     WorkerIdentity,
 )
@@ -164,8 +165,8 @@ class Master:
             self._state.leave(incarnation)
             self._changed.notify_all()
 
-    def lease_tasks(self, incarnation: str, want: int, wait_s: float) -> Lease:
-        """Up to `want` tasks, waiting up to `wait_s` seconds for the first; see `TaskBoard.lease`.
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
+        """Up to `want` tasks, waiting up to `wait_s` seconds for the first; see `TaskBoard.lease` and `reconcile`.
 
         Raises:
             NotJoined: the worker has no session.
@@ -174,10 +175,8 @@ class Master:
 
         def attempt() -> Lease | None:
             self._state.refuse_failed()
-            if self._state.ending:
-                return Lease(finished=True)
-            tasks = self._state.lease(incarnation, want)
-            return Lease(tasks) if tasks else None
+            lease = self._state.lease(incarnation, want, holding)
+            return None if lease == Lease() else lease
 
         return self._wait(attempt, wait_s) or Lease()
 

@@ -42,8 +42,11 @@ class DensePart(Protocol):
     def snapshot(self, version: int) -> DenseSnapshot:
         """Copies of all variables and states."""
 
-    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor]) -> None:
-        """One optimizer step with gradients that are clipped already; states are taken as they are."""
+    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
+        """One optimizer step with gradients that are clipped already, at that share of the learning rate.
+
+        States are taken as they are.
+        """
 
     def skip(self) -> None:
         """Counts a step that changes nothing."""
@@ -74,7 +77,7 @@ class NoDense:
         """No variables, no states."""
         return DenseSnapshot(version, (), ())
 
-    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
         """Changes nothing."""
 
     def skip(self) -> None:
@@ -116,7 +119,7 @@ class DenseState:
         self._traced_rate: Any = None
         # States of the last snapshot; None: they have changed since.
         self._standing: tuple[Tensor, ...] | None = None
-        self._apply: Any = None
+        self._applies: dict[bool, Any] = {}
 
     @property
     def clipping(self) -> Clipping:
@@ -147,18 +150,22 @@ class DenseState:
         for variable, value in zip(self._states, self._standing or (), strict=False):
             variable.assign(value)
 
-    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
         """One step of the Keras optimizer; `iterations` grows by one.
 
         Args:
             gradients: Of every trainable variable, in model order, clipped.
             states: New values of every state, in model order.
+            rate_share: What the learning rate of this step is multiplied by, weight decay included.
         """
-        rate = getattr(self._optimizer, "_learning_rate", None)
-        if self._apply is None or rate is not self._traced_rate:
+        rate, whole = getattr(self._optimizer, "_learning_rate", None), rate_share == 1.0
+        if rate is not self._traced_rate:
             # A schedule is part of the compiled function: one that a callback puts in place means another.
-            self._apply, self._traced_rate = self._compiled(), rate
-        self._apply(*(tf.constant(tensor) for tensor in (*gradients, *states)))
+            self._applies, self._traced_rate = {}, rate
+        if whole not in self._applies:
+            self._applies[whole] = self._compiled(whole)
+        share = () if whole else (np.float32(rate_share),)
+        self._applies[whole](*(tf.constant(tensor) for tensor in (*gradients, *states, *share)))
         self._standing = None
 
     def skip(self) -> None:
@@ -199,7 +206,8 @@ class DenseState:
             f"{kind}/{place:05d}": variable for kind, found in kinds.items() for place, variable in enumerate(found)
         }
 
-    def _compiled(self) -> Any:
+    def _compiled(self, whole: bool) -> Any:
+        """A step at the learning rate as it is, or (not `whole`) at a share of it, which is one more argument."""
         signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in (*self.variables, *self.states)]
         count = len(self._trainable)
 
@@ -210,6 +218,13 @@ class DenseState:
                 self._optimizer.iterations.assign_add(1)
             for state, value in zip(self._states, tensors[count:], strict=True):
                 state.assign(value)
+
+        if not whole:
+            of_all, signature = apply, [*signature, tf.TensorSpec((), tf.float32)]
+
+            def apply(*tensors: Any) -> None:
+                with _rate_times(self._optimizer, tensors[-1]):
+                    of_all(*tensors[:-1])
 
         with _clipping_off(self._optimizer):
             return tf.function(apply, autograph=False, input_signature=signature).get_concrete_function()
@@ -227,6 +242,17 @@ def _clipping_off(optimizer: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(optimizer, name, value)
+
+
+@contextmanager
+def _rate_times(optimizer: Any, share: Any) -> Iterator[None]:
+    """The optimizer's learning rate is that share of itself, while it is traced."""
+    rate = optimizer._get_current_learning_rate
+    optimizer._get_current_learning_rate = lambda: rate() * share
+    try:
+        yield
+    finally:
+        del optimizer._get_current_learning_rate
 
 
 def _specs(variables: Sequence[Any]) -> tuple[TensorSpec, ...]:

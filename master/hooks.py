@@ -32,7 +32,7 @@ class Hooks:
         """The validation split is going to be evaluated on `version`."""
 
     def on_evaluation(self, version: int, logs: Mapping[str, float]) -> None:
-        """The validation split was evaluated on `version` beside training (`MasterOptions.evaluate_every`).
+        """The validation split was evaluated on `version` within an epoch (`MasterOptions.evaluate_every`).
 
         Args:
             version: That was evaluated; later ones may stand by now.
@@ -50,18 +50,25 @@ class MasterOptions:
     Attributes:
         lease_seconds: A micro-batch not reported for so long is given to
             another worker too.
+        backup_after_s: A micro-batch that one worker has been at for so long is
+            given to an idle one too; whoever is first counts. None: not before
+            the lease ends.
         look_ahead: Versions beyond the current one that workers may prepare.
         commit_deadline_s: How long a failing commit is tried again.
         push_deadline_s: How long an async push may wait for its commit.
         no_worker_timeout_s: The job fails after so long without any worker;
             None: it waits for ever, and says so in its status.
-        evaluate_every: Versions between evaluations beside training; 0: the
-            validation split is evaluated at the end of epochs only.
+        evaluate_every: Versions between evaluations of the validation split; 0:
+            it is evaluated at the end of epochs only.
+        evaluate_beside: Whether training goes on meanwhile. Not where a worker
+            computes with the very model whose variables the master changes.
     """
 
     lease_seconds: float = 60.0
+    backup_after_s: float | None = None
     look_ahead: int = 3
     commit_deadline_s: float = 30.0
     push_deadline_s: float = 60.0
     no_worker_timeout_s: float | None = None
     evaluate_every: int = 0
+    evaluate_beside: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from master.api import (
     DenseSnapshot,
     EvaluationReport,
     JobSpec,
+    Lease,
     Push,
     PushOutcome,
     Task,
@@ -64,6 +65,7 @@ class JobState:
             now,
             lease_seconds=options.lease_seconds,
             look_ahead=options.look_ahead,
+            backup_after=options.backup_after_s,
             place=start.version if sync else start.epoch,
             done=start.done,
         )
@@ -123,9 +125,15 @@ class JobState:
         if self.sessions.close(incarnation):
             self.board.release(incarnation)
 
-    def lease(self, incarnation: str, want: int) -> tuple[Task, ...]:
-        """Tasks for a worker that has joined."""
-        return () if self.ending else self.board.lease(incarnation, want, self.version)
+    def lease(self, incarnation: str, want: int, holding: Collection[Task] | None) -> Lease:
+        """Tasks for a worker that has joined; see `MasterApi.lease_tasks`."""
+        if self.ending:
+            return Lease(finished=True)
+        if holding is None:
+            return Lease(self.board.lease(incarnation, want, self.version))
+        found = self.board.reconcile(incarnation, holding, self.version)
+        more = self.board.lease(incarnation, want - len(found.again), self.version)
+        return Lease((*found.again, *more), revoked=found.revoked)
 
     def snapshot_of(self, version: int | None) -> DenseSnapshot | None:
         """The snapshot wanted (None: the current one); None while it is not there.
@@ -167,7 +175,7 @@ class JobState:
             raise FutureVersion(f"evaluation of version {report.version}; the current version is {self.version}")
         if self.ending or report.version not in self.board.evaluations:
             return PushOutcome.STALE
-        counts, _ = self.board.complete(TaskKind.EVALUATE, report.micro_batch, report.version)
+        counts, _ = self.board.complete(TaskKind.EVALUATE, report.micro_batch, report.version, report.incarnation)
         if counts:
             self.evaluations.setdefault(report.version, {})[report.micro_batch] = report.metrics
         return PushOutcome.ACCEPTED if counts else PushOutcome.DUPLICATE

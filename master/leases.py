@@ -37,6 +37,10 @@ class LeaseBook:
         """Workers that are there, in the order in which they joined."""
         return tuple(self._held)
 
+    def is_there(self, worker: str) -> bool:
+        """Whether the worker is there."""
+        return worker in self._held
+
     def join(self, worker: str) -> None:
         """Counts a worker as there; joining twice is harmless."""
         self._held.setdefault(worker, set())
@@ -76,16 +80,38 @@ class LeaseBook:
         """Whether nobody has a lease of the unit that has not ended."""
         return not any(self.is_live(worker, unit, opened) for worker in self._granted.get(unit, ()))
 
-    def finish(self, unit: Unit) -> str | None:
-        """Ends every lease of the unit; returns the worker to whom it was given last, if any."""
+    def holds(self, worker: str, unit: Unit) -> bool:
+        """Whether the unit was given to the worker, live or ended, and is not finished."""
+        return worker in self._granted.get(unit, ())
+
+    def held_since(self, unit: Unit, opened: float) -> float:
+        """When the last of its holders could begin with it; `opened` where it has none."""
+        begun = (max(at, self._progress[worker]) for worker, at in self._granted.get(unit, {}).items())
+        return max([opened, *begun])
+
+    def give_back(self, unit: Unit, worker: str) -> None:
+        """Ends the worker's lease of the unit, if it has one; nobody has finished it."""
+        self._held.get(worker, set()).discard(unit)
+        self._drop_holder(unit, worker)
+
+    def finish(self, unit: Unit, by: str = "") -> str | None:
+        """Ends every lease of the unit.
+
+        Args:
+            unit: The unit.
+            by: Who finished it; "": the worker to whom it was given last.
+
+        Returns:
+            Who finished it, if anybody is known to have.
+        """
         holders = self._granted.pop(unit, {})
         for worker in holders:
             self._held[worker].discard(unit)
-        latest = next(reversed(holders), None)
-        if latest is not None:
-            # Not the earlier holders: what a stopped worker still holds must not be held for longer.
-            self._progress[latest] = self._now()
-        return latest
+        by = by or next(reversed(holders), "")
+        if by in self._progress:
+            # Nobody else: what a stopped worker still holds must not be held for longer.
+            self._progress[by] = self._now()
+        return by or None
 
     def _drop_holder(self, unit: Unit, worker: str) -> None:
         holders = self._granted.get(unit, {})

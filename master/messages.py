@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from embedding_store.errors import BadInput, ElastableError, JobFailed
 from embedding_store.rpc.errors import error_class
-from master.api import JobSpec, JobStatus, Lease, PushOutcome, PushReply, Task, TaskKind, WorkerIdentity, WorkerStatus
+from master.api import (
+    JobSpec,
+    JobStatus,
+    Lease,
+    PushOutcome,
+    PushReply,
+    Refusal,
+    Task,
+    TaskKind,
+    WorkerIdentity,
+    WorkerStatus,
+)
 from master.v1 import master_pb2
 
 __all__ = [
     "LONGEST_WAIT_S",
     "MASTER_SERVICE",
     "failure_from_message",
+    "holding_from_message",
     "job_from_message",
     "job_to_message",
     "lease_from_message",
+    "lease_request",
     "lease_to_message",
     "outcome_from_message",
     "outcome_to_message",
@@ -30,6 +45,7 @@ LONGEST_WAIT_S = 60.0
 """A call may ask the master to wait for so long, as it holds one of its threads meanwhile."""
 
 _JOB_FIELDS = tuple(field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields)
+_NEW_JOB_FIELDS = {"staleness_modulation": "none"}  # as masters meant it that did not yet say so
 _KINDS = {TaskKind.TRAIN: master_pb2.TASK_KIND_TRAIN, TaskKind.EVALUATE: master_pb2.TASK_KIND_EVALUATE}
 _OUTCOMES = {
     PushOutcome.ACCEPTED: master_pb2.PUSH_OUTCOME_ACCEPTED,
@@ -52,22 +68,36 @@ def job_from_message(message: master_pb2.JobDescription) -> JobSpec:
     Raises:
         BadSpec: no job can be so.
     """
-    return JobSpec(**{name: getattr(message, name) for name in _JOB_FIELDS})
+    told = {name: getattr(message, name) or _NEW_JOB_FIELDS.get(name, getattr(message, name)) for name in _JOB_FIELDS}
+    if not message.HasField("staleness_bound"):
+        told["staleness_bound"] = None
+    return JobSpec(**told)
+
+
+def lease_request(
+    incarnation: str, want: int, wait_ms: int, holding: Iterable[Task] | None
+) -> master_pb2.LeaseTasksRequest:
+    """A worker's wish for tasks; None: it does not say what it holds."""
+    held = None if holding is None else master_pb2.Holding(tasks=map(_task_to_message, holding))
+    return master_pb2.LeaseTasksRequest(incarnation=incarnation, want=want, wait_ms=wait_ms, holding=held)
+
+
+def holding_from_message(message: master_pb2.LeaseTasksRequest) -> tuple[Task, ...] | None:
+    """What a worker says that it holds, if it says so.
+
+    Raises:
+        BadInput: a task of a kind that this program does not know.
+    """
+    return tuple(map(_task_from_message, message.holding.tasks)) if message.HasField("holding") else None
 
 
 def lease_to_message(lease: Lease) -> master_pb2.LeaseTasksReply:
     """Tasks leased."""
-    reply = master_pb2.LeaseTasksReply(finished=lease.finished)
-    for task in lease.tasks:
-        reply.tasks.add(
-            kind=_KINDS[task.kind],
-            version=task.version,
-            micro_batch=task.micro_batch,
-            epoch=task.epoch,
-            start=task.start,
-            stop=task.stop,
-        )
-    return reply
+    return master_pb2.LeaseTasksReply(
+        tasks=map(_task_to_message, lease.tasks),
+        finished=lease.finished,
+        revoked=map(_task_to_message, lease.revoked),
+    )
 
 
 def lease_from_message(message: master_pb2.LeaseTasksReply) -> Lease:
@@ -76,13 +106,8 @@ def lease_from_message(message: master_pb2.LeaseTasksReply) -> Lease:
     Raises:
         BadInput: a task of a kind that this program does not know.
     """
-    tasks = []
-    for task in message.tasks:
-        if task.kind not in _KINDS_BACK:
-            raise BadInput(f"task of kind {task.kind}: known kinds are {', '.join(TaskKind)}; is the master newer?")
-        kind = _KINDS_BACK[task.kind]
-        tasks.append(Task(task.version, kind, task.micro_batch, task.epoch, task.start, task.stop))
-    return Lease(tuple(tasks), message.finished)
+    tasks, revoked = (tuple(map(_task_from_message, some)) for some in (message.tasks, message.revoked))
+    return Lease(tasks, message.finished, revoked)
 
 
 def push_reply_to_message(reply: PushReply) -> master_pb2.ReportGradientReply:
@@ -132,6 +157,8 @@ def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:
             leases=worker.leases,
             micro_batches=worker.micro_batches,
         )
+    for it in status.refusals:
+        reply.refusals.add(host=it.worker.host, pid=it.worker.pid, error=it.error, message=it.message, count=it.count)
     return reply
 
 
@@ -152,4 +179,24 @@ def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
             for it in message.workers
         ),
         store=message.store,
+        refusals=tuple(
+            Refusal(WorkerIdentity("", it.host, it.pid), it.error, it.message, it.count) for it in message.refusals
+        ),
     )
+
+
+def _task_to_message(task: Task) -> master_pb2.Task:
+    return master_pb2.Task(
+        kind=_KINDS[task.kind],
+        version=task.version,
+        micro_batch=task.micro_batch,
+        epoch=task.epoch,
+        start=task.start,
+        stop=task.stop,
+    )
+
+
+def _task_from_message(task: master_pb2.Task) -> Task:
+    if task.kind not in _KINDS_BACK:
+        raise BadInput(f"task of kind {task.kind}: known kinds are {', '.join(TaskKind)}; is the other side newer?")
+    return Task(task.version, _KINDS_BACK[task.kind], task.micro_batch, task.epoch, task.start, task.stop)

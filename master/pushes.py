@@ -60,7 +60,7 @@ class Sequences:
 
     def remember(self, push_id: AsyncPushId) -> None:
         """Makes that push known."""
-        self._last[push_id.incarnation] = push_id.sequence
+        self._last[push_id.incarnation] = max(push_id.sequence, self._last.get(push_id.incarnation, 0))
         self._last.move_to_end(push_id.incarnation)
         while len(self._last) > _INCARNATIONS:
             self._last.popitem(last=False)
@@ -109,7 +109,7 @@ class SyncPushes:
 
     def take(self, push: Push, skipped: bool) -> Ticket:
         """Counts a push that `judge` let through."""
-        _, worker = self._board.complete(TaskKind.TRAIN, push.id.micro_batch)
+        _, worker = self._board.complete(TaskKind.TRAIN, push.id.micro_batch, by=push.incarnation)
         ticket = Ticket(None if skipped else push, push.id, worker)
         self._tickets[push.id.micro_batch] = ticket
         return ticket
@@ -140,7 +140,11 @@ class SyncPushes:
 
 
 class AsyncPushes:
-    """Pushes in the order of arrival, named by (incarnation, sequence)."""
+    """Pushes in the order of arrival, named by (incarnation, sequence).
+
+    What is known as counted: of a push of a task, its micro-batch, whoever
+    computes it and however often; of others, their sequence.
+    """
 
     waits = True
 
@@ -153,10 +157,13 @@ class AsyncPushes:
     def judge(self, push: Push, version: int) -> Verdict | Ticket | None:
         """What becomes of the push: known already (its ticket, if on its way), or None: it is to be taken.
 
+        The micro-batch of one that is too stale is free at once.
+
         Raises:
             BadInput: the push is named as in a synchronous job, or its
                 micro-batch is not of this job.
-            FutureVersion: its epoch has not begun.
+            FutureVersion: its epoch has not begun, or what it was computed on
+                is not there.
         """
         name = push.id
         if not isinstance(name, AsyncPushId):
@@ -164,17 +171,32 @@ class AsyncPushes:
         same = (ticket for ticket in self._queue if ticket.id == name)
         if (ticket := next(same, None)) is not None:
             return ticket
-        if self._committed.knows(name):
-            return PushOutcome.DUPLICATE, f"sequence {name.sequence} of {name.incarnation!r} was counted before"
         if name.micro_batch >= 0:
             verdict = self._judge_task(push, name.micro_batch, version)
             if verdict is not None:
                 return verdict
+        elif self._committed.knows(name):
+            return PushOutcome.DUPLICATE, f"sequence {name.sequence} of {name.incarnation!r} was counted before"
         elif push.records < 1:
             raise BadInput(f"a push of {push.records} records: it must have at least one")
         if not self._board.is_open:
             return PushOutcome.STALE, "an epoch has ended: nothing is trained before the next one begins"
-        return None
+        return None if push.computed_on is None else self._judge_age(name, push.computed_on, version)
+
+    def _judge_age(self, name: AsyncPushId, computed_on: int, version: int) -> Verdict | None:
+        if computed_on > version:
+            raise FutureVersion(f"push computed on version {computed_on}, which is not there; the current is {version}")
+        bound = self._schedule.job.staleness_bound
+        # Every push that waits makes a version before this one would.
+        behind = version + len(self._queue) - computed_on
+        if bound is None or behind <= bound:
+            return None
+        if name.micro_batch >= 0:
+            self._board.give_back(name.micro_batch, name.incarnation)
+        return (
+            PushOutcome.STALE,
+            f"computed on version {computed_on}, it would be committed {behind} versions later; the bound is {bound}",
+        )
 
     def _judge_task(self, push: Push, micro_batch: int, version: int) -> Verdict | None:
         if micro_batch >= self._schedule.versions_total:
@@ -189,8 +211,8 @@ class AsyncPushes:
     def take(self, push: Push, skipped: bool) -> Ticket:
         """Counts a push that `judge` let through."""
         worker = None
-        if push.id.micro_batch >= 0:
-            _, worker = self._board.complete(TaskKind.TRAIN, push.id.micro_batch)
+        if isinstance(push.id, AsyncPushId) and push.id.micro_batch >= 0:
+            _, worker = self._board.complete(TaskKind.TRAIN, push.id.micro_batch, by=push.id.incarnation)
         self._queue.append(Ticket(None if skipped else push, push.id, worker))
         return self._queue[-1]
 

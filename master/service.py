@@ -18,6 +18,7 @@ from master.messages import (
     LONGEST_WAIT_S,
     MASTER_SERVICE,
     failure_from_message,
+    holding_from_message,
     lease_to_message,
     outcome_to_message,
     push_reply_to_message,
@@ -80,7 +81,8 @@ class _MasterServicer:
     ) -> master_pb2.LeaseTasksReply:
         with answering(context):
             wait_s = _wait_s(request.wait_ms)
-            return lease_to_message(self._master.lease_tasks(request.incarnation, request.want, wait_s))
+            holding = holding_from_message(request)
+            return lease_to_message(self._master.lease_tasks(request.incarnation, request.want, wait_s, holding))
 
     def pull_dense(self, request: master_pb2.PullDenseRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         with answering(context):

@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 from embedding_store.errors import NotJoined
 from master.api import Task, TaskKind
 from master.leases import LeaseBook, Unit
 from master.schedule import Schedule
+from master.task_group import TaskGroup
 
-__all__ = ["TaskBoard"]
+__all__ = ["Reconciled", "TaskBoard"]
 
 
-@dataclass
-class _Group:
-    """Micro-batches that must all be done before the job goes on.
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """What comes of a worker's word on what it holds.
 
     Attributes:
-        kind: What is done with them.
-        numbers: Their numbers (see `Task.micro_batch`).
-        version: That is evaluated; 0 of training.
-        opened: When they could first be worked on; None: not yet.
-        done: Those that are done.
+        again: Given to it before, in an answer that was lost.
+        revoked: What it is to drop.
     """
 
-    kind: TaskKind
-    numbers: range
-    version: int = 0
-    opened: float | None = None
-    done: set[int] = field(default_factory=set)
-    _lowest: int = 0
-
-    def __post_init__(self) -> None:
-        self._lowest = self.numbers.start
-
-    @property
-    def undone_count(self) -> int:
-        return len(self.numbers) - len(self.done)
-
-    def unit(self, number: int) -> Unit:
-        return self.kind, self.version, number
-
-    def undone(self) -> Iterator[int]:
-        # Nothing below `_lowest` is undone: an epoch of a million tasks is not searched anew at every lease.
-        while self._lowest in self.done:
-            self._lowest += 1
-        return (number for number in range(self._lowest, self.numbers.stop) if number not in self.done)
+    again: tuple[Task, ...]
+    revoked: tuple[Task, ...]
 
 
 class TaskBoard:
@@ -67,13 +45,17 @@ class TaskBoard:
     everything.
 
     A worker that waits for a version must go on asking: a free micro-batch of
-    the group in work is granted to it whatever it has fetched ahead.
+    the group in work is granted to it whatever it has fetched ahead. Where none
+    is free and it has none itself, it may be given one that another worker has
+    been at for long, as a backup: whoever is first counts.
 
     Args:
         schedule: Of the job.
         now: Monotonic clock, in seconds.
         lease_seconds: How long a worker may take for a micro-batch.
         look_ahead: Groups beyond the one in work that may be fetched (sync).
+        backup_after: Seconds after which a micro-batch that is held is given
+            to an idle worker too; None: not before its lease ends.
         place: The group in work: the version (sync) or epoch (async) that a
             resumed job trains next.
         done: Micro-batches of that group that are done (async).
@@ -86,6 +68,7 @@ class TaskBoard:
         *,
         lease_seconds: float = 60.0,
         look_ahead: int = 3,
+        backup_after: float | None = None,
         place: int = 0,
         done: Iterable[int] = (),
     ) -> None:
@@ -95,9 +78,10 @@ class TaskBoard:
         self._now = now
         self._look_ahead = look_ahead if self._sync else 0
         self._leases = LeaseBook(now, lease_seconds)
-        self._evaluations: dict[int, _Group] = {}
+        self._backup_after = backup_after
+        self._evaluations: dict[int, TaskGroup] = {}
         self._awaited: int | None = None
-        self._groups: list[_Group] = []
+        self._groups: list[TaskGroup] = []
         self.place = place
         self._top_up()
         if self._groups:
@@ -175,8 +159,7 @@ class TaskBoard:
         Raises:
             NotJoined: the worker has no session.
         """
-        if worker not in self._leases.workers:
-            raise NotJoined(f"worker {worker!r} has not joined the job: open a session first")
+        self._require_joined(worker)
         granted: list[Task] = []
         if self._awaited is not None:
             granted += self._evaluate(self._awaited, worker, max(want, 1))
@@ -190,21 +173,64 @@ class TaskBoard:
                 granted += self._evaluate_beside(worker, want - len(granted))
         if not groups:
             granted += self._evaluate_beside(worker, want - len(granted))
+        if not any(task.version <= version for task in granted):
+            granted += self._back_up(worker, version)
         return tuple(granted)
 
-    def complete(self, kind: TaskKind, micro_batch: int, version: int = 0) -> tuple[bool, str | None]:
+    def reconcile(self, worker: str, holding: Iterable[Task], version: int) -> Reconciled:
+        """Brings together what a worker has been given and what it says that it holds.
+
+        Of what it holds, that which is free becomes its own: it may have been
+        given it by a master that was here before, or in a session before.
+
+        Args:
+            worker: Its incarnation.
+            holding: All tasks that it has not finished.
+            version: The current version.
+
+        Raises:
+            NotJoined: the worker has no session.
+        """
+        self._require_joined(worker)
+        revoked, held = [], set()
+        for task in holding:
+            group = self._group_of(task.kind, task.micro_batch, task.version)
+            unit = None if group is None else group.unit(task.micro_batch)
+            if group is None or unit is None or task.micro_batch in group.done:
+                revoked.append(task)
+                continue
+            held.add(unit)
+            if self._leases.is_live(worker, unit, group.opened):
+                continue
+            if not self._leases.is_free(unit, group.opened):
+                revoked.append(task)
+            elif not self._leases.holds(worker, unit):  # else it has had its time, and may keep it until somebody asks
+                self._leases.grant(unit, worker)
+        return Reconciled(tuple(self._lost(worker, held, version)), tuple(revoked))
+
+    def give_back(self, micro_batch: int, worker: str) -> None:
+        """A training micro-batch that the worker holds is free at once, unless another one holds it too."""
+        self._leases.give_back((TaskKind.TRAIN, 0, micro_batch), worker)
+
+    def complete(self, kind: TaskKind, micro_batch: int, version: int = 0, by: str = "") -> tuple[bool, str | None]:
         """Counts a micro-batch of the group in work, or of the evaluation of `version`, as done.
+
+        Args:
+            kind: What was done.
+            micro_batch: Its number.
+            version: That was evaluated.
+            by: The worker that did it; "": the one to whom it was given last.
 
         Returns:
             Whether it counts (False: it was done before, or is not of that
-            group), and the worker to whom it had been given last.
+            group), and the worker that did it, if known.
         """
         evaluates = kind is TaskKind.EVALUATE
         group = self._evaluations.get(version) if evaluates else next(iter(self._groups), None)
         if group is None or micro_batch not in group.numbers or micro_batch in group.done:
             return False, None
         group.done.add(micro_batch)
-        return True, self._leases.finish(group.unit(micro_batch))
+        return True, self._leases.finish(group.unit(micro_batch), by)
 
     def was_trained(self, micro_batch: int) -> bool:
         """Whether a training micro-batch is done."""
@@ -225,7 +251,7 @@ class TaskBoard:
     def begin_evaluation(self, version: int, beside: bool = False) -> None:
         """Opens the validation split on `version`; unless it is `beside` training, it comes before any."""
         numbers = range(self._schedule.evaluation_tasks)
-        self._evaluations[version] = _Group(TaskKind.EVALUATE, numbers, version, opened=self._now())
+        self._evaluations[version] = TaskGroup(TaskKind.EVALUATE, numbers, version, opened=self._now())
         if not beside:
             self._awaited = version
 
@@ -248,19 +274,60 @@ class TaskBoard:
         numbers = self._grant(self._evaluations[version], worker, want)
         return [self._schedule.evaluation(version, number) for number in numbers]
 
+    def _require_joined(self, worker: str) -> None:
+        if not self._leases.is_there(worker):
+            raise NotJoined(f"worker {worker!r} has not joined the job: open a session first")
+
+    def _group_of(self, kind: TaskKind, micro_batch: int, version: int) -> TaskGroup | None:
+        """The group of a task that a worker may hold now."""
+        if kind is TaskKind.EVALUATE:
+            groups = [group for at, group in self._evaluations.items() if at == version]
+        else:
+            groups = [] if self._between_epochs else self._groups
+        return next((group for group in groups if micro_batch in group.numbers), None)
+
+    def _lost(self, worker: str, held: Collection[Unit], version: int) -> Iterator[Task]:
+        """Tasks that were given to a worker that does not hold them: the answer was lost."""
+        for unit in sorted(set(self._leases.units(worker)) - set(held)):
+            kind, at, number = unit
+            group = self._group_of(kind, number, at)
+            if group is None or not self._leases.is_live(worker, unit, group.opened):
+                continue
+            self._leases.grant(unit, worker)
+            if kind is TaskKind.EVALUATE:
+                yield self._schedule.evaluation(at, number)
+            else:
+                yield self._schedule.task(version + (self._groups.index(group) if self._sync else 0), number)
+
+    def _back_up(self, worker: str, version: int) -> list[Task]:
+        """The micro-batch of the group in work that has been held for longest, for a worker that has nothing to do."""
+        awaited = None if self._awaited is None else self._evaluations[self._awaited]
+        group = self._groups[0] if self.is_open else awaited
+        if self._backup_after is None or group is None or group.opened is None:
+            return []
+        if any(group.holds(unit) for unit in self._leases.units(worker)):
+            return []
+        # All of them are held, as nothing was granted: so they are few.
+        since = {number: self._leases.held_since(group.unit(number), group.opened) for number in group.undone()}
+        longest = min(since, key=lambda number: since[number], default=None)
+        if longest is None or self._now() - since[longest] <= self._backup_after:
+            return []
+        self._leases.grant(group.unit(longest), worker)
+        if group.kind is TaskKind.EVALUATE:
+            return [self._schedule.evaluation(group.version, longest)]
+        return [self._schedule.task(version, longest)]
+
     @property
     def _between_epochs(self) -> bool:
         return bool(self._groups) and self._groups[0].opened is None and self.ends_epoch
 
-    def _grant(self, group: _Group, worker: str, want: int) -> list[int]:
+    def _grant(self, group: TaskGroup, worker: str, want: int) -> list[int]:
         if want < 1 or not group.undone_count:
             return []
         fair = -(-group.undone_count // max(1, len(self._leases.workers)))
         held = sum(
-            (kind, version) == (group.kind, group.version)
-            and number in group.numbers
-            and self._leases.is_live(worker, group.unit(number), group.opened)
-            for kind, version, number in self._leases.units(worker)
+            group.holds(unit) and self._leases.is_live(worker, unit, group.opened)
+            for unit in self._leases.units(worker)
         )
         room = min(want, fair - held)
         granted: list[int] = []
@@ -277,4 +344,4 @@ class TaskBoard:
         end = (epoch + 1) * self._schedule.versions_per_epoch if self._sync else epoch + 1
         for place in range(self.place + len(self._groups), min(self.place + self._look_ahead + 1, end, self._total)):
             of = self._schedule.micro_batches if self._sync else self._schedule.micro_batches_of_epoch
-            self._groups.append(_Group(TaskKind.TRAIN, of(place)))
+            self._groups.append(TaskGroup(TaskKind.TRAIN, of(place)))

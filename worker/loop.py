@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import fields
 
 from embedding_store.errors import (
     ElastableError,
@@ -19,6 +20,7 @@ from master.api import (
     AsyncPushId,
     DenseSnapshot,
     EvaluationReport,
+    JobSpec,
     MasterApi,
     Push,
     PushId,
@@ -74,6 +76,7 @@ class Worker:
         self._sync = session.job.mode == "sync"
         self._snapshots: dict[TaskKind, DenseSnapshot] = {}
         self._sequence = 0
+        self._ahead_since: float | None = None  # when the master was first seen at an earlier version, of late
         self._stopped = False
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
         self._rows_ahead = RowsAhead(source, deadline_s)
@@ -90,7 +93,7 @@ class Worker:
         try:
             while not self._feed.finished() and not self._stopped:
                 prepared = self._feed.head(wait_s=0.5)
-                if not self._session.alive():
+                if not self._session.alive() or self._feed.outside:
                     self._rejoin()
                 elif prepared is not None:
                     counted += self._attempt(prepared)
@@ -117,10 +120,12 @@ class Worker:
             # Somebody else computed it: its lease had been given on.
             _log.info("micro-batch %d dropped: %s", prepared.task.micro_batch, stale)
             counted = 0
-        except FutureVersion:
-            self._rejoin()  # a master that does not know the version may be that of another job: then this says so
-            raise
+        except FutureVersion as ahead:
+            self._go_back(ahead)
+            return 0
         self._feed.done(prepared)
+        if counted:
+            self._ahead_since = None
         return counted
 
     def _hold(self, task: Task) -> bool:
@@ -150,6 +155,8 @@ class Worker:
             states=result.states,
             metrics=result.metrics,
             job=self._session.job.job,
+            computed_on=None if self._sync else self._snapshots[TaskKind.TRAIN].version,
+            incarnation=self._identity.incarnation,
         )
         reply = self._master.report_gradient(push)
         self._look_ahead(prepared)  # again, where the next one was not prepared yet
@@ -199,17 +206,37 @@ class Worker:
                 time.sleep(pause)
                 pause = min(1.0, pause * 2)
 
-    def _rejoin(self) -> None:
+    def _go_back(self, ahead: FutureVersion) -> None:
+        """Begins anew with a master that stands at an earlier version: it was started again.
+
+        Raises:
+            FutureVersion: that goes on for longer than the deadline, so it is no restart.
+        """
+        self._ahead_since = self._ahead_since or time.monotonic()
+        if time.monotonic() - self._ahead_since > self._deadline_s:
+            raise ahead
+        _log.warning("the master stands at an earlier version: %s", ahead)
+        self._rejoin(keep=False)
+
+    def _rejoin(self, keep: bool = True) -> None:
+        """Opens another session, with this master or the one in its place.
+
+        What is prepared may stay: a push names what it computed, so it counts
+        once whether the lease is still this worker's or not. Values do not:
+        they are read anew.
+
+        Raises:
+            JobFailed: the master runs another job, or this one otherwise.
+        """
         _log.warning("the session with the master ended; joining again")
-        # What is prepared stays: a push names what it computed, so it counts once
-        # whether the lease is still this worker's or not.
         self._session.close()
+        before = self._session.job
+        self._session = self._master.join(self._identity)
+        _refuse_other_job(before, self._session.job)
         self._snapshots.clear()
         self._rows_ahead.forget()
-        before = self._session.job.job
-        self._session = self._master.join(self._identity)
-        if self._session.job.job != before:
-            raise JobFailed(f"the master runs another job now ({self._session.job.job}); this worker was in {before}")
+        self._source.forget()
+        self._feed.begin_anew(keep)
 
     def _tell(self, error: Exception) -> None:
         if isinstance(error, JobFailed) or (isinstance(error, Unavailable) and not self._session.alive()):
@@ -221,3 +248,18 @@ class Worker:
             self._master.report_failure(self._identity.incarnation, error, fatal)
         except ElastableError as silence:
             _log.warning("the master could not be told of %s: %s", error, silence)
+
+
+def _refuse_other_job(before: JobSpec, now: JobSpec) -> None:
+    if now.job != before.job:
+        raise JobFailed(f"the master runs another job now ({now.job}); this worker was in {before.job}")
+    # A job may be resumed for more epochs, from a copy of its model file.
+    differing = [
+        f"{field.name} was {getattr(before, field.name)} and is {getattr(now, field.name)}"
+        for field in fields(JobSpec)
+        if field.name not in ("epochs", "model_file") and getattr(before, field.name) != getattr(now, field.name)
+    ]
+    if differing:
+        raise JobFailed(
+            f"the master runs job {now.job} otherwise now ({'; '.join(differing)}): start this worker again"
+        )

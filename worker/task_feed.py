@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from embedding_store.errors import ElastableError, NotJoined
 from master.api import MasterApi, Task
@@ -19,7 +19,9 @@ class TaskFeed:
     """Keeps a few prepared tasks ready, the earliest first.
 
     Ahead of time go data and ids only, never values: rows and dense variables
-    are read when a task's version is there.
+    are read when a task's version is there. The master is told what is held
+    whenever it is asked for more, so that an answer that was lost is given
+    again, and what is done elsewhere is dropped.
     """
 
     def __init__(self, master: MasterApi, incarnation: str, prepare: Callable[[Task], Prepared], ahead: int) -> None:
@@ -28,6 +30,8 @@ class TaskFeed:
         self._prepare = prepare
         self._ahead = ahead
         self._ready: dict[Task, Prepared] = {}
+        self._life = 0  # sessions joined since the first
+        self._outside = False
         self._changed = threading.Condition()
         self._stopping = False
         self._finished = False
@@ -45,7 +49,9 @@ class TaskFeed:
             ElastableError: what leasing or preparing failed with.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._finished or self._failure, timeout=wait_s)
+            self._changed.wait_for(
+                lambda: self._ready or self._finished or self._failure or self._outside, timeout=wait_s
+            )
             if self._failure is not None:
                 raise self._failure
             return self._ready[min(self._ready)] if self._ready else None
@@ -65,6 +71,25 @@ class TaskFeed:
         """Takes a task out, computed or dropped."""
         with self._changed:
             self._ready.pop(prepared.task, None)
+            self._changed.notify_all()
+
+    @property
+    def outside(self) -> bool:
+        """Whether the master has said that this worker has no session."""
+        return self._outside
+
+    def begin_anew(self, keep: bool) -> None:
+        """Is told that a session was opened, perhaps with another master.
+
+        Args:
+            keep: Whether what is prepared may be of use: the master is told of
+                it, and says what is not.
+        """
+        with self._changed:
+            self._outside = False
+            self._life += 1
+            if not keep:
+                self._ready.clear()
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -91,23 +116,35 @@ class TaskFeed:
             if self._stopping:
                 return False
             want = max(0, self._ahead - len(self._ready))
+            holding, life = tuple(self._ready), self._life
         # With nothing wanted the call is made now and then all the same: a task
         # of the version in work may be handed on from a worker that died.
         try:
-            lease = self._master.lease_tasks(self._incarnation, want, wait_s=_LEASE_WAIT_S if want else 0.0)
+            lease = self._master.lease_tasks(self._incarnation, want, _LEASE_WAIT_S if want else 0.0, holding)
         except NotJoined:
             # The session broke, or the master is another process now: the loop joins again.
             with self._changed:
+                self._outside = life == self._life
+                self._changed.notify_all()
                 self._changed.wait_for(lambda: self._stopping, timeout=_LOOK_EVERY_S)
             return True
+        self._drop(lease.revoked)
         for task in lease.tasks:
             prepared = self._prepare(task)
             with self._changed:
+                if life != self._life:
+                    return True  # they are the master's of before; the new one knows best
                 self._ready[task] = prepared
                 self._changed.notify_all()
         if lease.finished:
             self._end(None)
         return not lease.finished
+
+    def _drop(self, revoked: Iterable[Task]) -> None:
+        """Done by others, or of versions that the master does not hand out."""
+        with self._changed:
+            for task in revoked:
+                self._ready.pop(task, None)
 
     def _end(self, failure: BaseException | None) -> None:
         with self._changed:

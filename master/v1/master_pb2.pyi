@@ -117,6 +117,8 @@ class JobDescription(_message.Message):
     AVERAGE_FIELD_NUMBER: _builtins.int
     NOT_FINITE_FIELD_NUMBER: _builtins.int
     ON_WORKER_FIELD_NUMBER: _builtins.int
+    STALENESS_BOUND_FIELD_NUMBER: _builtins.int
+    STALENESS_MODULATION_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """unique id of this run"""
     mode: _builtins.str
@@ -143,6 +145,10 @@ class JobDescription(_message.Message):
     """"mean" over records | "sum" over micro-batches"""
     not_finite: _builtins.str
     """NaN or Inf in a push: "refuse" | "skip" """
+    staleness_bound: _builtins.int
+    """async: versions that a push may be behind; absent: any number"""
+    staleness_modulation: _builtins.str
+    """async: "none" | "inverse", the learning rate over 1 + staleness"""
     @_builtins.property
     def on_worker(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tables that are variables of the workers and in no store"""
@@ -167,12 +173,16 @@ class JobDescription(_message.Message):
         average: _builtins.str = ...,
         not_finite: _builtins.str = ...,
         on_worker: _abc.Iterable[_builtins.str] | None = ...,
+        staleness_bound: _builtins.int | None = ...,
+        staleness_modulation: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "staleness_bound", b"staleness_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["average", b"average", "epochs", b"epochs", "grads_to_wait", b"grads_to_wait", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "epochs", b"epochs", "grads_to_wait", b"grads_to_wait", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__staleness_bound: _TypeAlias = _typing.Literal["staleness_bound"]  # noqa: Y015
+    _WhichOneofArgType__staleness_bound: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness_bound) -> _WhichOneofReturnType__staleness_bound | None: ...
 
 Global___JobDescription: _TypeAlias = JobDescription  # noqa: Y015
 
@@ -251,25 +261,53 @@ class LeaseTasksRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     WANT_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    HOLDING_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     want: _builtins.int
     """at most so many more"""
     wait_ms: _builtins.int
     """how long to wait for one to appear"""
+    @_builtins.property
+    def holding(self) -> Global___Holding:
+        """when set, the call may be repeated: leases that are not in it come again"""
+
     def __init__(
         self,
         *,
         incarnation: _builtins.str = ...,
         want: _builtins.int = ...,
         wait_ms: _builtins.int = ...,
+        holding: Global___Holding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["holding", b"holding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "wait_ms", b"wait_ms", "want", b"want"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holding", b"holding", "incarnation", b"incarnation", "wait_ms", b"wait_ms", "want", b"want"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeaseTasksRequest: _TypeAlias = LeaseTasksRequest  # noqa: Y015
+
+@_typing.final
+class Holding(_message.Message):
+    """All tasks that a worker has not finished; of each, kind, version and micro_batch count."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Task]: ...
+    def __init__(
+        self,
+        *,
+        tasks: _abc.Iterable[Global___Task] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Holding: _TypeAlias = Holding  # noqa: Y015
 
 @_typing.final
 class LeaseTasksReply(_message.Message):
@@ -277,19 +315,25 @@ class LeaseTasksReply(_message.Message):
 
     TASKS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
     finished: _builtins.bool
     """no task will ever come again"""
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Task]: ...
+    @_builtins.property
+    def revoked(self) -> _containers.RepeatedCompositeFieldContainer[Global___Task]:
+        """of `holding`: done, somebody else's by now, or of no version in work: drop them"""
+
     def __init__(
         self,
         *,
         tasks: _abc.Iterable[Global___Task] | None = ...,
         finished: _builtins.bool = ...,
+        revoked: _abc.Iterable[Global___Task] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "revoked", b"revoked", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -527,10 +571,16 @@ class GradientHeader(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     LETTER_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
+    COMPUTED_ON_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     records: _builtins.int
     """records in the micro-batch: its weight"""
     job: _builtins.str
     """when set, the job it was computed for: another one refuses it"""
+    computed_on: _builtins.int
+    """async: the version whose dense variables it was computed on"""
+    incarnation: _builtins.str
+    """sync: the worker that computed it, for the status; may be empty"""
     @_builtins.property
     def push(self) -> Global___PushId: ...
     @_builtins.property
@@ -560,12 +610,16 @@ class GradientHeader(_message.Message):
         metrics: _abc.Iterable[Global___TensorEntry] | None = ...,
         letter: Global___Letter | None = ...,
         job: _builtins.str = ...,
+        computed_on: _builtins.int | None = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["letter", b"letter", "push", b"push"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "letter", b"letter", "push", b"push"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "job", b"job", "letter", b"letter", "metrics", b"metrics", "push", b"push", "records", b"records", "slices", b"slices", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "dense", b"dense", "incarnation", b"incarnation", "job", b"job", "letter", b"letter", "metrics", b"metrics", "push", b"push", "records", b"records", "slices", b"slices", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__computed_on: _TypeAlias = _typing.Literal["computed_on"]  # noqa: Y015
+    _WhichOneofArgType__computed_on: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__computed_on) -> _WhichOneofReturnType__computed_on | None: ...
 
 Global___GradientHeader: _TypeAlias = GradientHeader  # noqa: Y015
 
@@ -813,6 +867,41 @@ class WorkerStatus(_message.Message):
 Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
 
 @_typing.final
+class Refusal(_message.Message):
+    """A worker that failed or did not fit, and left."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    pid: _builtins.int
+    error: _builtins.str
+    """name of the error class"""
+    message: _builtins.str
+    count: _builtins.int
+    """workers that said the same"""
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        error: _builtins.str = ...,
+        message: _builtins.str = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "error", b"error", "host", b"host", "message", b"message", "pid", b"pid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
+
+@_typing.final
 class GetStatusReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -847,6 +936,7 @@ class GetStatusReply(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     state: _builtins.str
     """waiting | training | evaluating | finished | stopping | failed"""
@@ -861,6 +951,10 @@ class GetStatusReply(_message.Message):
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]: ...
+    @_builtins.property
+    def refusals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]:
+        """the latest last"""
+
     def __init__(
         self,
         *,
@@ -875,10 +969,11 @@ class GetStatusReply(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         workers: _abc.Iterable[Global___WorkerStatus] | None = ...,
         store: _builtins.str = ...,
+        refusals: _abc.Iterable[Global___Refusal] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "epochs", b"epochs", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_trained", b"records_trained", "state", b"state", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "epochs", b"epochs", "job", b"job", "metrics", b"metrics", "mode", b"mode", "records_trained", b"records_trained", "refusals", b"refusals", "state", b"state", "store", b"store", "version", b"version", "versions_total", b"versions_total", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -78,9 +78,12 @@ class Scripted:
         self._count(worker.incarnation, 1)
         return LocalSession(JOB, lambda: self._count(worker.incarnation, -1), lambda: True)
 
-    def lease_tasks(self, incarnation: str, want: int, wait_s: float) -> Lease:
-        self._note("lease", incarnation, want, wait_s)
-        return Lease((Task(3, TaskKind.TRAIN, 5, 0, 40, 48), Task(3, TaskKind.EVALUATE, 1, 0, 8, 16)), False)
+    def lease_tasks(
+        self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None
+    ) -> Lease:
+        self._note("lease", incarnation, want, wait_s, holding)
+        tasks = (Task(3, TaskKind.TRAIN, 5, 0, 40, 48), Task(3, TaskKind.EVALUATE, 1, 0, 8, 16))
+        return Lease(tasks, revoked=tuple(holding or ()))
 
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
         self._note("pull", incarnation, version, wait_s)
@@ -138,7 +141,10 @@ def eventually(told: Callable[[], bool]) -> None:
 
 def test_every_call_is_handed_on_and_its_answer_back(client: MasterClient, scripted: Scripted) -> None:
     lease = client.lease_tasks("w", 4, 0.25)
-    assert lease == Lease((Task(3, TaskKind.TRAIN, 5, 0, 40, 48), Task(3, TaskKind.EVALUATE, 1, 0, 8, 16)), False)
+    tasks = (Task(3, TaskKind.TRAIN, 5, 0, 40, 48), Task(3, TaskKind.EVALUATE, 1, 0, 8, 16))
+    assert lease == Lease(tasks)
+    assert client.lease_tasks("w", 4, 0.25, ()) == lease
+    assert client.lease_tasks("w", 4, 0.25, lease.tasks) == Lease(tasks, revoked=tasks)
     for version, found in ((None, True), (3, True), (4, False)):
         snapshot = client.pull_dense("w", version, 0.5)
         assert (snapshot is not None) is found
@@ -152,7 +158,9 @@ def test_every_call_is_handed_on_and_its_answer_back(client: MasterClient, scrip
     assert client.status() == scripted.status()
     client.stop("enough")
     assert scripted.asked == [
-        ("lease", "w", 4, 0.25),
+        ("lease", "w", 4, 0.25, None),
+        ("lease", "w", 4, 0.25, ()),
+        ("lease", "w", 4, 0.25, lease.tasks),
         ("pull", "w", None, 0.5),
         ("pull", "w", 3, 0.5),
         ("pull", "w", 4, 0.5),

@@ -24,6 +24,7 @@ from master.api import (
     Push,
     PushOutcome,
     PushReply,
+    Refusal,
     Slices,
     SyncPushId,
     Task,
@@ -41,9 +42,11 @@ from master.bulk_messages import (
 )
 from master.messages import (
     failure_from_message,
+    holding_from_message,
     job_from_message,
     job_to_message,
     lease_from_message,
+    lease_request,
     lease_to_message,
     push_reply_from_message,
     push_reply_to_message,
@@ -100,6 +103,9 @@ def assert_same(ours: Any, theirs: Any) -> None:
         st.dictionaries(words.filter(bool), slices(), max_size=3),
         tensors,
         tensors,
+        words,
+        st.none() | int64,
+        words,
     )
 )
 def test_a_push_comes_back_as_it_was(push: Push) -> None:
@@ -140,6 +146,7 @@ JOBS = [
         job="j", mode="async", micro_batch_size=2, grads_to_wait=3, epochs=4, seed=-5, intra_op_threads=6,
         store_url="redis://h", model_file="m.py", model_sha256="ab", offload_above=7, on_worker=("a", "b"),
         train_records=8, validation_records=9, shuffle=False, average="sum", not_finite="skip",
+        staleness_bound=0, staleness_modulation="inverse",
     ),
 ]  # fmt: skip
 
@@ -158,7 +165,19 @@ def test_the_message_of_a_job_has_the_fields_of_a_job() -> None:
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_lease_comes_back_as_it_was(finished: bool) -> None:
     tasks = (Task(1, TaskKind.TRAIN, 2, 3, 4, 5), Task(6, TaskKind.EVALUATE, 7, 8, 9, 10))
-    assert lease_from_message(lease_to_message(Lease(tasks, finished))) == Lease(tasks, finished)
+    lease = Lease(tasks, finished, tasks[::-1])
+    assert lease_from_message(lease_to_message(lease)) == lease
+
+
+@pytest.mark.parametrize("holding", [None, (), (Task(1, TaskKind.TRAIN, 2, 3, 4, 5),)])
+def test_what_a_worker_holds_comes_as_it_said_it(holding: tuple[Task, ...] | None) -> None:
+    assert holding_from_message(lease_request("w", 3, 4, holding)) == holding
+
+
+def test_a_job_of_a_master_that_does_not_know_of_staleness_is_one_without() -> None:
+    told = job_to_message(JobSpec(mode="async"))
+    told.ClearField("staleness_modulation")
+    assert job_from_message(told) == JobSpec(mode="async")
 
 
 @pytest.mark.parametrize("outcome", list(PushOutcome))
@@ -169,7 +188,8 @@ def test_a_reply_comes_back_as_it_was(outcome: PushOutcome) -> None:
 
 def test_a_status_comes_back_as_it_was() -> None:
     workers = (WorkerStatus(WorkerIdentity("a", "h", 3), 4, 5), WorkerStatus(WorkerIdentity("b"), 0, 0))
-    status = JobStatus("j", "training", "sync", 1, 2, 3, 4, 5, {"loss": 0.5, "auc": 0.75}, workers, "memory")
+    refusals = (Refusal(WorkerIdentity("", "h", 7), "ModelError", "another file", 3),)
+    status = JobStatus("j", "training", "sync", 1, 2, 3, 4, 5, {"loss": 0.5, "auc": 0.75}, workers, "memory", refusals)
     assert status_from_message(status_to_message(status)) == status
 
 
