@@ -13,7 +13,8 @@ from embedding_store.memory.store import MemoryStore
 from embedding_store.store import EmbeddingStore
 from master.accumulate import add_metrics
 from master.api import Tensor
-from master.checkpoint import Checkpoint, open_checkpoint, restore_tables
+from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from master.checkpoints.restoring import restore_tables
 from master.dense import DenseState
 from master.metrics import MetricBook
 from worker.build import as_tensors, make_model, sample_batch
@@ -48,7 +49,7 @@ class TrainedModel:
         return reader
 
 
-def open_trained(model_file: Path, checkpoint: Path) -> TrainedModel:
+def open_trained(model_file: Path, checkpoint: str | Path) -> TrainedModel:
     """Loads a model file and fills its model from a checkpoint.
 
     Raises:

@@ -11,7 +11,7 @@ from embedding_store.fresh_rows import fresh_rows
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore, Float32, RowBlock
 
-__all__ = ["Conversion", "convert_table"]
+__all__ = ["Conversion", "convert_table", "spec_in_dtype"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def convert_table(
     spec = source.specs().get(table)
     if spec is None:
         raise TableNotFound(f"no table {table!r}; tables there: {', '.join(sorted(source.specs())) or 'none'}")
-    there = _in_dtype(spec, dtype)
+    there = spec_in_dtype(spec, dtype)
     if table in target.specs() or not target.create_table(there):
         raise SpecConflict(f"the target has a table {table!r} already; drop it, or convert into an empty store")
     rows, error, bound = 0, 0.0, 0.0
@@ -80,7 +80,8 @@ def convert_table(
     return Conversion(there, rows, rows * there.weight_bytes, rows * spec.weight_bytes, error, bound)
 
 
-def _in_dtype(spec: TableSpec, dtype: str) -> TableSpec:
+def spec_in_dtype(spec: TableSpec, dtype: str) -> TableSpec:
+    """The table in another dtype; one of int8 is not trained: it has no slots, no admission and no eviction."""
     there = replace(spec, dtype=dtype)
     return replace(there, optimizer=OptimizerSpec(), admission=None, eviction=None) if dtype == "int8" else there
 

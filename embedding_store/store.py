@@ -83,10 +83,8 @@ class RowBlock:
         ids: int64 `[n]`, each id once.
         weights: float32 `[n, dim]`.
         slots: float32 `[n, slot_width]`: the optimizer's slots side by side.
-        touches: int64 `[n, 2]`, of tables with eviction: the version that last
-            touched the row, and how often it was touched since rows were last
-            looked at. None: as if touched once, at the version that is declared or
-            committed next.
+        touches: int64 `[n, 2]`, of tables with eviction: the version that last touched the row, and how often it was
+            touched since rows were last looked at. None: once, at the version that is declared or committed next.
     """
 
     ids: Int64
@@ -103,13 +101,16 @@ class TableStatistics:
         rows: That hold a value of their own.
         bytes: Of memory that they take, with their directory; None: unknown here.
         refused: Gradients that were dropped, as their ids were not admitted yet.
-        evicted: Rows that were evicted.
+        evicted, deleted: Rows that were evicted; that `delete` took away.
+        written: Rows that `put` wrote, and that `clear` forgot, with one for each call of it.
     """
 
     rows: int
     bytes: int | None = None
     refused: int = 0
     evicted: int = 0
+    deleted: int = 0
+    written: int = 0
 
 
 class RowSource(ABC):
@@ -289,9 +290,8 @@ class EmbeddingStore(RowSource):
         """Takes back what of a commit was done, where one broke off: for who takes over from a dead committer.
 
         Args:
-            version: To go back to: the current version, or the one before it
-                (None: the current one). Rows, slots, the version and its record
-                are those of that version then.
+            version: To go back to: the current version (None), or the one before it. Rows, slots, the
+                version and its record are those of that version then.
 
         Returns:
             How many rows were taken back.

@@ -18,7 +18,8 @@ from embedding_store.open_store import open_source
 from embedding_store.rpc.remote import RemoteSource
 from embedding_store.store import RowSource
 from master.api import JobStatus
-from master.checkpoint import open_checkpoint, restore_tables
+from master.checkpoints.checkpoint import open_checkpoint
+from master.checkpoints.restoring import restore_tables
 from master.client import MasterClient
 
 __all__ = ["lookup", "status"]

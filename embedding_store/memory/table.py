@@ -83,6 +83,7 @@ class MemoryTable(TableReader):
         self._direct = size if size is not None and size * row_bytes <= direct_bytes else None
         # Of updates: they are claimed and applied one at a time.
         self._positions = Scratch(np.int64)
+        self._deleted = self._written = 0
         super().__init__(spec, *self._empty(spec))
         self._members = RowMembership(spec, self._directory.capacity, new_slab)
         self.versions = TableVersions(spec, self.slot_width)
@@ -193,6 +194,7 @@ class MemoryTable(TableReader):
         self._directory.claim(block.ids, positions)
         self._rows.write(positions, block.weights, block.slots)
         self._members.put(positions, block.touches)
+        self._written += len(block.ids)
 
     def settle(self, version: int) -> None:
         """Rows that were put without saying when they were touched count as touched at this version."""
@@ -215,13 +217,16 @@ class MemoryTable(TableReader):
         """Takes the rows of `ids` int64 `[n]` away; returns how many there were."""
         self._save_of(ids)
         self._members.forget(ids, self._directory)
-        return self._directory.remove(ids)
+        removed = self._directory.remove(ids)
+        self._deleted += removed
+        return removed
 
     def statistics(self) -> TableStatistics:
         """As in `EmbeddingStore.table_statistics`; bytes of the address space that rows have come to use."""
         row_bytes = self.spec.weight_bytes + 4 * self.slot_width + self._members.row_bytes
         held = self._directory.bytes + self._members.bytes + self._directory.positions_given * row_bytes
-        return TableStatistics(self.count, held, self._members.refused, self._members.evicted)
+        gone = self._members.evicted, self._deleted
+        return TableStatistics(self.count, held, self._members.refused, *gone, self._written)
 
     def sightings(self) -> UInt8 | None:
         """As in `EmbeddingStore.sightings`."""
@@ -234,6 +239,7 @@ class MemoryTable(TableReader):
 
     def clear(self) -> None:
         """Forgets every row and sighting, and gives the memory back."""
+        self._written += 1 + self.count
         self._rows.close()
         self._directory, self._rows = self._empty(self.spec)
         self._members = RowMembership(self.spec, self._directory.capacity, self._new_slab)

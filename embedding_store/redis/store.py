@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +30,7 @@ from embedding_store.store import (
     Float32,
     Int64,
     RowBlock,
+    TableStatistics,
     TableUpdate,
     refuse_conflict,
     refuse_negative_version,
@@ -64,6 +66,8 @@ class RedisStore(RedisReader, EmbeddingStore):
         super().__init__(url)
         self._writing = threading.Lock()
         self._unfinished: int | None = None
+        self._deleted: Counter[str] = Counter()
+        self._written: Counter[str] = Counter()
 
     def create_table(self, spec: TableSpec) -> bool:
         """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer.
@@ -196,6 +200,7 @@ class RedisStore(RedisReader, EmbeddingStore):
             block.tables[table].weights[:] = checked.weights
             block.tables[table].slots[:] = checked.slots
             write_block(self._topology, block, np.arange(len(block.weights)), self._deadline())
+            self._written[table] += len(checked.ids)
 
     def delete(self, table: str, ids: Int64) -> int:
         """As in `EmbeddingStore.delete`, each partition at once or not at all; repeat it where it broke off."""
@@ -204,10 +209,17 @@ class RedisStore(RedisReader, EmbeddingStore):
         commands = deletions(self.url.namespace, found, require_ids(found.spec, ids))
         with self._alone(deadline):
             self._topology.refresh(deadline)  # a transaction cannot be redirected in its middle
-            return rows_deleted(self._topology.call(commands, deadline))
+            deleted = rows_deleted(self._topology.call(commands, deadline))
+        self._deleted[table] += deleted
+        return deleted
+
+    def table_statistics(self, table: str) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`; what other clients did is not counted."""
+        return TableStatistics(self.row_count(table), deleted=self._deleted[table], written=self._written[table])
 
     def clear(self, table: str) -> None:
         """As in `EmbeddingStore.clear`, partition by partition."""
+        self._written[table] += 1
         deadline = self._deadline()
         found = self._table(table, deadline)
         self._topology.refresh(deadline)  # a transaction cannot be redirected in its middle

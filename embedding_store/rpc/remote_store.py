@@ -157,7 +157,8 @@ class RemoteStore(RemoteSource, EmbeddingStore):
         """As in `EmbeddingStore.table_statistics`, of the server's store."""
         request = store_pb2.TableStatisticsRequest(table=table)
         told = self._connection.call(lambda timeout: self._stub.TableStatistics(request, timeout=timeout))
-        return TableStatistics(told.rows, told.bytes if told.HasField("bytes") else None, told.refused, told.evicted)
+        size = told.bytes if told.HasField("bytes") else None
+        return TableStatistics(told.rows, size, told.refused, told.evicted, told.deleted, told.written)
 
     def sightings(self, table: str) -> UInt8 | None:
         """As in `EmbeddingStore.sightings`."""

@@ -122,7 +122,12 @@ class _StoreServicer:
         with answering(context):
             told = self._store.table_statistics(request.table)
             return store_pb2.TableStatisticsReply(
-                rows=told.rows, bytes=told.bytes, refused=told.refused, evicted=told.evicted
+                rows=told.rows,
+                bytes=told.bytes,
+                refused=told.refused,
+                evicted=told.evicted,
+                deleted=told.deleted,
+                written=told.written,
             )
 
     def read_sightings(self, request: store_pb2.ReadSightingsRequest, context: grpc.ServicerContext) -> Iterator[bytes]:

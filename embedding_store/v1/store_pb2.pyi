@@ -415,10 +415,15 @@ class LookupHeader(_message.Message):
     TABLES_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     WAIT_MS_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """When set, the version that must be current; anything else is an error."""
+    """When set, the version to read: the current one, or one that is pinned;
+    anything else is an error.
+    """
     wait_ms: _builtins.int
     """How long to wait for that version to be committed, 60,000 at most."""
+    pin: _builtins.bytes
+    """token of the pin to read; empty: the store"""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableIds]: ...
     def __init__(
@@ -427,10 +432,11 @@ class LookupHeader(_message.Message):
         tables: _abc.Iterable[Global___TableIds] | None = ...,
         version: _builtins.int | None = ...,
         wait_ms: _builtins.int = ...,
+        pin: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "tables", b"tables", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "pin", b"pin", "tables", b"tables", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
     _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
@@ -589,15 +595,19 @@ class CountRowsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
     table: _builtins.str
+    pin: _builtins.bytes
+    """token of the pin to read; empty: the store"""
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
+        pin: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pin", b"pin", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -652,6 +662,8 @@ class TableStatisticsReply(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     EVICTED_FIELD_NUMBER: _builtins.int
+    DELETED_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """that hold a value of their own"""
     bytes: _builtins.int
@@ -660,6 +672,10 @@ class TableStatisticsReply(_message.Message):
     """gradients dropped, as their ids were not admitted yet"""
     evicted: _builtins.int
     """rows"""
+    deleted: _builtins.int
+    """rows"""
+    written: _builtins.int
+    """rows put, and rows forgotten with one for each call"""
     def __init__(
         self,
         *,
@@ -667,10 +683,12 @@ class TableStatisticsReply(_message.Message):
         bytes: _builtins.int | None = ...,
         refused: _builtins.int = ...,
         evicted: _builtins.int = ...,
+        deleted: _builtins.int = ...,
+        written: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes", b"_bytes", "bytes", b"bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes", b"_bytes", "bytes", b"bytes", "evicted", b"evicted", "refused", b"refused", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes", b"_bytes", "bytes", b"bytes", "deleted", b"deleted", "evicted", b"evicted", "refused", b"refused", "rows", b"rows", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bytes: _TypeAlias = _typing.Literal["bytes"]  # noqa: Y015
     _WhichOneofArgType__bytes: _TypeAlias = _typing.Literal["_bytes", b"_bytes"]  # noqa: Y015
@@ -683,15 +701,19 @@ class ReadSightingsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
     table: _builtins.str
+    pin: _builtins.bytes
+    """token of the pin to read; empty: the store"""
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
+        pin: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pin", b"pin", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -752,18 +774,22 @@ class ScanRequest(_message.Message):
 
     TABLE_FIELD_NUMBER: _builtins.int
     BLOCK_ROWS_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     block_rows: _builtins.int
     """rows of a block at most; 0: 65,536"""
+    pin: _builtins.bytes
+    """token of the pin to read; empty: the store"""
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         block_rows: _builtins.int = ...,
+        pin: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_rows", b"block_rows", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_rows", b"block_rows", "pin", b"pin", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1013,17 +1039,21 @@ class RowIdsHeader(_message.Message):
 
     TABLE_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    PIN_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     count: _builtins.int
+    pin: _builtins.bytes
+    """of ReadRows: token of the pin to read; empty: the store"""
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         count: _builtins.int = ...,
+        pin: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "pin", b"pin", "table", b"table"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1173,6 +1203,200 @@ class ResetVersionReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResetVersionReply: _TypeAlias = ResetVersionReply  # noqa: Y015
+
+@_typing.final
+class PinRequest(_message.Message):
+    """A token is the client's choice, and names one pin.  A Pin that comes again
+    with the same token is the same pin.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """current, or pinned already; absent: the current one"""
+    lease_s: _builtins.float
+    """seconds until it is gone, unless renewed; 3,600 at most"""
+    token: _builtins.bytes
+    """16 bytes"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int | None = ...,
+        lease_s: _builtins.float = ...,
+        token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "lease_s", b"lease_s", "token", b"token", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
+    _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__version) -> _WhichOneofReturnType__version | None: ...
+
+Global___PinRequest: _TypeAlias = PinRequest  # noqa: Y015
+
+@_typing.final
+class PinReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinReply: _TypeAlias = PinReply  # noqa: Y015
+
+@_typing.final
+class RenewPinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
+    token: _builtins.bytes
+    lease_s: _builtins.float
+    """absent: as long as at first"""
+    def __init__(
+        self,
+        *,
+        token: _builtins.bytes = ...,
+        lease_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lease_s", b"_lease_s", "lease_s", b"lease_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lease_s", b"_lease_s", "lease_s", b"lease_s", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__lease_s: _TypeAlias = _typing.Literal["lease_s"]  # noqa: Y015
+    _WhichOneofArgType__lease_s: _TypeAlias = _typing.Literal["_lease_s", b"_lease_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lease_s) -> _WhichOneofReturnType__lease_s | None: ...
+
+Global___RenewPinRequest: _TypeAlias = RenewPinRequest  # noqa: Y015
+
+@_typing.final
+class RenewPinReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewPinReply: _TypeAlias = RenewPinReply  # noqa: Y015
+
+@_typing.final
+class ReleasePinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleasePinRequest: _TypeAlias = ReleasePinRequest  # noqa: Y015
+
+@_typing.final
+class ReleasePinReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleasePinReply: _TypeAlias = ReleasePinReply  # noqa: Y015
+
+@_typing.final
+class ListPinsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPinsRequest: _TypeAlias = ListPinsRequest  # noqa: Y015
+
+@_typing.final
+class PinStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    LEASE_LEFT_S_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    lease_left_s: _builtins.float
+    rows: _builtins.int
+    """before-images that are kept for the version"""
+    bytes: _builtins.int
+    """of memory that they take"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        lease_left_s: _builtins.float = ...,
+        rows: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "lease_left_s", b"lease_left_s", "rows", b"rows", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinStatus: _TypeAlias = PinStatus  # noqa: Y015
+
+@_typing.final
+class ListPinsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PINS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pins(self) -> _containers.RepeatedCompositeFieldContainer[Global___PinStatus]:
+        """oldest version first"""
+
+    def __init__(
+        self,
+        *,
+        pins: _abc.Iterable[Global___PinStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pins", b"pins"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPinsReply: _TypeAlias = ListPinsReply  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):

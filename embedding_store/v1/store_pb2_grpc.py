@@ -84,6 +84,26 @@ class EmbeddingStoreStub:
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.AttachRequest.SerializeToString,
                 response_deserializer=embedding__store_dot_v1_dot_store__pb2.AttachReply.FromString,
                 _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/Pin',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.PinRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.PinReply.FromString,
+                _registered_method=True)
+        self.RenewPin = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/RenewPin',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.RenewPinRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.RenewPinReply.FromString,
+                _registered_method=True)
+        self.ReleasePin = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/ReleasePin',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.ReleasePinRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.ReleasePinReply.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/elastable.embedding_store.v1.EmbeddingStore/ListPins',
+                request_serializer=embedding__store_dot_v1_dot_store__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=embedding__store_dot_v1_dot_store__pb2.ListPinsReply.FromString,
+                _registered_method=True)
         self.CreateTable = channel.unary_unary(
                 '/elastable.embedding_store.v1.EmbeddingStore/CreateTable',
                 request_serializer=embedding__store_dot_v1_dot_store__pb2.CreateTableRequest.SerializeToString,
@@ -198,6 +218,31 @@ class EmbeddingStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pin(self, request, context):
+        """Keeps one version readable while commits go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewPin(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleasePin(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateTable(self, request, context):
         """Only where the server allows writing.  The master of a job does not.
         """
@@ -305,6 +350,26 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=embedding__store_dot_v1_dot_store__pb2.AttachRequest.FromString,
                     response_serializer=embedding__store_dot_v1_dot_store__pb2.AttachReply.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.PinRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.PinReply.SerializeToString,
+            ),
+            'RenewPin': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewPin,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.RenewPinRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.RenewPinReply.SerializeToString,
+            ),
+            'ReleasePin': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleasePin,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.ReleasePinRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.ReleasePinReply.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=embedding__store_dot_v1_dot_store__pb2.ListPinsRequest.FromString,
+                    response_serializer=embedding__store_dot_v1_dot_store__pb2.ListPinsReply.SerializeToString,
             ),
             'CreateTable': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateTable,
@@ -622,6 +687,114 @@ class EmbeddingStore:
             '/elastable.embedding_store.v1.EmbeddingStore/Attach',
             embedding__store_dot_v1_dot_store__pb2.AttachRequest.SerializeToString,
             embedding__store_dot_v1_dot_store__pb2.AttachReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/Pin',
+            embedding__store_dot_v1_dot_store__pb2.PinRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.PinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewPin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/RenewPin',
+            embedding__store_dot_v1_dot_store__pb2.RenewPinRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.RenewPinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleasePin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/ReleasePin',
+            embedding__store_dot_v1_dot_store__pb2.ReleasePinRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.ReleasePinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastable.embedding_store.v1.EmbeddingStore/ListPins',
+            embedding__store_dot_v1_dot_store__pb2.ListPinsRequest.SerializeToString,
+            embedding__store_dot_v1_dot_store__pb2.ListPinsReply.FromString,
             options,
             channel_credentials,
             insecure,

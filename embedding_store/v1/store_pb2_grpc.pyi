@@ -52,6 +52,11 @@ class EmbeddingStoreStub:
     ReadRows: _grpc.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]
     """Of the rows that hold a value of their own, in the order of the ids."""
     Attach: _grpc.UnaryUnaryMultiCallable[_store_pb2.AttachRequest, _store_pb2.AttachReply]
+    Pin: _grpc.UnaryUnaryMultiCallable[_store_pb2.PinRequest, _store_pb2.PinReply]
+    """Keeps one version readable while commits go on."""
+    RenewPin: _grpc.UnaryUnaryMultiCallable[_store_pb2.RenewPinRequest, _store_pb2.RenewPinReply]
+    ReleasePin: _grpc.UnaryUnaryMultiCallable[_store_pb2.ReleasePinRequest, _store_pb2.ReleasePinReply]
+    ListPins: _grpc.UnaryUnaryMultiCallable[_store_pb2.ListPinsRequest, _store_pb2.ListPinsReply]
     CreateTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]
     """Only where the server allows writing.  The master of a job does not."""
     Commit: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]
@@ -81,6 +86,11 @@ class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
     ReadRows: _aio.StreamStreamMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.RowBlockFrame]  # type: ignore[assignment]
     """Of the rows that hold a value of their own, in the order of the ids."""
     Attach: _aio.UnaryUnaryMultiCallable[_store_pb2.AttachRequest, _store_pb2.AttachReply]  # type: ignore[assignment]
+    Pin: _aio.UnaryUnaryMultiCallable[_store_pb2.PinRequest, _store_pb2.PinReply]  # type: ignore[assignment]
+    """Keeps one version readable while commits go on."""
+    RenewPin: _aio.UnaryUnaryMultiCallable[_store_pb2.RenewPinRequest, _store_pb2.RenewPinReply]  # type: ignore[assignment]
+    ReleasePin: _aio.UnaryUnaryMultiCallable[_store_pb2.ReleasePinRequest, _store_pb2.ReleasePinReply]  # type: ignore[assignment]
+    ListPins: _aio.UnaryUnaryMultiCallable[_store_pb2.ListPinsRequest, _store_pb2.ListPinsReply]  # type: ignore[assignment]
     CreateTable: _aio.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]  # type: ignore[assignment]
     """Only where the server allows writing.  The master of a job does not."""
     Commit: _aio.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]  # type: ignore[assignment]
@@ -167,6 +177,35 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.AttachRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.AttachReply, _abc.Awaitable[_store_pb2.AttachReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Pin(
+        self,
+        request: _store_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.PinReply, _abc.Awaitable[_store_pb2.PinReply]]:
+        """Keeps one version readable while commits go on."""
+
+    @_abc_1.abstractmethod
+    def RenewPin(
+        self,
+        request: _store_pb2.RenewPinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.RenewPinReply, _abc.Awaitable[_store_pb2.RenewPinReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ReleasePin(
+        self,
+        request: _store_pb2.ReleasePinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.ReleasePinReply, _abc.Awaitable[_store_pb2.ReleasePinReply]]: ...
+
+    @_abc_1.abstractmethod
+    def ListPins(
+        self,
+        request: _store_pb2.ListPinsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.ListPinsReply, _abc.Awaitable[_store_pb2.ListPinsReply]]: ...
 
     @_abc_1.abstractmethod
     def CreateTable(

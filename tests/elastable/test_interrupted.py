@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from master.checkpoint import find_checkpoint, open_checkpoint
+from master.checkpoints.checkpoint import open_checkpoint
+from master.checkpoints.places import find_checkpoint
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable
 
 
-def assert_same_model(one: Path, other: Path) -> None:
+def assert_same_model(one: str | Path, other: str | Path) -> None:
     """Every dense tensor, row and slot of two checkpoints is equal to the bit."""
     ours, theirs = open_checkpoint(one), open_checkpoint(other)
     assert ours.version == theirs.version
@@ -22,8 +23,8 @@ def assert_same_model(one: Path, other: Path) -> None:
     assert set(dense) == set(expected)
     for key, tensor in dense.items():
         np.testing.assert_array_equal(tensor, expected[key], err_msg=key)
-    assert set(ours.manifest["tables"]) == set(theirs.manifest["tables"])
-    for table in ours.manifest["tables"]:
+    assert set(ours.manifest.tables) == set(theirs.manifest.tables)
+    for table in ours.manifest.tables:
         for field in ("ids", "weights", "slots"):
             parts = [
                 np.concatenate([getattr(block, field) for block in checkpoint.rows(table)])
@@ -53,7 +54,7 @@ def stopped_at(version: int, number: signal.Signals, home: Path, workers: int) -
     result = json.loads((home / "runs" / "latest" / "result.json").read_text())
     assert result["stopped"] in ("interrupted", "terminated")
     saved = find_checkpoint(home / "checkpoints")
-    assert saved.name == f"ckpt-{result['version']:010d}"
+    assert Path(saved).name == f"ckpt-{result['version']:010d}"
     assert version <= result["version"] < 40
 
 

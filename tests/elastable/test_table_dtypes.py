@@ -13,7 +13,9 @@ import elastable as et
 from embedding_store.conversion import convert_table
 from embedding_store.spec import OptimizerSpec
 from master.api import JobSpec
-from master.checkpoint import open_checkpoint, restore_tables, write_checkpoint
+from master.checkpoints.checkpoint import open_checkpoint
+from master.checkpoints.restoring import restore_tables
+from master.checkpoints.writing import write_checkpoint
 from master.progress import Progress
 from tests.contracts.store_samples import commit, rows_by_id, update
 from tests.elastable.models import USERS, clicks

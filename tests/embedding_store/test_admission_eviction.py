@@ -184,7 +184,11 @@ def test_statistics() -> None:
         assert admitting.bytes is not None
         assert admitting.bytes >= 1 << 12
         store.clear("a")
-        assert store.table_statistics("a") == TableStatistics(0, admitting.bytes - 2 * (8 + 24), 0, 0)
+        assert store.table_statistics("a") == TableStatistics(0, admitting.bytes - 2 * (8 + 24), written=3)
+        store.put("e", [block := store.read_rows("e", np.array([9]))])
+        assert store.delete("e", np.array([9, 77])) == len(block.ids) == 1
+        told = store.table_statistics("e")
+        assert (told.deleted, told.written) == (1, 1)
 
 
 def test_everybody_may_be_refused_and_everybody_evicted() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from elastable.local_workers import LocalWorkers
-from master.checkpoint import open_checkpoint
+from master.checkpoints.checkpoint import open_checkpoint
 from master.client import MasterClient
 
 MODEL = Path(__file__).parent / "model.py"
@@ -24,7 +24,7 @@ def trained_numbers(checkpoint: Path) -> Numbers:
     """Every row, slot, dense variable, state and optimizer variable of a checkpoint, by name."""
     saved = open_checkpoint(checkpoint)
     numbers = dict(saved.dense())
-    for table in saved.manifest["tables"]:
+    for table in saved.manifest.tables:
         blocks = list(saved.rows(table))
         ids = np.concatenate([block.ids for block in blocks])
         order = np.argsort(ids)

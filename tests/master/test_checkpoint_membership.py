@@ -12,7 +12,9 @@ from embedding_store.partitions.store import PartitionedStore
 from embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, TableUpdate
 from master.api import JobSpec
-from master.checkpoint import open_checkpoint, restore_tables, write_checkpoint
+from master.checkpoints.checkpoint import open_checkpoint
+from master.checkpoints.restoring import restore_tables
+from master.checkpoints.writing import write_checkpoint
 from master.progress import Progress
 
 SPECS = (

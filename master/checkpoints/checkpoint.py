@@ -1,0 +1,211 @@
+"""Checkpoints opened: their tensors and rows, an increment's together with those of what it builds upon."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from embedding_store.errors import CheckpointError
+from embedding_store.store import RowBlock
+from master.api import Tensor
+from master.checkpoints.files import MANIFEST, CheckpointFiles
+from master.checkpoints.manifest import Manifest
+from master.checkpoints.places import checkpoint_names, located, version_named
+from master.checkpoints.row_chain import chained_rows
+from master.checkpoints.tensor_file import tensors_in
+from master.progress import Progress
+
+__all__ = ["Checkpoint", "offering_older", "open_checkpoint", "open_named", "read_tensors"]
+
+DENSE = "dense.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose manifest has been read, and those of what it builds upon.
+
+    Every file is there, and of the right size; its bytes are checked when it is read.
+
+    Attributes:
+        home: The folder in which it lies.
+        name: Its own folder in there.
+        manifest: What it is.
+        base: What it builds upon; None: it is full.
+    """
+
+    home: CheckpointFiles
+    name: str
+    manifest: Manifest
+    base: Checkpoint | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it is: a path of this machine, or a URL."""
+        return self.home.at(self.name)
+
+    @property
+    def version(self) -> int:
+        """The version that it holds."""
+        return self.manifest.version
+
+    @property
+    def job(self) -> Mapping[str, Any]:
+        """The description of the job that wrote it."""
+        return dict(self.manifest.job)
+
+    def progress(self) -> Progress:
+        """The place of the job that wrote it."""
+        return self.manifest.place()
+
+    def dense(self) -> dict[str, Tensor]:
+        """Dense variables, states and optimizer variables by key. Raises `CheckpointError`."""
+        with offering_older(self):
+            return dict(read_tensors(self, DENSE))
+
+    def rows(self, table: str) -> Iterator[RowBlock]:
+        """All rows of a table in blocks, each row once, in any order.
+
+        Raises:
+            CheckpointError: a file's bytes are not the ones that were written.
+        """
+        with offering_older(self):
+            yield from chained_rows(self.chain(), table, read_tensors)
+
+    def sightings(self, table: str) -> Tensor | None:
+        """The sketch of a table with admission, uint8 `[counters]`. Raises `CheckpointError`."""
+        file = self.manifest.tables[table].sightings
+        if file is None:
+            return None
+        with offering_older(self):
+            return read_tensors(self, file)["sightings"]
+
+    def chain(self) -> tuple[Checkpoint, ...]:
+        """This one, and what it builds upon, the newest first; the last is full."""
+        return (self, *(() if self.base is None else self.base.chain()))
+
+    def verify(self) -> None:
+        """Reads every file of the checkpoint and of what it builds upon.
+
+        Raises:
+            CheckpointError: the first whose bytes are not the ones that were written.
+        """
+        with offering_older(self):
+            _read_all(self)
+
+
+def open_checkpoint(place: str | Path) -> Checkpoint:
+    """The checkpoint at `place`, or the newest of those side by side in it.
+
+    Raises:
+        CheckpointError: there is none; or a file is missing, cut off, changed or
+            of another checkpoint, by name, and with an older checkpoint that is whole.
+        BadInput: a URL of an unknown kind.
+    """
+    home, name = located(place)
+    with offering_older(home, name):
+        return open_named(home, name)
+
+
+def open_named(home: CheckpointFiles, name: str) -> Checkpoint:
+    """As `open_checkpoint`, of a name in a folder; what is damaged is told without looking for another."""
+    manifest = _manifest(home, name)
+    _refuse_other_files(home, name, manifest)
+    if manifest.base is None:
+        return Checkpoint(home, name, manifest)
+    try:
+        base = open_named(home, manifest.base.name)
+    except CheckpointError as error:
+        raise CheckpointError(f"{home.at(name)} builds upon a checkpoint that cannot be used: {error}") from error
+    if base.manifest.checksum != manifest.base.checksum:
+        raise CheckpointError(
+            f"{home.at(name)} builds upon another checkpoint than the one that is at {base.address} (version "
+            f"{base.version}, written {base.manifest.written}): its own base has version {manifest.base.version}"
+        )
+    return Checkpoint(home, name, manifest, base)
+
+
+def read_tensors(checkpoint: Checkpoint, file: str) -> dict[str, Tensor]:
+    """The tensors of one file of a checkpoint, not of its bases.
+
+    Raises:
+        CheckpointError: its bytes are not the ones that were written.
+    """
+    place = f"{checkpoint.name}/{file}"
+    try:
+        content = checkpoint.home.read(place)
+        if hashlib.sha256(content.data).hexdigest() == checkpoint.manifest.files[file].sha256:
+            return tensors_in(content)[0]
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.home.at(place)}: cannot be read: {error}") from error
+    raise CheckpointError(f"{checkpoint.home.at(place)}: its bytes are not the ones that were written")
+
+
+@contextmanager
+def offering_older(of: Checkpoint | CheckpointFiles, name: str = "") -> Iterator[None]:
+    """Adds to a `CheckpointError` raised within which older checkpoint beside this one is whole."""
+    try:
+        yield
+    except CheckpointError as error:
+        home, name = (of.home, of.name) if isinstance(of, Checkpoint) else (of, name)
+        older = _older_good(home, name)
+        if older is None:
+            raise
+        raise CheckpointError(
+            f"{error}; an older checkpoint beside it is whole: {older.address} (version {older.version})"
+        ) from error
+
+
+def _older_good(home: CheckpointFiles, name: str) -> Checkpoint | None:
+    order = version_named(name)
+    if order is None:
+        return None
+    for other in reversed(checkpoint_names(home)):
+        if (version_named(other) or order) < order:
+            try:
+                found = open_named(home, other)
+                _read_all(found)
+            except (CheckpointError, OSError):
+                continue
+            return found
+    return None
+
+
+def _read_all(checkpoint: Checkpoint) -> None:
+    for one in checkpoint.chain():
+        for file in one.manifest.files:
+            read_tensors(one, file)
+
+
+def _manifest(home: CheckpointFiles, name: str) -> Manifest:
+    place = f"{name}/{MANIFEST}"
+    try:
+        manifest = Manifest.from_json(home.read(place).tobytes())
+    except (OSError, CheckpointError) as error:
+        raise CheckpointError(f"{home.at(place)}: cannot be read: {error}") from error
+    order = version_named(name)
+    if order is not None and order[0] != manifest.version:
+        raise CheckpointError(
+            f"{home.at(place)}: it is the manifest of another checkpoint, of version {manifest.version}"
+        )
+    return manifest
+
+
+def _refuse_other_files(home: CheckpointFiles, name: str, manifest: Manifest) -> None:
+    sizes = home.sizes(name)
+    for file, entry in manifest.files.items():
+        if file not in sizes:
+            raise CheckpointError(f"{home.at(f'{name}/{file}')}: missing")
+        if entry.bytes is not None and sizes[file] != entry.bytes:
+            raise CheckpointError(
+                f"{home.at(f'{name}/{file}')}: it has {sizes[file]} bytes, and was written with {entry.bytes}"
+            )
+    foreign = sorted(set(sizes) - set(manifest.files) - {MANIFEST})
+    if foreign:
+        raise CheckpointError(
+            f"{home.at(f'{name}/{foreign[0]}')}: it does not belong to this checkpoint (its manifest does not name "
+            "it); take it away"
+        )

@@ -1,0 +1,62 @@
+"""Files of tensors on their way into a draft: hashed as they are written, a few at once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from master.api import Tensor
+from master.checkpoints.files import CheckpointFiles
+from master.checkpoints.manifest import FileEntry
+from master.checkpoints.tensor_file import parts_of
+from master.checkpoints.threads import FewAtOnce
+
+__all__ = ["FileWriter"]
+
+
+class FileWriter:
+    """Writes files of a draft. Used as a context, which waits for all of them.
+
+    Args:
+        files: Where the draft is.
+        draft: Its folder.
+        note: Goes into every file.
+    """
+
+    def __init__(self, files: CheckpointFiles, draft: str, note: Mapping[str, str]) -> None:
+        self._files = files
+        self._draft = draft
+        self._note = note
+        self._threads: FewAtOnce[tuple[str, FileEntry]] = FewAtOnce()
+
+    def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
+        """Hands a file over: `tensors` as of `parts_of`; nobody may change them any more.
+
+        Raises:
+            OSError: of a file handed over earlier.
+        """
+        self._threads.do(partial(self._write, name, tensors))
+
+    def wait(self) -> dict[str, FileEntry]:
+        """Every file by name, once all are written. Raises `OSError`."""
+        return dict(self._threads.wait())
+
+    def _write(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> tuple[str, FileEntry]:
+        parts = parts_of(tensors, self._note)
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        self._files.write(f"{self._draft}/{name}", parts)
+        return name, FileEntry(digest.hexdigest(), sum(len(part) for part in parts))
+
+    def __enter__(self) -> Self:
+        self._threads.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.__exit__(kind, error, trace)

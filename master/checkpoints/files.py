@@ -1,0 +1,167 @@
+"""Where checkpoints lie: what of a file system they need, and the one of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["MANIFEST", "Bytes", "CheckpointFiles", "LocalFiles", "Part"]
+
+Bytes = npt.NDArray[np.uint8]
+Part = memoryview
+"""Contiguous bytes that are written one after the other."""
+
+MANIFEST = "manifest.json"
+
+_DRAFT, _GOING = ".writing-", ".removing-"
+_MOST_AT_ONCE = 16 << 20
+
+
+class CheckpointFiles(ABC):
+    """A folder in which checkpoints lie side by side, each a folder of files.
+
+    Names and paths are relative to it, with "/" between. Whatever fails raises
+    `OSError`. Any number of threads may write files of one draft.
+    """
+
+    address: str
+    """The folder, as a person writes it."""
+
+    @abstractmethod
+    def names(self, folder: str = "") -> list[str]:
+        """Sorted names of what lies in a folder; none where there is no such folder."""
+
+    @abstractmethod
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Name -> bytes of every file in a folder; none where there is no such folder."""
+
+    @abstractmethod
+    def read(self, path: str) -> Bytes:
+        """A file, uint8 `[bytes]`."""
+
+    @abstractmethod
+    def begin(self, name: str) -> str:
+        """A new folder to write the checkpoint `name` into, which nobody takes for one before `commit`."""
+
+    @abstractmethod
+    def write(self, path: str, parts: Sequence[Part]) -> None:
+        """Writes a file that was not there; once this returns it survives a loss of power."""
+
+    @abstractmethod
+    def commit(self, draft: str, name: str, manifest: Sequence[Part]) -> None:
+        """Writes the manifest, the last file of a draft: from one moment to the next it is the checkpoint `name`."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Takes a checkpoint away; broken off anywhere, what is left is none."""
+
+    @abstractmethod
+    def drafts(self) -> list[str]:
+        """Names of folders that a writer or remover left when it was killed."""
+
+    @abstractmethod
+    def discard(self, draft: str) -> None:
+        """Takes a draft away. One that is gone already, or that cannot be taken away, is passed over."""
+
+    def at(self, path: str) -> str:
+        """A path below the folder, as a person writes it."""
+        return f"{self.address}/{path}"
+
+
+class LocalFiles(CheckpointFiles):
+    """A folder of this machine's file system: files are fsynced, and a draft is renamed into its place.
+
+    Args:
+        home: The folder; made by the first `begin`.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self.address = str(home)
+
+    def names(self, folder: str = "") -> list[str]:
+        """As in `CheckpointFiles.names`."""
+        try:
+            return sorted(os.listdir(self._home / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """As in `CheckpointFiles.sizes`."""
+        try:
+            with os.scandir(self._home / folder) as found:
+                return {entry.name: entry.stat().st_size for entry in found}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+
+    def read(self, path: str) -> Bytes:
+        """As in `CheckpointFiles.read`."""
+        with (self._home / path).open("rb", buffering=0) as file:
+            content = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+            done = 0
+            # Pages that are new are zeroed first: by pieces they are still in the cache when they are filled.
+            while got := file.readinto(content.data[done : done + _MOST_AT_ONCE]):
+                done += got
+            return content[:done]
+
+    def begin(self, name: str) -> str:
+        """As in `CheckpointFiles.begin`."""
+        draft = f"{_DRAFT}{uuid.uuid4().hex}"
+        (self._home / draft).mkdir(parents=True)
+        return draft
+
+    def write(self, path: str, parts: Sequence[Part]) -> None:
+        """As in `CheckpointFiles.write`."""
+        number = os.open(self._home / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            for part in parts:
+                done = 0
+                while done < len(part):
+                    done += self._put(number, part[done : done + _MOST_AT_ONCE])
+            self._sync(number)
+        finally:
+            os.close(number)
+
+    def commit(self, draft: str, name: str, manifest: Sequence[Part]) -> None:
+        """As in `CheckpointFiles.commit`."""
+        self.write(f"{draft}/{MANIFEST}", manifest)
+        self._sync_folder(draft)
+        self._rename(draft, name)
+        self._sync_folder("")
+
+    def remove(self, name: str) -> None:
+        """As in `CheckpointFiles.remove`."""
+        going = f"{_GOING}{uuid.uuid4().hex}"
+        self._rename(name, going)
+        self.discard(going)
+
+    def drafts(self) -> list[str]:
+        """As in `CheckpointFiles.drafts`."""
+        return [name for name in self.names() if name.startswith((_DRAFT, _GOING))]
+
+    def discard(self, draft: str) -> None:
+        """As in `CheckpointFiles.discard`."""
+        shutil.rmtree(self._home / draft, ignore_errors=True)
+
+    def _put(self, number: int, part: Part) -> int:
+        return os.write(number, part)
+
+    def _sync(self, number: int) -> None:
+        os.fsync(number)
+
+    def _rename(self, old: str, new: str) -> None:
+        (self._home / old).rename(self._home / new)
+
+    def _sync_folder(self, folder: str) -> None:
+        number = os.open(self._home / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._sync(number)
+        finally:
+            os.close(number)

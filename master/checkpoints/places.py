@@ -1,0 +1,87 @@
+"""Where checkpoints are: folders and URLs, and the names of checkpoints in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from embedding_store.errors import CheckpointError
+from master.checkpoints.files import MANIFEST, CheckpointFiles, LocalFiles
+
+__all__ = ["checkpoint_name", "checkpoint_names", "files_at", "find_checkpoint", "located", "version_named"]
+
+_NAME = re.compile(r"ckpt-(\d{10,})(?:-(\d+))?")
+
+
+def files_at(place: str | Path | CheckpointFiles) -> CheckpointFiles:
+    """The folder of checkpoints at a path of this machine, or at a URL that fsspec knows.
+
+    Raises:
+        BadInput: a URL of a kind that is unknown here, or whose driver is not installed.
+    """
+    if isinstance(place, CheckpointFiles):
+        return place
+    if isinstance(place, str) and "://" in place:
+        from master.checkpoints.remote_files import files_at_url  # fsspec, for those who need it
+
+        return files_at_url(place)
+    return LocalFiles(Path(place))
+
+
+def checkpoint_name(version: int, taken: list[str]) -> str:
+    """A name for a checkpoint of this version that sorts behind those of the same version in `taken`."""
+    plain = f"ckpt-{version:010d}"
+    again = [int(found[2] or 1) for name in taken if (found := _NAME.fullmatch(name)) and int(found[1]) == version]
+    return f"{plain}-{max(again) + 1}" if again else plain
+
+
+def version_named(name: str) -> tuple[int, int] | None:
+    """(version, which one of this version) that the name of a checkpoint says; None: it is none of ours."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else (int(found[1]), int(found[2] or 1))
+
+
+def checkpoint_names(files: CheckpointFiles) -> list[str]:
+    """The checkpoints in a folder by name, the oldest version first; where folders are not renamed into their
+    place, only those with a manifest."""
+    drafts = set(files.drafts())
+    found = [(order, name) for name in files.names() if (order := version_named(name)) and name not in drafts]
+    return [name for _, name in sorted(found)]
+
+
+def find_checkpoint(place: str | Path) -> str:
+    """The address of the checkpoint at `place`, or of the newest of those side by side in it.
+
+    Raises:
+        CheckpointError: there is none.
+        BadInput: as `files_at`.
+    """
+    home, name = located(place)
+    return home.at(name)
+
+
+def located(place: str | Path) -> tuple[CheckpointFiles, str]:
+    """The folder and the name of the checkpoint that `find_checkpoint` finds."""
+    text = str(place).rstrip("/") or "."
+    try:
+        for folder in (text, f"{text}/checkpoints"):
+            files = files_at(folder)
+            if MANIFEST in files.names():
+                return _beside(folder)
+            names = checkpoint_names(files)
+            if names:
+                return files, names[-1]
+    except OSError as error:
+        raise CheckpointError(f"{place}: cannot be read: {error}") from error
+    raise CheckpointError(f"{place}: no checkpoint there; expected a folder ckpt-<version> with {MANIFEST}")
+
+
+def _beside(checkpoint: str) -> tuple[CheckpointFiles, str]:
+    if "://" in checkpoint:
+        home, _, name = checkpoint.rpartition("/")
+        return files_at(home), name
+    # The link runs/latest has a name, but what lies beside a checkpoint lies beside its own folder.
+    path = Path(checkpoint)
+    if path.is_symlink() or not path.name or path.name == "..":
+        path = path.resolve()
+    return LocalFiles(path.parent), path.name

@@ -1,0 +1,92 @@
+"""Checkpoints restored: to any store, other shards, another dtype, all tables or some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from embedding_store.conversion import spec_in_dtype
+from embedding_store.errors import CheckpointError
+from embedding_store.fresh_rows import fresh_rows
+from embedding_store.spec import TableSpec
+from embedding_store.store import EmbeddingStore
+from master.checkpoints.checkpoint import Checkpoint
+
+__all__ = ["require_tables", "restore_tables"]
+
+
+def restore_tables(
+    checkpoint: Checkpoint, store: EmbeddingStore, *, tables: Iterable[str] | None = None, dtype: str | None = None
+) -> dict[str, int]:
+    """Makes the tables of a checkpoint in the store, as they were, and declares the checkpoint's version.
+
+    Rows that the store holds of a table by the same name are forgotten; that
+    happens only after all files were read and are whole. An empty store is
+    filled while files are read, and emptied where one of them is damaged.
+
+    Args:
+        checkpoint: What to restore.
+        store: Of any backend, with any number of shards.
+        tables: Which; None: all.
+        dtype: Keep weights so, one of `WEIGHT_DTYPES`; None: each as it was. An
+            int8 table serves: it gets no slots, no admission and no eviction.
+
+    Returns:
+        Table -> how many rows were restored.
+
+    Raises:
+        CheckpointError: a file is damaged, or the checkpoint lacks a table that was asked for.
+        SpecConflict: a table by the same name has another spec.
+        BadInput: a weight that the dtype cannot hold.
+    """
+    names = require_tables(checkpoint, tables)
+    specs = {name: _wanted(checkpoint.manifest.tables[name].spec, dtype) for name in names}
+    there = store.specs()
+    if any(name in there and store.row_count(name) for name in names):
+        checkpoint.verify()
+    for spec in specs.values():
+        store.create_table(spec)
+    restored: dict[str, int] = {}
+    try:
+        for name, spec in specs.items():
+            store.clear(name)
+            restored[name] = _restore(checkpoint, store, spec)
+    except BaseException:
+        for name in names:
+            store.clear(name)
+        raise
+    store.reset_version(checkpoint.version)
+    return restored
+
+
+def require_tables(checkpoint: Checkpoint, tables: Iterable[str] | None) -> list[str]:
+    """The names in `tables`, sorted; of all tables where it is None. Raises `CheckpointError` for an unknown one."""
+    held = checkpoint.manifest.tables
+    names = sorted(held) if tables is None else sorted(set(tables))
+    for name in names:
+        if name not in held:
+            raise CheckpointError(
+                f"{checkpoint.address} has no table {name!r}; its tables are {', '.join(sorted(held)) or 'none'}"
+            )
+    return names
+
+
+def _wanted(spec: TableSpec, dtype: str | None) -> TableSpec:
+    return spec if dtype is None or dtype == spec.dtype else spec_in_dtype(spec, dtype)
+
+
+def _restore(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec) -> int:
+    bare = spec.optimizer != checkpoint.manifest.tables[spec.name].spec.optimizer
+    rows = 0
+    for block in checkpoint.rows(spec.name):
+        store.put(spec.name, [fresh_rows(spec, block.ids, block.weights) if bare else block])
+        rows += len(block.ids)
+    expected = checkpoint.manifest.tables[spec.name].rows
+    if rows != expected:
+        raise CheckpointError(
+            f"{checkpoint.address}: table {spec.name!r} has {rows} rows in its files, and had {expected} when it was "
+            "written"
+        )
+    counters = checkpoint.sightings(spec.name)
+    if counters is not None and spec.admission is not None:
+        store.put_sightings(spec.name, counters)
+    return rows

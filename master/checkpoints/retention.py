@@ -1,0 +1,75 @@
+"""Which checkpoints stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from embedding_store.errors import CheckpointError
+from master.checkpoints.checkpoint import open_named
+from master.checkpoints.files import CheckpointFiles
+from master.checkpoints.places import checkpoint_names, version_named
+
+__all__ = ["Standing", "remove_old", "to_remove"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One checkpoint of a directory.
+
+    Attributes:
+        name: Its folder.
+        chain: The names of it and of what it builds upon, the newest first; empty: it cannot be restored.
+        job: The job that wrote it.
+    """
+
+    name: str
+    chain: tuple[str, ...] = ()
+    job: str = ""
+
+
+def to_remove(standing: Sequence[Standing], written: str, keep: int) -> list[str]:
+    """Names of checkpoints to take away, the newest first, so that whatever is left meanwhile can be restored.
+
+    Of the job that wrote last, the newest `keep` that can be restored stay (0:
+    all), with what they build upon. One of the same version as a newer one is
+    not counted. Those of other jobs, and damaged ones, are left for a person to look at.
+
+    Args:
+        standing: All checkpoints of a directory, the oldest version first.
+        written: The name of the one that was written last.
+        keep: How many stay.
+    """
+    by_name = {one.name: one for one in standing}
+    last = by_name.get(written, Standing(written))
+    stay: set[str] = {written, *last.chain}
+    versions: list[int | None] = []
+    going: list[str] = []
+    for one in reversed(standing):
+        version = (version_named(one.name) or (None,))[0]
+        if one.job != last.job or not one.chain:
+            stay.update((one.name, *one.chain))
+        elif version not in versions and (not keep or len(versions) < keep):
+            versions.append(version)
+            stay.update(one.chain)
+        else:
+            going.append(one.name)
+    return [name for name in going if name not in stay]
+
+
+def remove_old(files: CheckpointFiles, written: str, keep: int) -> None:
+    """Takes away what `to_remove` names. What cannot be removed stays, and is tried again after the next one."""
+    try:
+        standing = [_standing(files, name) for name in checkpoint_names(files)]
+        for name in to_remove(standing, written, keep):
+            files.remove(name)
+    except OSError:
+        return
+
+
+def _standing(files: CheckpointFiles, name: str) -> Standing:
+    try:
+        found = open_named(files, name)
+    except CheckpointError:
+        return Standing(name)
+    return Standing(name, tuple(one.name for one in found.chain()), str(found.job.get("job", "")))

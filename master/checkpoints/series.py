@@ -1,0 +1,111 @@
+"""The checkpoints of one job, one after the other: full ones, and increments that build upon them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from embedding_store.errors import BadInput, CheckpointError
+from embedding_store.pins import Pin
+from embedding_store.store import EmbeddingStore
+from master.api import JobSpec, Tensor
+from master.checkpoints.checkpoint import Checkpoint, open_named
+from master.checkpoints.dirty_rows import Changes, DirtyRows
+from master.checkpoints.files import CheckpointFiles
+from master.checkpoints.places import files_at
+from master.checkpoints.writing import write_checkpoint
+from master.progress import Progress
+
+__all__ = ["CheckpointSeries"]
+
+
+class CheckpointSeries:
+    """Writes the checkpoints of a job.
+
+    An increment holds the dense part, and the rows that changed since the
+    checkpoint before. It is written unless every `full_every`-th is due, nothing is
+    known of what changed, or the checkpoint before is not there any more.
+
+    Args:
+        directory: Where they lie side by side: a path, or a URL that fsspec knows.
+        store: Holds the job's tables.
+        keep: As of `write_checkpoint`.
+        full_every: Every so many checkpoints one is full; 1: all are, and nothing is collected.
+        resumed: The checkpoint from which the store was restored and that it is equal to, if any.
+
+    Raises:
+        BadInput: `full_every` is below 1, `keep` below 0, or the URL is of an unknown kind.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path | CheckpointFiles,
+        store: EmbeddingStore,
+        *,
+        keep: int = 3,
+        full_every: int = 5,
+        resumed: Checkpoint | None = None,
+    ) -> None:
+        if full_every < 1 or keep < 0:
+            raise BadInput(f"full_every must be at least 1 and keep must not be negative, got {full_every} and {keep}")
+        self._files = files_at(directory)
+        self._keep = keep
+        self._full_every = full_every
+        self._writing = threading.Lock()
+        self._base = resumed if resumed is not None and resumed.home.address == self._files.address else None
+        self._failures = 0
+        self.dirty = DirtyRows(store) if full_every > 1 else None
+        """Is to be told of every commit; None: nothing is collected."""
+
+    def begin(
+        self, source: EmbeddingStore | Pin, dense: Mapping[str, Tensor], job: JobSpec, progress: Progress
+    ) -> Callable[[], str]:
+        """The checkpoint of the version that stands: what changed since the one before is taken now.
+
+        Called by the thread that commits. What it returns writes the checkpoint,
+        called once, by any thread; others that are called meanwhile wait. If it
+        raises, the next checkpoint holds the changes of this one as well.
+
+        Args:
+            source: A pin of the version, or the store where nobody commits until all is written.
+            dense: As of `write_checkpoint`; nobody may change it until all is written.
+            job: As of `write_checkpoint`.
+            progress: Of the version that stands.
+
+        Returns:
+            Writes, and returns the address; raises as `write_checkpoint`.
+        """
+        changes = None if self.dirty is None else self.dirty.take(progress.version)
+        failures = self._failures
+
+        def write() -> str:
+            with self._writing:
+                # One that was begun earlier and failed since took changes with it that these lack.
+                base = self._standing_base() if changes is not None and failures == self._failures else None
+                try:
+                    address = write_checkpoint(
+                        self._files, source, dense, job, progress, keep=self._keep, base=base, changes=changes
+                    )
+                except BaseException:
+                    self._failed(changes)
+                    raise
+                self._base = open_named(self._files, address.rpartition("/")[2])
+                return address
+
+        return write
+
+    def _failed(self, changes: Changes | None) -> None:
+        self._failures += 1
+        if self.dirty is not None and changes is not None:
+            self.dirty.give_back(changes)
+
+    def _standing_base(self) -> Checkpoint | None:
+        """What an increment may build upon now."""
+        if self._base is None or len(self._base.chain()) >= self._full_every:
+            return None
+        try:
+            found = open_named(self._files, self._base.name)
+        except CheckpointError:
+            return None
+        return found if found.manifest.checksum == self._base.manifest.checksum else None

@@ -1,0 +1,72 @@
+"""Files read and written by a few threads, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+__all__ = ["FewAtOnce", "in_order"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_THREADS = 2
+
+
+def in_order(work: Callable[[T], R], items: Iterable[T], threads: int = _THREADS) -> Iterator[R]:
+    """`work(item)` of every item, in their order, done by threads that are one item each ahead.
+
+    Raises:
+        Exception: what `work` raised, in its place.
+    """
+    with ThreadPoolExecutor(threads, "elastable-checkpoint") as pool:
+        waiting: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+class FewAtOnce(Generic[R]):
+    """Work that is handed to threads, never more at once than they are and one more.
+
+    Used as a context, which waits for all of it at its end.
+    """
+
+    def __init__(self, threads: int = _THREADS) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, "elastable-checkpoint")
+        self._waiting: deque[Future[R]] = deque()
+        self.results: list[R] = []
+        """What the work gave, in the order in which it was handed over; complete after `wait`."""
+
+    def do(self, work: Callable[[], R]) -> None:
+        """Hands work over, once there is room. Raises what earlier work raised."""
+        if len(self._waiting) > self._threads:
+            self.results.append(self._waiting.popleft().result())
+        self._waiting.append(self._pool.submit(work))
+
+    def wait(self) -> list[R]:
+        """All results, once all is done. Raises what work raised."""
+        while self._waiting:
+            self.results.append(self._waiting.popleft().result())
+        return self.results
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for future in self._waiting:
+            future.cancel()
+        self._pool.shutdown(wait=True)

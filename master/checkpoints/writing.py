@@ -1,0 +1,120 @@
+"""Checkpoints written: one version of everything, beside training, whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from embedding_store.errors import BadInput, CheckpointError, ElastableError
+from embedding_store.pins import Pin
+from embedding_store.redis.url import redacted
+from embedding_store.store import EmbeddingStore
+from master.api import JobSpec, Tensor
+from master.checkpoints.checkpoint import DENSE, Checkpoint
+from master.checkpoints.dirty_rows import Changes
+from master.checkpoints.file_writer import FileWriter
+from master.checkpoints.files import CheckpointFiles
+from master.checkpoints.manifest import Base, Manifest, TableEntry
+from master.checkpoints.places import checkpoint_name, files_at
+from master.checkpoints.retention import remove_old
+from master.checkpoints.row_files import write_rows
+from master.progress import Progress
+
+__all__ = ["write_checkpoint"]
+
+
+def write_checkpoint(
+    directory: str | Path | CheckpointFiles,
+    source: EmbeddingStore | Pin,
+    dense: Mapping[str, Tensor],
+    job: JobSpec,
+    progress: Progress,
+    *,
+    keep: int = 3,
+    base: Checkpoint | None = None,
+    changes: Changes | None = None,
+) -> str:
+    """Writes one version; any thread may do so, beside training where `source` is a pin.
+
+    What writers that were killed left in the directory is taken away; so one
+    process at a time writes there.
+
+    Args:
+        directory: Where checkpoints lie side by side: a path, or a URL that fsspec knows; made if need be.
+        source: All of its tables are written: a pin, or a store to which nobody commits meanwhile.
+        dense: Dense variables, states and optimizer variables by key.
+        job: What it is of.
+        progress: The place of the job; its version is the checkpoint's, and that of `source`.
+        keep: How many of the job's newest whole checkpoints stay, with what they build upon; 0 keeps all.
+        base: What to build upon, with `changes`; None: the checkpoint is full.
+        changes: What changed since the version of `base` (`DirtyRows.take`).
+
+    Returns:
+        The checkpoint's address.
+
+    Raises:
+        CheckpointError: the directory cannot be written, naming it; no earlier
+            checkpoint has changed, and nothing is left of this one.
+        BadInput: `source` is at another version.
+        StaleVersion: the pin went while it was read.
+    """
+    files = files_at(directory)
+    _refuse_other_version(source, progress)
+    draft, name = None, f"ckpt-{progress.version:010d}"
+    try:
+        for left in files.drafts():
+            files.discard(left)
+        name = checkpoint_name(progress.version, files.names())
+        draft = files.begin(name)
+        manifest = _write_files(files, draft, source, dense, job, progress, base, changes)
+        _refuse_other_version(source, progress)
+        files.commit(draft, name, [memoryview(manifest.to_json().encode())])
+    except BaseException as error:
+        if draft is not None:
+            files.discard(draft)
+        if isinstance(error, (OSError, TypeError)) and not isinstance(error, ElastableError):
+            raise CheckpointError(f"checkpoint {files.at(name)} cannot be written: {error}") from error
+        raise
+    remove_old(files, name, keep)
+    return files.at(name)
+
+
+def _write_files(
+    files: CheckpointFiles,
+    draft: str,
+    source: EmbeddingStore | Pin,
+    dense: Mapping[str, Tensor],
+    job: JobSpec,
+    progress: Progress,
+    base: Checkpoint | None,
+    changes: Changes | None,
+) -> Manifest:
+    note = {"elastable": "checkpoint", "version": str(progress.version), "job": job.job}
+    with FileWriter(files, draft, note) as out:
+        out.put(DENSE, {key: [tensor] for key, tensor in dense.items()})
+        tables: dict[str, TableEntry] = {}
+        for number, (name, spec) in enumerate(sorted(source.specs().items())):
+            known = base is not None and name in base.manifest.tables
+            tables[name] = write_rows(out, f"table-{number:04d}", source, spec, changes if known else None)
+        entries = out.wait()
+    builds = base is not None and not all(entry.whole for entry in tables.values())
+    return Manifest(
+        progress.version,
+        {**dataclasses.asdict(job), "store_url": redacted(job.store_url)},
+        json.loads(progress.to_json()),
+        tables,
+        entries,
+        Base(base.name, base.version, base.manifest.checksum) if base is not None and builds else None,
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
+def _refuse_other_version(source: EmbeddingStore | Pin, progress: Progress) -> None:
+    if source.version() != progress.version:
+        raise BadInput(
+            f"a checkpoint of version {progress.version} cannot be written of rows that are at version "
+            f"{source.version()}: nobody may commit meanwhile, or they must be pinned"
+        )
