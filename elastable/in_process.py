@@ -27,6 +27,7 @@ from master.api import JobSpec, TaskKind, WorkerIdentity
 from master.core import Master
 from master.dense import DenseState
 from master.discovery import create_tables, discover_tables
+from master.hooks import MasterOptions
 from master.keras_optimizer import table_optimizer
 from master.metrics import MetricBook
 from master.progress import Progress
@@ -51,6 +52,7 @@ def fit(
     batch_size: int = 32,
     grads_to_wait: int = 1,
     validation_data: Any = None,
+    evaluate_every: int = 0,
     callbacks: Sequence[Any] = (),
     shuffle: bool = True,
     seed: int = 0,
@@ -77,6 +79,7 @@ def fit(
         batch_size: Records in a micro-batch.
         grads_to_wait: Micro-batches averaged into one update.
         validation_data: As `data`; evaluated after every epoch.
+        evaluate_every: Versions between further evaluations, within epochs; 0: none.
         callbacks: Keras callbacks.
         shuffle: Whether records are shuffled, by `seed`.
         seed: Of the record order, initial rows and dropout.
@@ -89,11 +92,16 @@ def fit(
         verbose: Whether progress is shown.
 
     Returns:
-        `keras.callbacks.History`, with `val_...` entries for the validation data.
+        `keras.callbacks.History`, with `val_...` entries for the validation data; its attribute `evaluations` is a
+        list with a dict for each evaluation within an epoch: `version` and `val_...`.
 
     Raises:
         ElastableError: data, model, callbacks or settings that cannot be used.
     """
+    if evaluate_every < 0 or (evaluate_every and validation_data is None):
+        raise BadInput(
+            f"evaluate_every={evaluate_every}: need a number of versions, and validation_data to evaluate on"
+        )
     if not 0 <= initial_epoch < epochs:
         raise BadInput(f"initial_epoch={initial_epoch}, epochs={epochs}: need 0 <= initial_epoch < epochs")
     reader = as_reader(data)
@@ -125,14 +133,28 @@ def fit(
     tables = {name: spec for name, spec in tables.items() if places[name] != "worker"}
     held = _tables_in_store(model, tables, join_stores(stores, places), moved, seed, start.version)
     dense = DenseState(model)
-    master = Master(job, held, dense, MetricBook(model), start=start)
+    # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
+    options = MasterOptions(evaluate_every=evaluate_every, evaluate_beside=False)
+    master = Master(job, held, dense, MetricBook(model), start=start, options=options)
     readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: reader}
     if validation is not None:
         readers[TaskKind.EVALUATE] = validation
     computer = MicroBatchComputer(model, job, readers, sample, held, tables)
     joined = JobCallbacks(callbacks, model, epochs, schedule.versions_per_epoch)
     progress = JobProgress(Console(quiet=not verbose), len(reader) * epochs)
-    hooks = JobHooks(joined, schedule, master.stop, told=lambda epoch, logs: progress.epoch(epoch, epochs, logs))
+    evaluations: list[dict[str, float]] = []
+
+    def evaluated(version: int, logs: Mapping[str, float]) -> None:
+        evaluations.append({"version": version, **logs})
+        progress.evaluation(version, logs)
+
+    hooks = JobHooks(
+        joined,
+        schedule,
+        master.stop,
+        told=lambda epoch, logs: progress.epoch(epoch, epochs, logs),
+        evaluated=evaluated,
+    )
     joined.begin()
     try:
         with progress, _worker_beside(master, computer, held), _shown(master, progress):
@@ -141,6 +163,7 @@ def fit(
         # The end may find the worker within a micro-batch, which moves the states of the model that both share.
         dense.rewind()
     joined.end(hooks.logs)
+    joined.history.evaluations = sorted(evaluations, key=lambda entry: entry["version"])
     return joined.history
 
 

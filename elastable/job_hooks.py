@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from elastable.callbacks import JobCallbacks
 from elastable.run_directory import RunDirectory
@@ -47,9 +46,10 @@ class JobHooks(Hooks):
         schedule: Of the job.
         stop: Ends the job, with a reason.
         run: Where metrics are noted; None: nowhere.
-        save: Writes a checkpoint; None: none are written.
+        save: Begins to write a checkpoint; None: none are written.
         checkpoint_every: Versions between checkpoints; 0: none but the last.
         told: Called with (epoch, logs) after each epoch.
+        evaluated: Called with (version, logs) after each evaluation beside training.
     """
 
     def __init__(
@@ -58,9 +58,10 @@ class JobHooks(Hooks):
         schedule: Schedule,
         stop: Callable[[str], None],
         run: RunDirectory | None = None,
-        save: Callable[[], Path] | None = None,
+        save: Callable[[], None] | None = None,
         checkpoint_every: int = 0,
         told: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None,
+        evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None,
     ) -> None:
         self._callbacks = callbacks
         self._schedule = schedule
@@ -69,6 +70,7 @@ class JobHooks(Hooks):
         self._save = save
         self._every = checkpoint_every
         self._told = told
+        self._evaluated = evaluated
         self._recorded = 0.0
         self._version = 0
         self.stopwatch = Stopwatch()
@@ -101,6 +103,12 @@ class JobHooks(Hooks):
     def on_evaluation_begin(self, version: int) -> None:
         """Evaluation is no training."""
         self.stopwatch.pause()
+
+    def on_evaluation(self, version: int, logs: Mapping[str, float]) -> None:
+        """Notes what was measured of that very version."""
+        if self._run is not None:
+            self._run.record("evaluation", version, (version - 1) // max(1, self._schedule.versions_per_epoch), logs)
+        self._evaluated(version, logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Notes the epoch, tells the callbacks, and stops the job if one of them wants it."""

@@ -29,8 +29,8 @@ def draw_learning_curve(lines: Sequence[Mapping[str, Any]], file: Path) -> None:
     figure, panels = pyplot.subplots(1, max(1, len(names)), figsize=(5 * max(1, len(names)), 3.6), squeeze=False)
     for panel, name in zip(panels[0], names, strict=False):
         for kind, style, label in (("train", "-", "training, running"), ("epoch", "o-", "training, epoch")):
-            _plot(panel, lines, kind, name, style, label)
-        _plot(panel, lines, "epoch", f"val_{name}", "s-", "held out")
+            _plot(panel, lines, (kind,), name, style, label)
+        _plot(panel, lines, ("epoch", "evaluation"), f"val_{name}", "s-", "held out")
         panel.set_title(name)
         panel.set_xlabel("version")
         panel.grid(alpha=0.3)
@@ -45,8 +45,11 @@ def _base(name: str) -> str:
     return name.removeprefix("val_")
 
 
-def _plot(panel: Any, lines: Sequence[Mapping[str, Any]], kind: str, name: str, style: str, label: str) -> None:
-    points = [(line["version"], line[name]) for line in lines if line["kind"] == kind and name in line]
+def _plot(
+    panel: Any, lines: Sequence[Mapping[str, Any]], kinds: Sequence[str], name: str, style: str, label: str
+) -> None:
+    # Sorted: an evaluation beside training ends when later versions have been noted.
+    points = sorted((line["version"], line[name]) for line in lines if line["kind"] in kinds and name in line)
     if points:
         versions, values = zip(*points, strict=True)
         panel.plot(versions, values, style, label=label, markersize=5, linewidth=1.4)

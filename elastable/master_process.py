@@ -6,14 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from elastable.callbacks import JobCallbacks
+from elastable.checkpoint_writer import CheckpointWriter
 from elastable.exit_codes import ExitCode
 from elastable.job_hooks import JobHooks
 from elastable.local_workers import LocalWorkers
@@ -23,14 +23,18 @@ from elastable.progress import JobProgress, summary_table
 from elastable.run_directory import RunDirectory, require_writable
 from elastable.stopping import SIGNAL_REASONS, stopping_on_signals
 from embedding_store.errors import ElastableError, Unsupported
+from embedding_store.pins import Pin
 from embedding_store.redis.url import redacted
 from embedding_store.rpc.server import GrpcServer
 from embedding_store.rpc.service import store_service
 from embedding_store.shared.store import outboxes_of
+from embedding_store.store import EmbeddingStore
 from embedding_store.warm import warming
-from master.checkpoint import write_checkpoint
+from master.api import Tensor
+from master.checkpoints.writing import write_checkpoint
 from master.core import Master
 from master.hooks import MasterOptions
+from master.progress import Progress
 from master.schedule import Schedule
 from master.service import master_service
 from worker.export import export_keras
@@ -65,7 +69,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
             prepared.dense,
             prepared.metrics,
             start=prepared.progress,
-            options=MasterOptions(commit_deadline_s=options.deadline_s),
+            options=MasterOptions(commit_deadline_s=options.deadline_s, evaluate_every=options.evaluate_every),
         )
         run = RunDirectory.create(options.run_dir)
         held.callback(run.close)
@@ -107,7 +111,7 @@ class _Job:
         self._console = console
         self.workers: LocalWorkers | None = None
         self._checkpoints = options.checkpoint_dir or run.path / "checkpoints"
-        self._saved_version = -1
+        self._writer = CheckpointWriter(prepared.store, self._write)
 
     def train(self, began: float) -> int:
         """Drives the job to its end; the exit code."""
@@ -125,10 +129,11 @@ class _Job:
             self._save,
             self._options.checkpoint_every,
             lambda epoch, logs: progress.epoch(epoch, job.epochs, logs),
+            progress.evaluation,
         )
         # Of a job that is resumed: it may have nothing left to do.
         hooks.logs = self._prepared.progress.logs
-        with progress, self._watching(progress):
+        with progress, closing(self._writer), self._watching(progress):
             callbacks.begin()
             try:
                 status = self._master.run(hooks)
@@ -137,21 +142,16 @@ class _Job:
                     raise blamed from error
                 raise
             callbacks.end(hooks.logs)
-        self._finish(hooks, status.version, status.records_trained, time.monotonic() - began)
+            checkpoint = self._writer.finish(self._prepared.dense.tensors(), self._master.progress())
+        self._finish(hooks, checkpoint, status.version, status.records_trained, time.monotonic() - began)
         interrupted = self._master.stop_reason in SIGNAL_REASONS.values()
         return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
 
-    def _save(self) -> Path:
-        progress = self._master.progress()
-        self._saved_version = progress.version
-        return write_checkpoint(
-            self._checkpoints,
-            self._prepared.store,
-            self._prepared.dense.tensors(),
-            self._prepared.job,
-            progress,
-            self._options.keep,
-        )
+    def _save(self) -> None:
+        self._writer.begin(self._prepared.dense.tensors(), self._master.progress())
+
+    def _write(self, rows: EmbeddingStore | Pin, dense: Mapping[str, Tensor], progress: Progress) -> str:
+        return write_checkpoint(self._checkpoints, rows, dense, self._prepared.job, progress, keep=self._options.keep)
 
     @contextmanager
     def _watching(self, progress: JobProgress) -> Iterator[None]:
@@ -184,9 +184,8 @@ class _Job:
         except ElastableError as error:
             self._master.report_failure("local workers", error, fatal=True)
 
-    def _finish(self, hooks: JobHooks, version: int, records: int, total_seconds: float) -> None:
+    def _finish(self, hooks: JobHooks, checkpoint: str, version: int, records: int, total_seconds: float) -> None:
         job = self._prepared.job
-        checkpoint = self._save()
         exported = self._export()
         trained = max(0, records - self._prepared.progress.records)
         timed = max(0, trained - hooks.untimed_records)
@@ -205,12 +204,12 @@ class _Job:
             "epochs": job.epochs,
             "seed": job.seed,
             "metrics": dict(hooks.logs),
-            "checkpoint": str(checkpoint),
+            "checkpoint": checkpoint,
             "model": exported,
             "stopped": self._master.stop_reason,
         }
         self._run.finish(result)
-        paths = {"run": str(self._run.path), "checkpoint": str(checkpoint)}
+        paths = {"run": str(self._run.path), "checkpoint": checkpoint}
         if exported:
             paths["model"] = exported
         self._console.print(summary_table(result, hooks.logs, paths))

@@ -35,7 +35,9 @@ class JobOptions:
         checkpoint_dir: Where checkpoints go; None: in the run directory.
         checkpoint_every: Versions between checkpoints; 0: only at the end.
         keep: Checkpoints that stay.
-        resume: Start from the newest checkpoint in `checkpoint_dir`, if any.
+        evaluate_every: Versions between evaluations beside training; 0: at the end of epochs only.
+        resume: Go on where an earlier job ended: at the version that stands in a store that outlived its
+            master, or from the newest checkpoint in `checkpoint_dir`; anew, if there is neither.
         overwrite: Whether tables of an earlier job in the store are dropped.
         export: Whether to write the trained model as plain `.keras`.
         listen: host:port of the master; port 0 takes a free one.
@@ -60,6 +62,7 @@ class JobOptions:
     checkpoint_dir: Path | None = None
     checkpoint_every: int = 0
     keep: int = 3
+    evaluate_every: int = 0
     resume: bool = False
     overwrite: bool = False
     export: bool = True
@@ -73,7 +76,9 @@ class JobOptions:
                 f"checkpoint_every and keep must not be negative, got {self.checkpoint_every} and {self.keep}"
             )
         require_transport(self.transport)
-        if self.resume and self.checkpoint_dir is None:
+        if self.evaluate_every < 0:
+            raise BadInput(f"evaluate_every must not be negative, got {self.evaluate_every}")
+        if self.resume and self.checkpoint_dir is None and not self.store.startswith(("redis://", "rediss://")):
             raise BadInput("--resume needs --checkpoint-dir: the place to resume from")
         if self.deadline_s <= 0:
             raise BadInput(f"deadline must be above 0 seconds, got {self.deadline_s}")

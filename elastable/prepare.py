@@ -12,16 +12,18 @@ import numpy as np
 
 from elastable.options import JobOptions
 from elastable.places import locations_of, on_worker, open_places
-from embedding_store.errors import BadInput, CheckpointError, ModelError, Unsupported
+from elastable.resume import fill_store
+from embedding_store.errors import CheckpointError, ModelError
 from embedding_store.fresh_rows import fresh_rows
 from embedding_store.location_file import storage_of_url
 from embedding_store.locations import plan_tables, storage_of_tables
 from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore
 from master.api import JobSpec
-from master.checkpoint import Checkpoint, find_checkpoint, open_checkpoint, restore_tables
+from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from master.checkpoints.places import find_checkpoint
 from master.dense import DenseState
-from master.discovery import create_tables, discover_tables
+from master.discovery import discover_tables
 from master.keras_optimizer import table_optimizer
 from master.metrics import MetricBook
 from master.progress import Progress
@@ -31,7 +33,7 @@ from worker.on_worker import keep_on_worker
 from worker.readers import Reader
 from worker.train_step import pretrained_rows, store_layers
 
-__all__ = ["PreparedJob", "claim_store", "prepare_job", "tables_of"]
+__all__ = ["PreparedJob", "prepare_job", "tables_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,16 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     checkpoint = _checkpoint_to_resume(options)
     store = open_places(locations, places, options.store, shared=options.transport != "grpc")
     try:
-        progress = _fill(store, tables, dense, checkpoint, job, options.overwrite)
-        if checkpoint is None:
+        beginning = fill_store(
+            store,
+            tables,
+            dense,
+            job,
+            checkpoint=checkpoint,
+            resume=options.resume,
+            overwrite=options.overwrite,
+        )
+        if beginning.job is None:
             for name, rows in pretrained_rows(store_layers(model)).items():
                 store.put(name, [fresh_rows(tables[name], np.arange(len(rows), dtype=np.int64), rows)])
     except BaseException:
@@ -106,9 +116,9 @@ def prepare_job(options: JobOptions) -> PreparedJob:
         raise
     for layer in store_layers(model):
         layer.attach(store, options.seed)
-    if checkpoint is not None:
-        job = replace(job, job=str(checkpoint.job["job"]))
-    return PreparedJob(job, file, model, store, tables, dense, MetricBook(model), progress)
+    if beginning.job is not None:
+        job = replace(job, job=beginning.job)
+    return PreparedJob(job, file, model, store, tables, dense, MetricBook(model), beginning.progress)
 
 
 def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[Any, dict[str, TableSpec]]:
@@ -139,76 +149,8 @@ def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:
     if not options.resume or options.checkpoint_dir is None:
         return None
     try:
-        found: Path = find_checkpoint(options.checkpoint_dir)
+        found = find_checkpoint(options.checkpoint_dir)
     except CheckpointError:
         # Nothing was saved yet: the first start of a job that is always started with --resume.
         return None
     return open_checkpoint(found)
-
-
-def _fill(
-    store: EmbeddingStore,
-    tables: Mapping[str, TableSpec],
-    dense: DenseState,
-    checkpoint: Checkpoint | None,
-    job: JobSpec,
-    overwrite: bool,
-) -> Progress:
-    """The tables as the job begins with them, and where it begins."""
-    if checkpoint is None:
-        claim_store(store, overwrite)
-        create_tables(store, tables)
-        return Progress()
-    _refuse_other_job(checkpoint, job)
-    claim_store(store, overwrite=True)
-    create_tables(store, tables)
-    dense.restore(checkpoint.dense())
-    restore_tables(checkpoint, store)
-    return checkpoint.progress()
-
-
-def claim_store(store: EmbeddingStore, overwrite: bool) -> None:
-    """Makes sure that a job begins with an empty store.
-
-    Args:
-        store: The store.
-        overwrite: Whether tables that are there are dropped.
-
-    Raises:
-        BadInput: tables of an earlier job are there, and are not to be dropped.
-    """
-    held = store.specs()
-    if not held and store.version() == 0:
-        return
-    if not overwrite:
-        raise BadInput(
-            f"the store holds {len(held)} tables at version {store.version()} ({', '.join(sorted(held)[:5])}): go on "
-            "from its checkpoint with --resume, drop them with --overwrite, or use another ?namespace= in its URL"
-        )
-    for name in held:
-        store.drop_table(name)
-    store.reset_version(0)
-
-
-_SAME = (
-    "mode",
-    "micro_batch_size",
-    "grads_to_wait",
-    "seed",
-    "train_records",
-    "shuffle",
-    "average",
-    "intra_op_threads",
-    "on_worker",
-)
-
-
-def _refuse_other_job(checkpoint: Checkpoint, job: JobSpec) -> None:
-    saved = {**checkpoint.job, "on_worker": tuple(checkpoint.job.get("on_worker", ()))}
-    differing = [
-        f"{name} was {saved[name]} and is {getattr(job, name)}" for name in _SAME if saved[name] != getattr(job, name)
-    ]
-    if differing:
-        raise Unsupported(
-            f"{checkpoint.path} cannot be resumed with other numbers ({'; '.join(differing)}): give the same options"
-        )

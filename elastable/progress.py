@@ -88,6 +88,11 @@ class JobProgress:
         told = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
         self._console.print(f"epoch {epoch + 1}/{epochs}  {told}", highlight=False, soft_wrap=True)
 
+    def evaluation(self, version: int, logs: Mapping[str, float]) -> None:
+        """A lasting line for a version that was evaluated beside training."""
+        told = "  ".join(f"{name} {value:.4f}" for name, value in logs.items())
+        self._console.print(f"version {version:,}  {told}", highlight=False, soft_wrap=True)
+
 
 def summary_table(result: Mapping[str, Any], metrics: Mapping[str, float], paths: Mapping[str, str]) -> Table:
     """The table at the end of a run."""

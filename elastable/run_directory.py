@@ -75,7 +75,7 @@ class RunDirectory:
         return run
 
     def record(self, kind: str, version: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Notes metrics of kind "train" or "epoch" at a version."""
+        """Notes metrics at a version, of kind "train", "evaluation" (of that very version) or "epoch"."""
         line = {"kind": kind, "version": version, "epoch": epoch, "seconds": time.time() - self._started, **values}
         self._lines.append(line)
         self._metrics.write(json.dumps(line) + "\n")

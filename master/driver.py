@@ -9,7 +9,7 @@ from collections.abc import Callable
 from embedding_store.errors import JobFailed
 from embedding_store.pins import Pin
 from master.accumulate import Accumulated
-from master.api import Tensor
+from master.api import DenseSnapshot, Tensor
 from master.committing import Committer
 from master.dense import DensePart
 from master.hooks import Hooks, MasterOptions
@@ -115,19 +115,25 @@ class Driver:
         if ended:
             self._end_epoch(epoch)
         else:
-            self._begin_beside()
+            self._evaluate_if_due()
             self._open()
 
     def _place_after(self, made: Accumulated) -> Progress:
         with self._changed:
             return self._state.progress_after(made)
 
-    def _begin_beside(self) -> None:
-        """Evaluates the version that stands beside training, where that is due."""
+    def _evaluate_if_due(self) -> None:
+        """Evaluates the version that stands, beside training or before it goes on, where that is due."""
         version, snapshot = self._state.version, self._state.snapshot
         every = self._options.evaluate_every
         if not every or version % every or snapshot is None or not self._state.schedule.evaluation_tasks:
             return
+        if self._options.evaluate_beside:
+            self._begin_beside(snapshot)
+        elif (total := self._evaluate()) is not None:
+            self._hooks.on_evaluation(version, self._metrics.results(total, "val_"))
+
+    def _begin_beside(self, snapshot: DenseSnapshot) -> None:
         while len(self._state.beside) >= _MOST_BESIDE:
             work = self._next_work()
             if work.over or work.evaluated is None:
@@ -190,7 +196,7 @@ class Driver:
             if self._state.snapshot is None:
                 self._publish()
             if due:
-                self._begin_beside()
+                self._evaluate_if_due()
             self._open()
 
     def _open(self) -> None:

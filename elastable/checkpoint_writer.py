@@ -1,0 +1,86 @@
+"""Checkpoints of a job, written beside its training from a pinned version."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
+from embedding_store.pin_keeper import kept
+from embedding_store.pins import Pin
+from embedding_store.store import EmbeddingStore
+from master.api import Tensor
+from master.progress import Progress
+
+__all__ = ["CheckpointWriter", "Write"]
+
+_log = logging.getLogger(__name__)
+
+_LEASE_S = 60.0
+_RENEW_EVERY_S = 10.0
+
+Write = Callable[[EmbeddingStore | Pin, Mapping[str, Tensor], Progress], str]
+"""Writes a checkpoint of (rows, dense tensors, progress); returns where it is."""
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time, in a thread of its own.
+
+    Where one is due while the one before it is being written, training waits:
+    none is left out. One that fails is warned of, and the next one is tried:
+    hours of training are not to end because a disk is full for a while. The
+    last one of a job raises.
+
+    Args:
+        store: Holds the rows.
+        write: Writes a checkpoint.
+    """
+
+    def __init__(self, store: EmbeddingStore, write: Write) -> None:
+        self._store = store
+        self._write = write
+        self._thread = ThreadPoolExecutor(1, "elastable-checkpoint")
+        self._writing: Future[None] | None = None
+
+    def begin(self, dense: Mapping[str, Tensor], progress: Progress) -> None:
+        """Begins to write the version that stands; to be called between two commits."""
+        self.wait()
+        try:
+            pin = self._store.pin(lease_s=_LEASE_S)
+        except Unsupported:
+            self._warned(self._store, dense, progress)
+            return
+        self._writing = self._thread.submit(self._from_pin, pin, dense, progress)
+
+    def finish(self, dense: Mapping[str, Tensor], progress: Progress) -> str:
+        """Writes the last version of a job, when nothing is committed any more; returns where it is.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self.wait()
+        return self._write(self._store, dense, progress)
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def close(self) -> None:
+        """Waits for what is being written, and ends the thread."""
+        self.wait()
+        self._thread.shutdown()
+
+    def _from_pin(self, pin: Pin, dense: Mapping[str, Tensor], progress: Progress) -> None:
+        with kept(pin, _RENEW_EVERY_S):
+            self._warned(pin, dense, progress)
+
+    def _warned(self, rows: EmbeddingStore | Pin, dense: Mapping[str, Tensor], progress: Progress) -> None:
+        try:
+            self._write(rows, dense, progress)
+        except (CheckpointError, StaleVersion) as error:
+            _log.warning("no checkpoint of version %d: %s", progress.version, error)
+        except ElastableError as error:
+            _log.warning("no checkpoint of version %d, the store failed: %s", progress.version, error)

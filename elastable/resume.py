@@ -1,0 +1,177 @@
+"""Where a job begins: anew, at a checkpoint, or at the version that stands in a store which outlived its master."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from embedding_store.errors import BadInput, Unsupported
+from embedding_store.spec import TableSpec
+from embedding_store.store import EmbeddingStore
+from master.api import JobSpec
+from master.checkpoints.checkpoint import Checkpoint
+from master.checkpoints.restoring import restore_tables
+from master.dense import DenseState
+from master.discovery import create_tables
+from master.progress import Progress
+from master.version_record import VersionRecord
+
+__all__ = ["Beginning", "fill_store"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a job begins.
+
+    Attributes:
+        progress: Its place.
+        job: The id of the job that goes on; None: a new one begins.
+    """
+
+    progress: Progress
+    job: str | None = None
+
+
+def fill_store(
+    store: EmbeddingStore,
+    tables: Mapping[str, TableSpec],
+    dense: DenseState,
+    job: JobSpec,
+    *,
+    checkpoint: Checkpoint | None,
+    resume: bool,
+    overwrite: bool,
+) -> Beginning:
+    """Makes the tables and the dense part those that the job begins with.
+
+    With `resume`, a store that keeps records is brought to the last version
+    that was committed to it; the job goes on there, unless the checkpoint is
+    newer. Nothing is copied then: the rows are where they were.
+
+    Args:
+        store: Holds the tables.
+        tables: That the model needs.
+        dense: The dense part of the model; changed where the job goes on.
+        job: As the options describe it.
+        checkpoint: The newest one to resume from; None: there is none.
+        resume: Whether an earlier job goes on.
+        overwrite: Whether tables of an earlier job are dropped.
+
+    Raises:
+        BadInput: the store holds what is not to be dropped.
+        Unsupported: the job that was saved had other options.
+        CheckpointError: what was saved is of another model.
+        SpecConflict: a table in the store has another spec.
+    """
+    if resume:
+        standing = _standing(store)
+        if standing is not None and _goes_on(standing, checkpoint, store, overwrite):
+            return _go_on(standing, store, tables, dense, job)
+        if checkpoint is not None:
+            _refuse_other_job(checkpoint.address, checkpoint.job, job)
+            _claim_store(store, overwrite=True)
+            create_tables(store, tables)
+            dense.restore(checkpoint.dense())
+            restore_tables(checkpoint, store)
+            return Beginning(checkpoint.progress(), str(checkpoint.job["job"]))
+        # The first master may have died before its first commit: what it created there holds nothing yet.
+        overwrite = overwrite or (store.keeps_records and store.version() == 0 and set(store.specs()) <= set(tables))
+    _claim_store(store, overwrite)
+    create_tables(store, tables)
+    return Beginning(Progress())
+
+
+def _standing(store: EmbeddingStore) -> VersionRecord | None:
+    """What stands with the version of the store, once what broke off in its middle is taken back."""
+    if not store.keeps_records:
+        return None
+    taken_back = store.recover()
+    if taken_back:
+        _log.warning("a commit had broken off in the store: %d rows are as they were before it", taken_back)
+    record = store.record()
+    return None if record is None else VersionRecord.from_bytes(record)
+
+
+def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, store: EmbeddingStore, overwrite: bool) -> bool:
+    """Whether the job goes on in the store, and not from the checkpoint."""
+    if checkpoint is None:
+        return True
+    there, saved = standing.job["job"], checkpoint.job["job"]
+    if there == saved:
+        return standing.progress.version >= checkpoint.version
+    if overwrite:
+        return False
+    raise BadInput(
+        f"the store holds job {there} at version {standing.progress.version}, and {checkpoint.address} is of job "
+        f"{saved}: with --overwrite the checkpoint takes the store's place; or use another ?namespace="
+    )
+
+
+def _go_on(
+    standing: VersionRecord,
+    store: EmbeddingStore,
+    tables: Mapping[str, TableSpec],
+    dense: DenseState,
+    job: JobSpec,
+) -> Beginning:
+    _refuse_other_job("the job in the store", standing.job, job)
+    if standing.progress.version != store.version():
+        raise BadInput(
+            f"the store is at version {store.version()} and its record of version {standing.progress.version}: "
+            "who else writes there?"
+        )
+    create_tables(store, tables)  # they are there; one with another spec is refused
+    dense.restore(standing.dense)
+    return Beginning(standing.progress, str(standing.job["job"]))
+
+
+def _claim_store(store: EmbeddingStore, overwrite: bool) -> None:
+    """Makes sure that a job begins with an empty store.
+
+    Args:
+        store: The store.
+        overwrite: Whether tables that are there are dropped.
+
+    Raises:
+        BadInput: tables of an earlier job are there, and are not to be dropped.
+    """
+    held = store.specs()
+    if not held and store.version() == 0:
+        return
+    if not overwrite:
+        raise BadInput(
+            f"the store holds {len(held)} tables at version {store.version()} ({', '.join(sorted(held)[:5])}): go on "
+            "from its checkpoint with --resume, drop them with --overwrite, or use another ?namespace= in its URL"
+        )
+    for name in held:
+        store.drop_table(name)
+    store.reset_version(0)
+
+
+_SAME = (
+    "mode",
+    "micro_batch_size",
+    "grads_to_wait",
+    "seed",
+    "train_records",
+    "shuffle",
+    "average",
+    "intra_op_threads",
+    "on_worker",
+)
+
+
+def _refuse_other_job(what: str, saved: Mapping[str, Any], job: JobSpec) -> None:
+    """Raises `Unsupported` where a saved job computed with other numbers than `job` would."""
+    saved = {**saved, "on_worker": tuple(saved.get("on_worker", ()))}
+    differing = [
+        f"{name} was {saved[name]} and is {getattr(job, name)}" for name in _SAME if saved[name] != getattr(job, name)
+    ]
+    if differing:
+        raise Unsupported(
+            f"{what} cannot be resumed with other numbers ({'; '.join(differing)}): give the same options"
+        )
