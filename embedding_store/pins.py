@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from embedding_store.errors import BadInput, FutureVersion, StaleVersion, VersionError
 from embedding_store.store import Int64, RowBlock, RowSource, UInt8
 
-__all__ = ["Pin", "PinStatistics", "not_pinned", "require_lease"]
+__all__ = ["Pin", "PinStatistics", "joined_pins", "not_pinned", "refuse_while_pinned", "require_lease"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +97,37 @@ def not_pinned(wanted: int, current: int, pinned: Collection[int], why: str | No
     told = f"pinned are {', '.join(map(str, sorted(pinned)))}" if pinned else "no version is pinned"
     reason = "" if why is None else f" (its pin is gone: {why})"
     return StaleVersion(f"version {wanted} is past{reason}; the current version is {current}, {told}")
+
+
+def refuse_while_pinned(what: str, pinned: Iterable[int]) -> None:
+    """Raises `BadInput` for `what` would break versions that are pinned, where there are any."""
+    if versions := sorted(set(pinned)):
+        told = ", ".join(map(str, versions))
+        raise BadInput(f"{what} while versions are pinned ({told}): release the pins first, or let them run out")
+
+
+def joined_pins(told: Sequence[Sequence[PinStatistics]]) -> tuple[PinStatistics, ...]:
+    """The pins that stand on all of several stores, from what each of them tells.
+
+    Rows and bytes are those of all stores; a lease lasts as long as the shortest.
+    """
+    found: list[PinStatistics] = []
+    by_store = [_by_version(pins) for pins in told]
+    for version in sorted(set.intersection(*(set(held) for held in by_store))):
+        for of_each in zip(*(held[version] for held in by_store), strict=False):  # the oldest first, everywhere
+            found.append(
+                PinStatistics(
+                    version,
+                    min(pin.lease_left_s for pin in of_each),
+                    sum(pin.rows for pin in of_each),
+                    sum(pin.bytes for pin in of_each),
+                )
+            )
+    return tuple(found)
+
+
+def _by_version(pins: Sequence[PinStatistics]) -> dict[int, list[PinStatistics]]:
+    held: dict[int, list[PinStatistics]] = {}
+    for pin in pins:
+        held.setdefault(pin.version, []).append(pin)
+    return held

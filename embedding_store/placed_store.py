@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from embedding_store.errors import BadInput, StoreFailed, TableNotFound
+from embedding_store.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned
+from embedding_store.placed_pin import PlacedPin
 from embedding_store.readers_writer_lock import ReadersWriterLock
 from embedding_store.spec import TableSpec
 from embedding_store.store import (
@@ -67,7 +69,9 @@ class PlacedStore(EmbeddingStore):
     def drop_table(self, table: str) -> None:
         """As in `EmbeddingStore.drop_table`."""
         with self._lock.writing():
-            self._holder(table).drop_table(table)
+            holder = self._holder(table)
+            self._refuse_while_pinned(f"table {table!r} cannot be dropped")
+            holder.drop_table(table)
 
     def specs(self) -> dict[str, TableSpec]:
         """As in `RowSource.specs`."""
@@ -88,14 +92,34 @@ class PlacedStore(EmbeddingStore):
             by_place.setdefault(self.place(table), {})[table] = wanted
         with self._lock.reading():
             current = self._whole_version()
-            refuse_other_version(current, version)
+            at = current if version is None else version
+            if at != current:  # it may be pinned, which every store knows of its own
+                by_place = {place: by_place.get(place, {}) for place in self._stores}
             self._require_tables(ids)
             found = {
                 table: rows
                 for place, asked in by_place.items()
-                for table, rows in self._stores[place].lookup(asked, current).items()
+                for table, rows in self._stores[place].lookup(asked, at).items()
             }
         return {table: found[table] for table in ids}
+
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+        """As in `EmbeddingStore.pin`, in every place, or in none."""
+        with self._lock.writing():
+            wanted = self._whole_version() if version is None else version
+            pins: dict[str, Pin] = {}
+            try:
+                for place, store in self._stores.items():
+                    pins[place] = store.pin(wanted, lease_s)
+            except BaseException:
+                for pin in pins.values():
+                    pin.release()
+                raise
+        return PlacedPin(pins, self.place, wanted)
+
+    def pins(self) -> tuple[PinStatistics, ...]:
+        """As in `EmbeddingStore.pins`: those that stand in every place."""
+        return joined_pins([store.pins() for store in self._stores.values()])
 
     def commit(self, commit: Commit) -> None:
         """As in `EmbeddingStore.commit`; see the class for a store that fails."""
@@ -117,6 +141,7 @@ class PlacedStore(EmbeddingStore):
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`."""
         with self._lock.writing():
+            self._refuse_while_pinned(f"the version cannot be reset to {version}")
             for store in self._stores.values():
                 store.reset_version(version)
 
@@ -140,7 +165,9 @@ class PlacedStore(EmbeddingStore):
     def clear(self, table: str) -> None:
         """As in `EmbeddingStore.clear`."""
         with self._lock.writing():
-            self._holder(table).clear(table)
+            holder = self._holder(table)
+            self._refuse_while_pinned(f"table {table!r} cannot be cleared")
+            holder.clear(table)
 
     def delete(self, table: str, ids: Int64) -> int:
         """As in `EmbeddingStore.delete`."""
@@ -164,6 +191,9 @@ class PlacedStore(EmbeddingStore):
         """Closes every store."""
         for store in self._stores.values():
             store.close()
+
+    def _refuse_while_pinned(self, what: str) -> None:
+        refuse_while_pinned(what, [pin.version for store in self._stores.values() for pin in store.pins()])
 
     def _staged(self, commit: Commit) -> list[Callable[[], None]]:
         """The second halves of this commit at every store that lacks it."""

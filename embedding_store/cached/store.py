@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from embedding_store.cached.source import CachedSource
+from embedding_store.pins import Pin, PinStatistics
 from embedding_store.spec import TableSpec
 from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, RowSource, TableStatistics, UInt8
 
@@ -66,6 +67,14 @@ class CachedStore(CachedSource, EmbeddingStore):
         """As in `EmbeddingStore.stage`."""
         finish = self._store.stage(commit)
         return lambda: self._commit(commit, finish)
+
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+        """As in `EmbeddingStore.pin`: of the store behind; what is read there leaves the cache alone."""
+        return self._store.pin(version, lease_s)
+
+    def pins(self) -> tuple[PinStatistics, ...]:
+        """As in `EmbeddingStore.pins`, of the store behind."""
+        return self._store.pins()
 
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`."""
@@ -138,6 +147,7 @@ class CachedStore(CachedSource, EmbeddingStore):
                 self._move(commit.version)
             self._at = commit.version
             self._remove({name: update.ids for name, update in commit.updates.items()})
+            self._clear_followers()
             for name, cache in self._caches.items():
                 if cache.spec.eviction is not None:
                     self._clear(name)  # which rows were evicted is not told

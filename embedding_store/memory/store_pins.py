@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from embedding_store.errors import BadInput, StaleVersion
+from embedding_store.errors import StaleVersion
 from embedding_store.memory.table import MemoryTable
 from embedding_store.memory.table_versions import MAX_BYTES
-from embedding_store.pins import PinStatistics, not_pinned
+from embedding_store.pins import PinStatistics, not_pinned, refuse_while_pinned
 
 __all__ = ["Lease", "StorePins"]
 
@@ -115,9 +115,7 @@ class StorePins:
     def refuse_change(self, what: str) -> None:
         """Raises `BadInput` for a change that no version that is pinned would survive. Alone."""
         self.sweep()
-        if self._leases:
-            told = ", ".join(map(str, self._leases))
-            raise BadInput(f"{what} while versions are pinned ({told}): release the pins first, or let them run out")
+        refuse_while_pinned(what, self._leases)
 
     def statistics(self) -> tuple[PinStatistics, ...]:
         """As `EmbeddingStore.pins`."""

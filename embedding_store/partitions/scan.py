@@ -10,15 +10,16 @@ import numpy as np
 
 from embedding_store.partitions.partition import Partition
 from embedding_store.partitions.shard_calls import ShardCalls
+from embedding_store.partitions.shard_reads import ReadsTables
 from embedding_store.readers_writer_lock import ReadersWriterLock
 from embedding_store.row_blocks import chosen_rows
-from embedding_store.store import EmbeddingStore, Int64, RowBlock
+from embedding_store.store import Int64, RowBlock
 
 __all__ = ["scan_columns", "scan_tokens"]
 
 
 def scan_tokens(
-    table: Partition, stores: Sequence[EmbeddingStore], calls: ShardCalls, lock: ReadersWriterLock, block_rows: int
+    table: Partition, stores: Sequence[ReadsTables], calls: ShardCalls, lock: ReadersWriterLock, block_rows: int
 ) -> Iterator[RowBlock]:
     """One shard after the other."""
     for shard in table.holders:
@@ -32,7 +33,7 @@ def scan_tokens(
 
 
 def scan_columns(
-    table: Partition, stores: Sequence[EmbeddingStore], calls: ShardCalls, lock: ReadersWriterLock, block_rows: int
+    table: Partition, stores: Sequence[ReadsTables], calls: ShardCalls, lock: ReadersWriterLock, block_rows: int
 ) -> Iterator[RowBlock]:
     """The first shard's blocks, and beside each the same rows of the other shards.
 

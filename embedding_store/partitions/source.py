@@ -9,7 +9,7 @@ from functools import partial
 
 from embedding_store.checks import require_ids
 from embedding_store.errors import BadInput, StoreFailed, TableNotFound
-from embedding_store.memory.store import MemoryStore
+from embedding_store.memory.table_lookups import TableLookups
 from embedding_store.partitions.lookup import SplitLookup
 from embedding_store.partitions.partition import Partition, partition_of_shards
 from embedding_store.partitions.shard_calls import ShardCalls
@@ -51,7 +51,7 @@ class PartitionedSource(RowSource):
         self._lock = ReadersWriterLock(timeout_s, "the partitioned store")
         self._partitions: dict[str, Partition] = {}
         self._reloading = threading.Lock()
-        self._in_memory = all(isinstance(shard, MemoryStore) for shard in shards)
+        self._in_memory = all(isinstance(shard, TableLookups) for shard in shards)
         self._apart: str | None = None  # why rows of different shards may be of different versions
         self._closed = False
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from embedding_store.checks import require_block, require_block_rows, require_ids
-from embedding_store.errors import BadSpec, DeadlineExceeded, SpecConflict, TableNotFound
+from embedding_store.errors import BadSpec, DeadlineExceeded, SpecConflict, StoreFailed, TableNotFound
 from embedding_store.partitions.commit import ShardCommits
 from embedding_store.partitions.partition import STRATEGIES, Part, Partition, partition
+from embedding_store.partitions.pin import PartitionedPin
 from embedding_store.partitions.scan import scan_columns, scan_tokens
-from embedding_store.partitions.source import PartitionedSource
-from embedding_store.row_blocks import chosen_rows, joined_rows
+from embedding_store.partitions.shard_reads import count_rows, of_rows, read_rows, read_sightings
+from embedding_store.partitions.source import PartitionedSource, told
+from embedding_store.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned, require_lease
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
 from embedding_store.store import (
@@ -119,6 +118,7 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
             held = self._held().get(table)
             if held is None:
                 raise TableNotFound(f"no table {table!r}; tables here: {', '.join(sorted(self._partitions)) or 'none'}")
+            self._refuse_while_pinned(f"table {table!r} cannot be dropped")
             self._partitions.pop(table, None)
             holders = [number for number, spec in enumerate(held) if spec is not None]
             self._calls.run({number: partial(self._stores[number].drop_table, table) for number in holders})
@@ -149,16 +149,35 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
         """As in `EmbeddingStore.reset_version`, on every shard; shards that were apart are together again."""
         refuse_negative_version(version)
         with self._alone(), self._lock.writing():
+            self._refuse_while_pinned(f"the version cannot be reset to {version}")
             self._apart = f"not every shard was told that its rows are version {version}"
             self._on_all(lambda store: store.reset_version(version))
             self._apart = None
             self._commits.forget()
 
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+        """As in `EmbeddingStore.pin`, on every shard, or on none."""
+        require_lease(lease_s)
+        with self._alone():
+            versions = self._versions()
+            if version is None and len(set(versions.values())) > 1:
+                raise StoreFailed(f"{told(versions)}: repeat the commit that broke off, and pin then")
+            wanted = min(versions.values()) if version is None else version
+            calls = {number: partial(store.pin, wanted, lease_s) for number, store in enumerate(self._stores)}
+            pins, errors = self._calls.outcomes(calls)
+            if errors:
+                self._calls.outcomes({number: pin.release for number, pin in pins.items()})
+                self._calls.raise_first(errors)
+        return PartitionedPin([pins[number] for number in range(self.shards)], wanted, self._timeout_s)
+
+    def pins(self) -> tuple[PinStatistics, ...]:
+        """As in `EmbeddingStore.pins`: those that stand on every shard."""
+        told_of = self._calls.run({number: store.pins for number, store in enumerate(self._stores)})
+        return joined_pins([told_of[number] for number in range(self.shards)])
+
     def row_count(self, table: str) -> int:
         """As in `EmbeddingStore.row_count`."""
-        found = self._partition(table)
-        calls = {number: partial(self._stores[number].row_count, table) for number in found.holders}
-        return _of_rows(found, self._calls.run(calls))
+        return count_rows(self._partition(table), self._stores, self._calls)
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """As in `EmbeddingStore.scan`; a block is of one version, a commit between two shows in the later one."""
@@ -169,18 +188,7 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         """As in `EmbeddingStore.read_rows`."""
         with self._lock.reading():
-            found = self._partition(table)
-            parts = found.parts(require_ids(found.spec, ids))
-            read = self._calls.run({part.shard: partial(self._stores[part.shard].read_rows, table, part.ids)
-                                    for part in parts})  # fmt: skip
-            blocks = [read[part.shard] for part in parts]
-        if not found.by_token:
-            return found.joined(blocks)
-        named = [
-            replace(block, ids=found.whole_ids(part.shard, block.ids))
-            for part, block in zip(parts, blocks, strict=True)
-        ]
-        return _in_order_of(ids, joined_rows(found.spec, named))
+            return read_rows(self._partition(table), self._stores, self._calls, ids)
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """As in `EmbeddingStore.put`, one block after the other, each on all shards at once."""
@@ -201,28 +209,26 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
             found = self._partition(table)
             parts = found.parts(require_ids(found.spec, ids))
             calls = {part.shard: partial(self._stores[part.shard].delete, table, part.ids) for part in parts}
-            return _of_rows(found, self._calls.run(calls))
+            return of_rows(found, self._calls.run(calls))
 
     def table_statistics(self, table: str) -> TableStatistics:
         """As in `EmbeddingStore.table_statistics`, all shards together."""
         found = self._partition(table)
         calls = {number: partial(self._stores[number].table_statistics, table) for number in found.holders}
-        told = self._calls.run(calls)
-        taken = [of.bytes for of in told.values()]
+        found_on = self._calls.run(calls)
+        taken = [of.bytes for of in found_on.values()]
         return TableStatistics(
-            rows=_of_rows(found, {shard: of.rows for shard, of in told.items()}),
+            rows=of_rows(found, {shard: of.rows for shard, of in found_on.items()}),
             bytes=None if None in taken else sum(size or 0 for size in taken),
-            refused=_of_rows(found, {shard: of.refused for shard, of in told.items()}),
-            evicted=_of_rows(found, {shard: of.evicted for shard, of in told.items()}),
+            refused=of_rows(found, {shard: of.refused for shard, of in found_on.items()}),
+            evicted=of_rows(found, {shard: of.evicted for shard, of in found_on.items()}),
+            deleted=of_rows(found, {shard: of.deleted for shard, of in found_on.items()}),
+            written=of_rows(found, {shard: of.written for shard, of in found_on.items()}),
         )
 
     def sightings(self, table: str) -> UInt8 | None:
         """As in `EmbeddingStore.sightings`: the greatest counters of all shards, which is enough for each of them."""
-        found = self._partition(table)
-        told = self._calls.run({number: partial(self._stores[number].sightings, table) for number in found.holders})
-        sketches = [counters for counters in told.values() if counters is not None]
-        joined: UInt8 | None = np.maximum.reduce(sketches) if sketches else None
-        return joined
+        return read_sightings(self._partition(table), self._stores, self._calls)
 
     def put_sightings(self, table: str, counters: UInt8) -> None:
         """As in `EmbeddingStore.put_sightings`, on every shard."""
@@ -234,7 +240,13 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
         """As in `EmbeddingStore.clear`."""
         with self._alone(), self._lock.writing():
             holders = self._partition(table).holders
+            self._refuse_while_pinned(f"table {table!r} cannot be cleared")
             self._calls.run({number: partial(self._stores[number].clear, table) for number in holders})
+
+    def _refuse_while_pinned(self, what: str) -> None:
+        """Looks at every shard before anything is changed on one."""
+        pins = self._calls.run({number: store.pins for number, store in enumerate(self._stores)})
+        refuse_while_pinned(what, [pin.version for of_shard in pins.values() for pin in of_shard])
 
     def _staged(self, commit: Commit) -> Callable[[], None]:
         tables = [self._partition(name) for name in commit.updates]
@@ -269,15 +281,3 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
             yield
         finally:
             self._changing.release()
-
-
-def _of_rows(table: Partition, counts: Mapping[int, int]) -> int:
-    """How many rows the shards' counts make: with the encoding partition every shard counts the same ones."""
-    return sum(counts.values()) if table.by_token else next(iter(counts.values()))
-
-
-def _in_order_of(ids: Int64, block: RowBlock) -> RowBlock:
-    """The block's rows in the order in which `ids` names them."""
-    order = np.argsort(ids, kind="stable")
-    places = order[np.searchsorted(ids, block.ids, sorter=order)]
-    return chosen_rows(block, np.argsort(places, kind="stable"))

@@ -95,10 +95,12 @@ class RemoteSource(RowSource):
         """As `lookup`, in one call that waits at the server; see `RowSource.lookup_when`."""
         return self._look_up(ids, version, wait_s)
 
-    def _look_up(self, ids: Mapping[str, Int64], version: int | None, wait_s: float) -> dict[str, Float32]:
+    def _look_up(
+        self, ids: Mapping[str, Int64], version: int | None, wait_s: float, pin: bytes = b""
+    ) -> dict[str, Float32]:
         for table, wanted in ids.items():
             require_wire_ids(table, wanted)
-        request = store_pb2.LookupHeader(version=version, wait_ms=round(wait_s * 1000))
+        request = store_pb2.LookupHeader(version=version, wait_ms=round(wait_s * 1000), pin=pin)
         for table, wanted in ids.items():
             request.tables.add(table=table, count=len(wanted))
         header = request.SerializeToString()

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from embedding_store.checks import require_block_rows
-from embedding_store.errors import BadInput, StoreFailed, TableNotFound
+from embedding_store.errors import TableNotFound
+from embedding_store.pins import Pin, PinStatistics
 from embedding_store.rpc.connection import Connection
-from embedding_store.rpc.errors import raising
 from embedding_store.rpc.remote import RemoteSource
+from embedding_store.rpc.remote_pin import RemotePin, remote_pins
+from embedding_store.rpc.remote_reads import RemoteReads
 from embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
 from embedding_store.rpc.store_messages import (
     block_frames,
-    blocks_from_frames,
     commit_frames,
     ids_frames,
     sightings_frames,
-    sightings_from_frames,
 )
-from embedding_store.rpc.upload import StreamingUpload, Upload
+from embedding_store.rpc.upload import Upload
 from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
+from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableStatistics, UInt8
 from embedding_store.v1 import store_pb2
 
 __all__ = ["RemoteStore"]
@@ -50,11 +47,7 @@ class RemoteStore(RemoteSource, EmbeddingStore):
         self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
         self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
         self._put_sightings = Upload(channel, f"{path}/PutSightings", store_pb2.PutReply.FromString)
-        self._read_sightings = channel.unary_stream(
-            f"{path}/ReadSightings", store_pb2.ReadSightingsRequest.SerializeToString, None
-        )
-        self._read_rows = StreamingUpload(channel, f"{path}/ReadRows")
-        self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
+        self._reads = RemoteReads(self._connection)
 
     def create_table(self, spec: TableSpec) -> bool:
         """As in `EmbeddingStore.create_table`; False also where only the answer of making it was lost.
@@ -103,39 +96,29 @@ class RemoteStore(RemoteSource, EmbeddingStore):
         request = store_pb2.ResetVersionRequest(version=version)
         self._connection.call(lambda timeout: self._stub.ResetVersion(request, timeout=timeout))
 
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+        """As in `EmbeddingStore.pin`, at the server, for 3,600 seconds at most before it is renewed."""
+
+        def look_up(ids: Mapping[str, Int64], token: bytes) -> dict[str, Float32]:
+            return self._look_up(ids, None, 0.0, token)
+
+        return RemotePin(self._connection, look_up, self.specs, version, lease_s)
+
+    def pins(self) -> tuple[PinStatistics, ...]:
+        """As in `EmbeddingStore.pins`, of the server's store."""
+        return remote_pins(self._connection)
+
     def row_count(self, table: str) -> int:
         """As in `EmbeddingStore.row_count`."""
-        request = store_pb2.CountRowsRequest(table=table)
-        return int(self._connection.call(lambda timeout: self._stub.CountRows(request, timeout=timeout)).rows)
+        return self._reads.row_count(table)
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """As in `EmbeddingStore.scan`, of the server's store; each block has the deadline for itself."""
-        request = store_pb2.ScanRequest(table=table, block_rows=require_block_rows(block_rows))
-        with raising(self.address, self._connection.deadline_s):
-            call: Any = self._scan(request)
-            try:
-                blocks = blocks_from_frames(call)
-                while (block := self._next_block(call, blocks)) is not None:
-                    yield block
-            except BadInput as error:
-                raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
-            finally:
-                call.cancel()
+        return self._reads.scan(table, block_rows)
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         """As in `EmbeddingStore.read_rows`."""
-
-        def attempt(timeout: float) -> list[RowBlock]:
-            frames = self._read_rows(ids_frames(table, ids), timeout)
-            try:
-                return [block for _, block in blocks_from_frames(frames)]
-            except BadInput as error:
-                raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
-
-        blocks = self._connection.call(attempt)
-        if len(blocks) != 1:
-            raise StoreFailed(f"{self.address} gave an answer of {len(blocks)} blocks where one was asked for")
-        return blocks[0]
+        return self._reads.read_rows(table, ids)
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """As in `EmbeddingStore.put`, one call a block."""
@@ -162,15 +145,7 @@ class RemoteStore(RemoteSource, EmbeddingStore):
 
     def sightings(self, table: str) -> UInt8 | None:
         """As in `EmbeddingStore.sightings`."""
-        request = store_pb2.ReadSightingsRequest(table=table)
-
-        def attempt(timeout: float) -> UInt8 | None:
-            try:
-                return sightings_from_frames(self._read_sightings(request, timeout=timeout))[1]
-            except BadInput as error:
-                raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
-
-        return self._connection.call(attempt)
+        return self._reads.sightings(table)
 
     def put_sightings(self, table: str, counters: UInt8) -> None:
         """As in `EmbeddingStore.put_sightings`."""
@@ -183,14 +158,3 @@ class RemoteStore(RemoteSource, EmbeddingStore):
 
     def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
         self._connection.call(lambda timeout: self._commit(commit_frames(commit, token, stage), timeout))
-
-    def _next_block(self, call: Any, blocks: Iterator[tuple[str, RowBlock]]) -> RowBlock | None:
-        """The next block, None at the end; a server that does not go on is left at the deadline."""
-        patience = threading.Timer(self._connection.deadline_s, call.cancel)
-        patience.daemon = True
-        patience.start()
-        try:
-            found = next(blocks, None)
-        finally:
-            patience.cancel()
-        return None if found is None else found[1]

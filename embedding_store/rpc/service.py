@@ -12,6 +12,7 @@ from embedding_store.checks import require_ids
 from embedding_store.errors import BadInput, TableNotFound, Unsupported
 from embedding_store.rpc.errors import answering
 from embedding_store.rpc.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
+from embedding_store.rpc.pin_service import ServedPins
 from embedding_store.rpc.reply_frames import ReplyFrames
 from embedding_store.rpc.server import Service
 from embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
@@ -71,6 +72,7 @@ def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
         "Scan": grpc.unary_stream_rpc_method_handler(servicer.scan, store_pb2.ScanRequest.FromString, None),
         "ReadRows": grpc.stream_stream_rpc_method_handler(servicer.read_rows),
     }
+    handlers |= servicer.pins.handlers()
     handlers |= write_handlers(store, writable, servicer.forget_specs)
     return Service(STORE_SERVICE, handlers, servicer.close)
 
@@ -78,11 +80,13 @@ def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
 class _StoreServicer:
     def __init__(self, store: EmbeddingStore) -> None:
         self._store = store
+        self.pins = ServedPins(store)
         self._gatherers = ThreadPoolExecutor(_GATHERERS, "gather")
         self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
 
     def close(self) -> None:
-        """Ends the threads that gather, once what is under way is done."""
+        """Releases what clients have pinned, and ends the threads that gather, once what is under way is done."""
+        self.pins.close()
         self._gatherers.shutdown(wait=False)
 
     def forget_specs(self) -> None:
@@ -114,7 +118,7 @@ class _StoreServicer:
         self, request: store_pb2.CountRowsRequest, context: grpc.ServicerContext
     ) -> store_pb2.CountRowsReply:
         with answering(context):
-            return store_pb2.CountRowsReply(rows=self._store.row_count(request.table))
+            return store_pb2.CountRowsReply(rows=self.pins.source(request.pin).row_count(request.table))
 
     def table_statistics(
         self, request: store_pb2.TableStatisticsRequest, context: grpc.ServicerContext
@@ -132,7 +136,8 @@ class _StoreServicer:
 
     def read_sightings(self, request: store_pb2.ReadSightingsRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         with answering(context):
-            yield from sightings_frames(request.table, self._store.sightings(request.table))
+            counters = self.pins.source(request.pin).sightings(request.table)
+            yield from sightings_frames(request.table, counters)
 
     def attach(self, request: store_pb2.AttachRequest, context: grpc.ServicerContext) -> store_pb2.AttachReply:
         with answering(context):
@@ -144,13 +149,14 @@ class _StoreServicer:
         with answering(context):
             if request.block_rows < 0:
                 raise BadInput(f"ScanRequest: block_rows {request.block_rows}: it must not be negative")
-            for block in self._store.scan(request.table, request.block_rows or _BLOCK_ROWS):
+            source = self.pins.source(request.pin)
+            for block in source.scan(request.table, request.block_rows or _BLOCK_ROWS):
                 yield from block_frames(request.table, block)
 
     def read_rows(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with answering(context):
-            table, ids = ids_from_frames(frames)
-            yield from block_frames(table, self._store.read_rows(table, ids))
+            table, ids, pin = ids_from_frames(frames)
+            yield from block_frames(table, self.pins.source(pin).read_rows(table, ids))
 
     def lookup(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with answering(context):
@@ -165,15 +171,15 @@ class _StoreServicer:
             return reply
 
     def _reply(self, frames: Iterable[bytes], limit: int) -> Iterator[bytes]:
-        ids, version, wait_s = _read_request(frames)
-        specs = self._specs_of(ids)
+        ids, version, wait_s, pin = _read_request(frames)
+        source, specs = self.pins.source(pin), self._specs_of(ids)
         size = sum(len(wanted) * specs[table].dim * 4 for table, wanted in ids.items())
         _refuse_long_reply(size, limit)
         if version is not None and wait_s:
-            self._store.wait_for_version(version, wait_s)
-        header = store_pb2.LookupReplyHeader(version=self._store.version() if version is None else version)
+            source.wait_for_version(version, wait_s)
+        header = store_pb2.LookupReplyHeader(version=source.version() if version is None else version)
         if size <= _FEW_BYTES:
-            rows = self._store.lookup(ids, version)
+            rows = source.lookup(ids, version)
             for table, found in rows.items():
                 header.tables.add(table=table, count=len(found), dim=found.shape[1], dtype="float32")
             return encode(header.SerializeToString(), rows.values())
@@ -181,7 +187,7 @@ class _StoreServicer:
             require_ids(specs[table], wanted)  # here, as the store only sees pieces of them
             header.tables.add(table=table, count=len(wanted), dim=specs[table].dim, dtype="float32")
         dims = {table: specs[table].dim for table in ids}
-        return ReplyFrames(header.SerializeToString(), ids, dims).filled(self._store, version, self._gatherers)
+        return ReplyFrames(header.SerializeToString(), ids, dims).filled(source, version, self._gatherers)
 
     def _specs_of(self, tables: Iterable[str]) -> dict[str, TableSpec]:
         """Specs by table, of these at least; the store is asked only about tables never seen."""
@@ -202,8 +208,8 @@ def _refuse_long_reply(size: int, limit: int) -> None:
         raise BadInput(f"LookupRequest: it asks for {size} bytes of rows, above the limit of {limit}; {instead}")
 
 
-def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None, float]:
-    """Ids by table, the version wanted, and the seconds to wait for it."""
+def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None, float, bytes]:
+    """Ids by table, the version wanted, the seconds to wait for it, and the pin to read."""
     reader = FrameReader(frames, "LookupRequest")
     header = reader.header(store_pb2.LookupHeader)
     plan = BodyPlan("LookupRequest")
@@ -214,7 +220,7 @@ def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None
         raise BadInput("LookupRequest: a table stands in it twice; join its ids")
     ids = dict(zip(tables, reader.read(plan), strict=True))
     wait_s = _wait_s("LookupRequest", header.wait_ms)
-    return ids, header.version if header.HasField("version") else None, wait_s
+    return ids, header.version if header.HasField("version") else None, wait_s, header.pin
 
 
 def _wait_s(message: str, wait_ms: int) -> float:

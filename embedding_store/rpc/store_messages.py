@@ -136,18 +136,23 @@ def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock]
         yield header.table, RowBlock(*reader.read(plan, to_the_end=False))
 
 
-def ids_frames(table: str, ids: Int64) -> Iterator[bytes]:
+def ids_frames(table: str, ids: Int64, pin: bytes = b"") -> Iterator[bytes]:
     """The frames of one Delete or ReadRows.
+
+    Args:
+        table: Its name.
+        ids: int64 `[n]`.
+        pin: Token of the pin to read; empty: the store.
 
     Raises:
         BadIds: ids that the wire has no place for.
     """
     require_wire_ids(table, ids)
-    return encode(store_pb2.RowIdsHeader(table=table, count=len(ids)).SerializeToString(), [ids])
+    return encode(store_pb2.RowIdsHeader(table=table, count=len(ids), pin=pin).SerializeToString(), [ids])
 
 
-def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64]:
-    """The table and the ids in the frames of one Delete or ReadRows.
+def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64, bytes]:
+    """The table, the ids and the pin in the frames of one Delete or ReadRows.
 
     Raises:
         BadInput: malformed frames.
@@ -157,7 +162,7 @@ def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64]:
     plan = BodyPlan("RowIds")
     plan.add("ids", (header.count,), _INT64)
     (ids,) = reader.read(plan)
-    return header.table, ids
+    return header.table, ids, header.pin
 
 
 def sightings_frames(table: str, counters: UInt8 | None) -> Iterator[bytes]:

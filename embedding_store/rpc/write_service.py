@@ -132,7 +132,8 @@ class _WriteServicer:
     def delete(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> store_pb2.DeleteReply:
         with answering(context):
             self._require_writable("Delete")
-            return store_pb2.DeleteReply(rows=self._store.delete(*ids_from_frames(frames)))
+            table, ids, _ = ids_from_frames(frames)
+            return store_pb2.DeleteReply(rows=self._store.delete(table, ids))
 
     def clear_table(
         self, request: store_pb2.ClearTableRequest, context: grpc.ServicerContext

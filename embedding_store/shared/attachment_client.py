@@ -93,6 +93,8 @@ class Attachment:
             generation, held = self._layout(notice.generation)
             if generation != notice.generation:
                 continue
+            if version is not None and version < notice.version:
+                return None  # the store knows which versions are pinned, and keeps them where nobody else reads
             refuse_other_version(notice.version, version)
             if not all(name in held for name in names):
                 return None  # the store knows better what is wrong with a table

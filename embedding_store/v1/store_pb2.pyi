@@ -83,10 +83,13 @@ class Optimizer(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     HYPERPARAMETERS_FIELD_NUMBER: _builtins.int
     KERAS_CONFIG_FIELD_NUMBER: _builtins.int
+    DENSE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """"sgd", "adagrad", ... or "keras" """
     keras_config: _builtins.str
     """JSON, for name "keras" only"""
+    dense: _builtins.bool
+    """a step moves rows that have no gradient, too (lazy=False)"""
     @_builtins.property
     def hyperparameters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """by Keras' own names"""
@@ -97,10 +100,11 @@ class Optimizer(_message.Message):
         name: _builtins.str = ...,
         hyperparameters: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         keras_config: _builtins.str = ...,
+        dense: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hyperparameters", b"hyperparameters", "keras_config", b"keras_config", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "hyperparameters", b"hyperparameters", "keras_config", b"keras_config", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -949,7 +953,7 @@ class CommitHeader(_message.Message):
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableGradients]: ...
     @_builtins.property
     def learning_rates(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """by table; absent: the optimizer's own"""
+        """by table, updated or not; absent: the optimizer's own"""
 
     def __init__(
         self,

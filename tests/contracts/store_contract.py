@@ -30,6 +30,7 @@ from tests.contracts.store_deletions import DeletionContract
 from tests.contracts.store_dtypes import DtypeContract
 from tests.contracts.store_lookups import LookupContract
 from tests.contracts.store_membership import MembershipContract
+from tests.contracts.store_pins import PinContract
 from tests.contracts.store_samples import (
     JOIN_S,
     MakeStore,
@@ -51,6 +52,7 @@ class StoreContract(
     MembershipContract,
     UpdateContract,
     DtypeContract,
+    PinContract,
 ):
     """The suite. Subclasses override `make_store`, and say what they do not promise."""
 

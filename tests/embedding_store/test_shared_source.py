@@ -40,6 +40,8 @@ class ReadAttached(SharedMemoryStore):
         self.source = SharedSource(RemoteSource(self.server.address, 30), threads=2, required=True)
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        if threading.current_thread().name.startswith("grpc"):  # the source asks for what it has no memory of
+            return super().lookup(ids, version)
         rows = self.source.lookup(ids, version)
         assert self.source.attached or self._closed
         return rows

@@ -1,0 +1,138 @@
+"""The calls of the EmbeddingStore service that are about pins, and what other calls read of a pin."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import grpc
+
+from embedding_store.errors import BadInput, StaleVersion
+from embedding_store.pins import Pin, require_lease
+from embedding_store.rpc.errors import answering
+from embedding_store.store import EmbeddingStore
+from embedding_store.v1 import store_pb2
+
+__all__ = ["LONGEST_LEASE_S", "TOKEN_BYTES", "ServedPins"]
+
+LONGEST_LEASE_S = 3600.0
+"""For how long a client that may be gone by then may have a version kept, without renewing it."""
+
+TOKEN_BYTES = 16
+_NAMED_S = 600.0  # after its lease a pin is known for so long, to say what became of it
+
+
+class ServedPins:
+    """The pins that clients have of a store, by their tokens.
+
+    Args:
+        store: What is pinned.
+    """
+
+    def __init__(self, store: EmbeddingStore) -> None:
+        self._store = store
+        self._changing = threading.Lock()
+        self._pins: dict[bytes, tuple[Pin, float]] = {}  # and until when its token is known
+
+    def source(self, token: bytes) -> EmbeddingStore | Pin:
+        """The store for an empty token, else the pin of that token.
+
+        Raises:
+            StaleVersion: there is none.
+        """
+        if not token:
+            return self._store
+        known = self._pins.get(token)
+        if known is None:
+            raise StaleVersion("there is no such pin here: it was released, or its lease ended, or the server is anew")
+        return known[0]
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """Method name -> handler."""
+
+        def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
+            return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
+
+        return {
+            "Pin": control(self.pin, store_pb2.PinRequest, store_pb2.PinReply),
+            "RenewPin": control(self.renew_pin, store_pb2.RenewPinRequest, store_pb2.RenewPinReply),
+            "ReleasePin": control(self.release_pin, store_pb2.ReleasePinRequest, store_pb2.ReleasePinReply),
+            "ListPins": control(self.list_pins, store_pb2.ListPinsRequest, store_pb2.ListPinsReply),
+        }
+
+    def close(self) -> None:
+        """Releases them all."""
+        with self._changing:
+            held, self._pins = list(self._pins.values()), {}
+        for pin, _ in held:
+            pin.release()
+
+    def pin(self, request: store_pb2.PinRequest, context: grpc.ServicerContext) -> store_pb2.PinReply:
+        """Pins a version, or says which one a pin of that token has."""
+        with answering(context):
+            lease_s = _lease("PinRequest", request.lease_s)
+            if len(request.token) != TOKEN_BYTES:
+                raise BadInput(f"PinRequest: a token has {TOKEN_BYTES} bytes, got {len(request.token)}")
+            self._forget_old()
+            known = self._pins.get(request.token)
+            if known is None:
+                pin = self._store.pin(request.version if request.HasField("version") else None, lease_s)
+                with self._changing:
+                    known = self._pins.setdefault(request.token, (pin, _known_until(lease_s)))
+                if known[0] is not pin:  # the same call has come twice at the same time
+                    pin.release()
+            return store_pb2.PinReply(version=known[0].version())
+
+    def renew_pin(self, request: store_pb2.RenewPinRequest, context: grpc.ServicerContext) -> store_pb2.RenewPinReply:
+        """Begins a lease anew."""
+        with answering(context):
+            lease_s = _lease("RenewPinRequest", request.lease_s)
+            pin = self.source(request.token)
+            if not isinstance(pin, Pin):
+                raise BadInput("RenewPinRequest: no token")
+            pin.renew(lease_s)
+            with self._changing:
+                if request.token in self._pins:
+                    self._pins[request.token] = pin, _known_until(lease_s)
+            return store_pb2.RenewPinReply()
+
+    def release_pin(
+        self, request: store_pb2.ReleasePinRequest, context: grpc.ServicerContext
+    ) -> store_pb2.ReleasePinReply:
+        """Releases a pin; harmless where there is none."""
+        with answering(context):
+            with self._changing:
+                known = self._pins.pop(request.token, None)
+            if known is not None:
+                known[0].release()
+            return store_pb2.ReleasePinReply()
+
+    def list_pins(self, request: store_pb2.ListPinsRequest, context: grpc.ServicerContext) -> store_pb2.ListPinsReply:
+        """All pins of the store, those of other clients and of its own process, too."""
+        with answering(context):
+            return store_pb2.ListPinsReply(
+                pins=[
+                    store_pb2.PinStatus(version=of.version, lease_left_s=of.lease_left_s, rows=of.rows, bytes=of.bytes)
+                    for of in self._store.pins()
+                ]
+            )
+
+    def _forget_old(self) -> None:
+        """Pins of clients that are gone have ended by themselves; their tokens are forgotten here."""
+        now = time.monotonic()
+        with self._changing:
+            old = [token for token, (_, until) in self._pins.items() if until < now]
+            gone = [self._pins.pop(token)[0] for token in old]
+        for pin in gone:
+            pin.release()
+
+
+def _lease(message: str, lease_s: float) -> float:
+    if require_lease(lease_s) > LONGEST_LEASE_S:
+        raise BadInput(f"{message}: lease_s {lease_s:g}: ask for {LONGEST_LEASE_S:g} s at most, and renew")
+    return lease_s
+
+
+def _known_until(lease_s: float) -> float:
+    return time.monotonic() + lease_s + _NAMED_S

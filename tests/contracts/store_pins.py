@@ -1,0 +1,382 @@
+"""What every store promises of pins: a version that stays exactly as it was, whatever is changed after it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import (
+    BadIds,
+    BadInput,
+    FutureVersion,
+    IdOutOfRange,
+    StaleVersion,
+    TableNotFound,
+    Unsupported,
+)
+from embedding_store.initial_values import initial_rows
+from embedding_store.pins import Pin
+from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import EmbeddingStore, RowBlock, TableUpdate
+from embedding_store.tables.lookup_request import Bags
+from tests.contracts.store_membership import made
+from tests.contracts.store_samples import JOIN_S, commit, dynamic, fixed, int64, rows_by_id, update
+
+CITIES = fixed(optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
+PEOPLE = dynamic(optimizer=OptimizerSpec.of("adam", learning_rate=0.01))
+PLACES, FOLK = np.arange(100), np.arange(-60, 60) * 10**15
+_WAIT_S = 30.0
+
+
+def read(source: EmbeddingStore | Pin, version: int | None = None) -> dict[str, bytes]:
+    """What lookups of the sample tables give."""
+    return {name: rows.tobytes() for name, rows in source.lookup({"cities": PLACES, "people": FOLK}, version).items()}
+
+
+def whole(source: EmbeddingStore | Pin, tables: Iterable[str] = ("cities", "people")) -> dict[str, object]:
+    """Everything that a store or a pin tells of some tables."""
+    found: dict[str, object] = {}
+    for name in tables:
+        rows = rows_by_id(source, name, 7)  # type: ignore[arg-type]
+        assert source.row_count(name) == len(rows)
+        touches = {
+            one: touch.tolist()
+            for block in source.scan(name)
+            if block.touches is not None
+            for one, touch in zip(block.ids.tolist(), block.touches, strict=True)
+        }
+        sketch = source.sightings(name)
+        found[name] = rows, touches, None if sketch is None else sketch.tobytes()
+    return found
+
+
+class PinContract:
+    """Part of `StoreContract`."""
+
+    keeps_pins: ClassVar[bool] = True
+    """Whether the store has pins; else it refuses them by name."""
+
+    def refuses_pins(self, store: EmbeddingStore) -> bool:
+        if self.keeps_pins:
+            return False
+        with pytest.raises(Unsupported, match="has no pins"):
+            store.pin()
+        assert store.pins() == ()
+        return True
+
+    @pytest.fixture
+    def pinning(self, store: EmbeddingStore) -> EmbeddingStore:
+        """The store, two tables with rows in it, at version 2."""
+        for spec in (CITIES, PEOPLE):
+            store.create_table(spec)
+        for seed in range(2):
+            commit(store, self.change(seed))
+        return store
+
+    def change(self, seed: int) -> dict[str, TableUpdate]:
+        random = np.random.default_rng(seed)
+        some, others = random.permutation(PLACES)[:40], random.permutation(FOLK)[:50]
+        return {"cities": update(some, 4, seed), "people": update(others, 5, seed)}
+
+    def test_a_pinned_version_stays_as_it_was(self, pinning: EmbeddingStore) -> None:
+        store = pinning
+        if self.refuses_pins(store):
+            return
+        rows, before = read(store), whole(store)
+        with store.pin() as pin:
+            assert pin.version() == 2
+            assert set(pin.specs()) == {"cities", "people"}
+            for seed in range(2, 6):
+                commit(store, self.change(seed))
+                assert (read(pin), read(pin, 2), read(store, 2)) == (rows, rows, rows)
+            assert whole(pin) == before
+            assert read(store) != rows
+            assert store.version() == 6
+            with pytest.raises(StaleVersion, match=r"version 3 is past.*6.*pinned are 2"):
+                store.lookup({"cities": PLACES}, 3)
+        with pytest.raises(StaleVersion, match=r"version 2 is past.*6.*no version is pinned"):
+            store.lookup({"cities": PLACES}, 2)
+
+    def test_bags_of_a_pinned_version(self, pinning: EmbeddingStore) -> None:
+        store = pinning
+        if self.refuses_pins(store):
+            return
+        table = store.table("people")
+        rows = [
+            Bags(FOLK.reshape(-1, 6), "mean"),
+            Bags(FOLK[:9], "sum", offsets=[0, 4, 4, 9], weights=np.linspace(-1, 1, 9, dtype=np.float32)),
+            FOLK.reshape(2, -1),
+        ]
+        before = [table.lookup(of) for of in rows]
+        with store.pin():
+            for seed in range(2, 4):
+                commit(store, self.change(seed))
+            for of, expected in zip(rows, before, strict=True):
+                np.testing.assert_array_equal(table.lookup(of, version=2), expected)
+                assert (table.lookup(of) != expected).any()
+
+    def test_first_touches_deletions_and_put_rows_do_not_show_in_a_pin(self, pinning: EmbeddingStore) -> None:
+        store = pinning
+        if self.refuses_pins(store):
+            return
+        before, rows = whole(store), read(store)
+        held, fresh = set(rows_by_id(store, "people")), int64(7, 8, 9)
+        with store.pin() as pin:
+            first = initial_rows(PEOPLE, fresh)
+            commit(store, {"people": update(fresh, 5)})
+            np.testing.assert_array_equal(pin.lookup({"people": fresh})["people"], first)
+            assert (store.lookup({"people": fresh})["people"] != first).any()
+            store.delete("people", np.array([*list(held)[::2], *list(held)[:3], 8, 12345], np.int64))
+            weights, slots = np.full((3, 4), 9, np.float32), np.full((3, 4), 8, np.float32)
+            store.put("cities", [RowBlock(int64(1, 50, 99), weights, slots)])
+            assert (read(pin), whole(pin)) == (rows, before)
+            commit(store, self.change(9))
+            assert (read(pin), read(store, 2), whole(pin)) == (rows, rows, before)
+            block = pin.read_rows("people", np.array([7, *held, 8], np.int64))
+            assert block.ids.tolist() == list(held)
+
+    def test_rows_changed_without_a_commit_after_a_pin_of_the_current_version(self, pinning: EmbeddingStore) -> None:
+        store = pinning
+        if self.refuses_pins(store):
+            return
+        before, rows = whole(store), read(store)
+        with store.pin() as pin:
+            store.delete("cities", PLACES[::3])
+            assert read(store) != rows  # the version stands, and this is what it has come to
+            assert (read(pin), whole(pin)) == (rows, before)
+
+    def test_admission_and_eviction_do_not_show_in_a_pin(self, store: EmbeddingStore) -> None:
+        specs = (
+            TableSpec("admits", 4, optimizer=OptimizerSpec.of("adagrad"), admission=AdmissionSpec(2, 1 << 12)),
+            TableSpec("evicts", 4, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_age=1)),
+            TableSpec("rare", 4, eviction=EvictionSpec(min_frequency=2, every=3)),
+        )
+        if self.refuses_pins(store) or not made(store, *specs):
+            return
+        names = [spec.name for spec in specs]
+
+        def step(seed: int) -> None:
+            ids = np.random.default_rng(seed).permutation(np.arange(-12, 12))[:9]
+            commit(store, {name: update(ids, 4, seed) for name in names})
+
+        told: list[tuple[Pin, dict[str, object]]] = []
+        for seed in range(14):
+            step(seed)
+            if seed % 3 == 1:
+                told.append((store.pin(), whole(store, names)))
+            for pin, expected in told:
+                assert whole(pin, names) == expected
+            if seed % 5 == 4:
+                told.pop(1 if seed == 4 else 0)[0].release()
+
+    def test_pins_of_one_version_are_counted_apart(self, pinning: EmbeddingStore) -> None:
+        store = pinning
+        if self.refuses_pins(store):
+            return
+        rows = read(store)
+        first, second = store.pin(), store.pin(2)
+        commit(store, self.change(2))
+        third = store.pin(2)  # pinned, though not current
+        assert [told.version for told in store.pins()] == [2, 2, 2]
+        assert all(0 < told.lease_left_s <= 60 for told in store.pins())
+        first.release()
+        first.release()
+        first.close()
+        with pytest.raises(StaleVersion, match=r"version 2.*released"):
+            first.lookup({"cities": PLACES})
+        for call in (lambda: first.row_count("cities"), first.renew, lambda: list(first.scan("cities"))):
+            with pytest.raises(StaleVersion, match="version 2"):
+                call()
+        assert read(second) == read(third) == rows
+        second.release()
+        assert read(third) == rows
+        third.release()
+        assert store.pins() == ()
+        with pytest.raises(StaleVersion, match="version 2"):
+            store.pin(2)
+
+    def test_what_is_kept_is_told(self, pinning: EmbeddingStore) -> None:
+        store = pinning
+        if self.refuses_pins(store):
+            return
+        with store.pin():
+            (told,) = store.pins()
+            assert (told.version, told.rows) == (2, 0)
+            commit(store, self.change(2))
+            commit(store, self.change(2))
+            (told,) = store.pins()
+            assert told.rows >= 90
+            assert told.bytes >= 40 * 4 * 8 + 50 * 4 * 15
+        assert store.pins() == ()
+
+    def test_versions_that_cannot_be_pinned(self, pinning: EmbeddingStore) -> None:
+        store = pinning
+        if self.refuses_pins(store):
+            return
+        with pytest.raises(StaleVersion, match=r"version 1 is past.*2"):
+            store.pin(1)
+        with pytest.raises(FutureVersion, match="version 3"):
+            store.pin(3)
+        for lease in (0, -1.0, float("nan")):
+            with pytest.raises(BadInput, match="lease_s"):
+                store.pin(lease_s=lease)
+        assert store.pins() == ()
+        with store.pin() as pin:
+            with pytest.raises(TableNotFound, match="'towns'"):
+                pin.lookup({"towns": PLACES})
+            for call in (pin.row_count, pin.scan, pin.sightings):
+                with pytest.raises(TableNotFound, match="'towns'"):
+                    list(call("towns") or ())  # type: ignore[call-overload]
+            with pytest.raises(IdOutOfRange, match="100"):
+                pin.lookup({"cities": int64(100)})
+            with pytest.raises(BadIds, match="'cities'"):
+                pin.read_rows("cities", np.zeros(1, np.int32))
+            with pytest.raises(BadInput, match="block_rows"):
+                list(pin.scan("cities", 0))
+            with pytest.raises(StaleVersion, match="version 1"):
+                pin.lookup({"cities": PLACES}, 1)
+            with pytest.raises(BadInput, match="lease_s"):
+                pin.renew(0)
+
+    def test_a_lease_ends_by_itself(self, pinning: EmbeddingStore) -> None:
+        store = pinning
+        if self.refuses_pins(store):
+            return
+        kept, left = store.pin(lease_s=0.05), store.pin(lease_s=0.05)
+        kept.renew(60)
+        end = time.monotonic() + _WAIT_S
+        while len(store.pins()) > 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        (told,) = store.pins()
+        assert told.lease_left_s > 5
+        with pytest.raises(StaleVersion, match=r"version 2.*lease of 0\.05 s"):
+            left.lookup({"cities": PLACES})
+        with pytest.raises(StaleVersion, match="version 2"):
+            left.renew()
+        left.release()
+        commit(store, self.change(2))
+        kept.row_count("cities")
+        kept.release()
+
+    def test_versions_between_are_released(self, pinning: EmbeddingStore) -> None:
+        store = pinning
+        if self.refuses_pins(store):
+            return
+        pins, told = [], []
+        for seed in range(2, 8):
+            pins.append(store.pin())
+            told.append((read(store), whole(store)))
+            commit(store, self.change(seed))
+        for gone in (3, 1, 0, 5, 2):
+            pins[gone].release()
+            pins[gone] = None  # type: ignore[call-overload]
+            for pin, (rows, before) in zip(pins, told, strict=True):
+                if pin is not None:
+                    assert read(pin) == read(store, pin.version()) == rows
+                    assert whole(pin) == before
+        pins[4].release()
+        assert store.pins() == ()
+
+    def test_a_scan_half_way_gives_each_row_once(self, pinning: EmbeddingStore) -> None:
+        store = pinning
+        if self.refuses_pins(store):
+            return
+        expected = {name: rows_by_id(store, name) for name in ("cities", "people")}
+        for name in expected:
+            with store.pin() as pin:
+                expected[name] = rows_by_id(store, name)
+                found: dict[int, tuple[bytes, bytes]] = {}
+                for number, block in enumerate(pin.scan(name, 5)):
+                    assert 0 < len(block.ids) <= 5
+                    for one, weights, slots in zip(block.ids.tolist(), block.weights, block.slots, strict=True):
+                        assert one not in found
+                        found[one] = (weights.tobytes(), slots.tobytes())
+                    commit(store, self.change(100 + number))
+                    ids = PLACES if name == "cities" else FOLK
+                    store.delete(name, ids[number::7])
+                    if number == 3 and name == "people":
+                        commit(store, {name: update(np.arange(1, 1500), 5)})
+                    if number % 3 == 0:
+                        store.pin().release()
+                assert found == expected[name]
+
+    def test_what_would_break_a_pin_is_refused(self, pinning: EmbeddingStore) -> None:
+        store = pinning
+        if self.refuses_pins(store):
+            return
+        with store.pin() as pin:
+            before = whole(pin)
+            for call in (
+                lambda: store.clear("cities"),
+                lambda: store.drop_table("people"),
+                lambda: store.reset_version(7),
+            ):
+                with pytest.raises(BadInput, match=r"pinned.*2"):
+                    call()
+            assert (store.version(), whole(pin)) == (2, before)
+            store.create_table(fixed("later"))
+            commit(store, {"later": update(int64(1, 2), 4)})
+        store.clear("cities")
+        store.drop_table("people")
+        store.reset_version(7)
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+    def test_narrow_rows_are_kept_as_they_read(self, store: EmbeddingStore, dtype: str) -> None:
+        if self.refuses_pins(store):
+            return
+        store.create_table(
+            TableSpec("t", 5, None, dtype, InitializerSpec("normal", 0.0, 0.1), 3, OptimizerSpec.of("adam"))
+        )
+        commit(store, {"t": update(FOLK[:80], 5)})
+        rows, before = store.lookup({"t": FOLK})["t"], whole(store, ["t"])
+        with store.pin() as pin:
+            for seed in range(3):
+                commit(store, {"t": update(FOLK[20:], 5, seed)})
+            np.testing.assert_array_equal(pin.lookup({"t": FOLK})["t"], rows)
+            assert whole(pin, ["t"]) == before
+
+    def test_readers_of_a_pin_beside_commits_see_its_version(self, store: EmbeddingStore) -> None:
+        if self.refuses_pins(store):
+            return
+        store.create_table(
+            TableSpec("t", 8, 256, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
+        )
+        ids, done, failures = np.arange(256), threading.Event(), list[str]()
+
+        def step() -> None:
+            commit(store, {"t": TableUpdate(ids, np.full((256, 8), -1, np.float32))}, rate=1.0)
+
+        def look(pin: Pin) -> None:
+            try:
+                while not done.is_set():
+                    for rows in (pin.lookup({"t": ids})["t"], store.lookup({"t": ids}, pin.version())["t"]):
+                        if (rows != pin.version()).any():
+                            failures.append(f"version {pin.version()} read from {rows.min()} to {rows.max()}")
+                    blocks = [block.weights for block in pin.scan("t", 100)]
+                    if (np.concatenate(blocks) != pin.version()).any() or sum(map(len, blocks)) != 256:
+                        failures.append(f"version {pin.version()} was not scanned whole")
+            except Exception as error:  # noqa: BLE001 - told by the test
+                failures.append(repr(error))
+
+        step()
+        readers, pins = [], []
+        try:
+            for number in range(12):
+                if number % 4 == 0:
+                    pins.append(store.pin())
+                    readers.append(threading.Thread(target=look, args=(pins[-1],), daemon=True))
+                    readers[-1].start()
+                step()
+        finally:
+            done.set()
+        for reader in readers:
+            reader.join(JOIN_S)
+            assert not reader.is_alive()
+        assert failures == []
+        for pin in pins:
+            pin.release()
