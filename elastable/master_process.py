@@ -69,7 +69,12 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
             prepared.dense,
             prepared.metrics,
             start=prepared.progress,
-            options=MasterOptions(commit_deadline_s=options.deadline_s, evaluate_every=options.evaluate_every),
+            options=MasterOptions(
+                lease_seconds=options.lease_s,
+                backup_after_s=options.backup_after_s,
+                commit_deadline_s=options.deadline_s,
+                evaluate_every=options.evaluate_every,
+            ),
         )
         run = RunDirectory.create(options.run_dir)
         held.callback(run.close)

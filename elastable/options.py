@@ -29,6 +29,7 @@ class JobOptions:
         average: "mean" or "sum" of the micro-batches' gradients.
         not_finite: "refuse" or "skip" gradients with NaN or Inf.
         intra_op_threads: TensorFlow threads of every worker.
+        lazy: Whether a step moves only the rows that its batch touches.
         offload_above: Keras embeddings of more elements go to the store; 0: none.
         locations: TOML file of tensor locations; None: every table is in `store`.
         run_dir: Home of run directories.
@@ -41,6 +42,10 @@ class JobOptions:
         overwrite: Whether tables of an earlier job in the store are dropped.
         export: Whether to write the trained model as plain `.keras`.
         listen: host:port of the master; port 0 takes a free one.
+        lease_s: Seconds after which a micro-batch that a worker does not report is given to another one too.
+        backup_after_s: As `lease_s`, but only where that worker is idle; None: never before.
+        staleness_bound: Async: by how many versions a gradient may be behind; None: any number.
+        staleness_modulation: Async: "none", or "inverse": late gradients get a smaller learning rate.
         deadline_s: How long a worker or store may stay away.
         transport: How rows in the master's memory come to workers, one of `TRANSPORTS`.
     """
@@ -56,6 +61,7 @@ class JobOptions:
     average: str = "mean"
     not_finite: str = "refuse"
     intra_op_threads: int = 1
+    lazy: bool = True
     offload_above: int = 0
     locations: Path | None = None
     run_dir: Path = Path("runs")
@@ -67,6 +73,10 @@ class JobOptions:
     overwrite: bool = False
     export: bool = True
     listen: str = "127.0.0.1:0"
+    lease_s: float = 60.0
+    backup_after_s: float | None = None
+    staleness_bound: int | None = None
+    staleness_modulation: str = "none"
     deadline_s: float = 60.0
     transport: str = "auto"
 
@@ -80,8 +90,9 @@ class JobOptions:
             raise BadInput(f"evaluate_every must not be negative, got {self.evaluate_every}")
         if self.resume and self.checkpoint_dir is None and not self.store.startswith(("redis://", "rediss://")):
             raise BadInput("--resume needs --checkpoint-dir: the place to resume from")
-        if self.deadline_s <= 0:
-            raise BadInput(f"deadline must be above 0 seconds, got {self.deadline_s}")
+        for name, seconds in (("deadline", self.deadline_s), ("lease", self.lease_s), ("backup", self.backup_after_s)):
+            if seconds is not None and not seconds > 0:
+                raise BadInput(f"{name} must be above 0 seconds, got {seconds}")
 
 
 def require_transport(transport: str) -> None:

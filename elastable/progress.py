@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -36,6 +37,7 @@ class JobProgress:
         self._live = console.is_terminal
         self._examples = examples
         self._said = 0.0
+        self._refused: dict[tuple[str, str], int] = {}
         self._began = time.monotonic()
         self._progress = Progress(
             TextColumn("[bold]epoch {task.fields[epoch]}[/bold]"),
@@ -64,6 +66,7 @@ class JobProgress:
 
     def show(self, status: JobStatus) -> None:
         """Shows how far the job is."""
+        self._tell_refusals(status)
         metrics = "  ".join(f"{name} {value:.4f}" for name, value in list(status.metrics.items())[:3])
         fields: dict[str, Any] = {
             "epoch": f"{min(status.epoch + 1, status.epochs)}/{status.epochs}",
@@ -82,6 +85,19 @@ class JobProgress:
                 highlight=False,
                 soft_wrap=True,
             )
+
+    def _tell_refusals(self, status: JobStatus) -> None:
+        """A lasting line for every worker that failed, and what is waited for where none can."""
+        for refusal in status.refusals:
+            reason = refusal.error, refusal.message
+            if self._refused.get(reason) == refusal.count:
+                continue
+            self._refused[reason] = refusal.count
+            who = f"worker pid {refusal.worker.pid} on {refusal.worker.host}" if refusal.worker.host else "a worker"
+            often = f" ({refusal.count} workers so far)" if refusal.count > 1 else ""
+            waits = "" if status.workers or status.state != "waiting" else "; waiting for one that can"
+            told = f"{who} failed{often}: {refusal.error}: {refusal.message}{waits}"
+            self._console.print(f"[yellow]{escape(told)}[/yellow]", highlight=False, soft_wrap=True)
 
     def epoch(self, epoch: int, epochs: int, logs: Mapping[str, float]) -> None:
         """A lasting line for an epoch that is over."""

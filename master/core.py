@@ -274,8 +274,12 @@ class Master:
         return outcome
 
     def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
-        """Logs why a worker fails; a fatal error fails the job."""
-        _log.warning("worker %s failed: %s: %s", incarnation, type(error).__name__, error)
+        """Notes why a worker fails, for the status; a fatal error fails the job."""
+        with self._changed:
+            worker = self._state.sessions.identity(incarnation)
+            self._state.refusals.note(worker, error)
+        where = f" (host {worker.host}, pid {worker.pid})" if worker.host else ""
+        _log.warning("worker %s%s failed: %s: %s", incarnation, where, type(error).__name__, error)
         if fatal:
             told = f"worker {incarnation}: {type(error).__name__}: {error}"
             self._driver.fail(error if isinstance(error, ElastableError) else JobFailed(told))

@@ -24,6 +24,7 @@ from master.api import (
 from master.hooks import MasterOptions
 from master.progress import Progress
 from master.pushes import AsyncPushes, SyncPushes, Ticket, Verdict
+from master.refusals import Refusals
 from master.schedule import Schedule
 from master.sessions import Sessions
 from master.side_evaluation import SideEvaluation
@@ -82,6 +83,7 @@ class JobState:
         self.beside: dict[int, SideEvaluation] = {}
         self.snapshot: DenseSnapshot | None = None
         self.counted: dict[str, int] = {}
+        self.refusals = Refusals()
         self.stop_reason: str | None = None
         self.failure: BaseException | None = None
         self.over = False
@@ -265,6 +267,7 @@ class JobState:
             "epochs": job.epochs,
             "records_trained": self.records,
             "workers": workers,
+            "refusals": self.refusals.latest(),
         }
 
 

@@ -25,6 +25,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
+    def identity(self, incarnation: str) -> WorkerIdentity:
+        """Who that is; no more than the incarnation of one that is not there."""
+        return self._open.get(incarnation, (WorkerIdentity(incarnation), 0))[0]
+
     def open(self, worker: WorkerIdentity) -> None:
         """One more session of the worker."""
         _, count = self._open.get(worker.incarnation, (worker, 0))

@@ -10,7 +10,12 @@ import typer
 __all__ = ["CheckpointPath", "Deadline", "MasterAddress", "ModelPath", "Split", "Transport"]
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.py", help="Model file: defines model() and data(split).")]
-MasterAddress = Annotated[str, typer.Option("--master", metavar="HOST:PORT", help="Address of the master.")]
+MasterAddress = Annotated[
+    str,
+    typer.Option(
+        "--master", metavar="HOST:PORT[,...]", help="Address of the master; several, where it may come back at another."
+    ),
+]
 Deadline = Annotated[
     float, typer.Option("--deadline", metavar="SECONDS", help="Give up on an unreachable server after this long.")
 ]

@@ -16,7 +16,7 @@ from elastable.quiet import import_tensorflow
 
 __all__ = ["master", "train"]
 
-_JOB, _DATA, _PLACES = "The job", "Data and model", "Where things go"
+_JOB, _DATA, _PLACES, _WORKERS = "The job", "Data and model", "Where things go", "Workers, slow or late"
 
 
 def _option(panel: str, kind: Any, default: Any, *names: str, **settings: Any) -> tuple[Any, Any]:
@@ -57,6 +57,13 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "average": _option(_JOB, str, "mean", "--average", help="mean or sum of the micro-batches' gradients."),
     "not_finite": _option(_JOB, str, "refuse", "--not-finite", help="refuse or skip gradients with NaN or Inf."),
     "shuffle": _option(_DATA, bool, True, "--shuffle/--no-shuffle", help="Shuffle records."),
+    "lazy": _option(
+        _DATA,
+        bool,
+        True,
+        "--lazy/--no-lazy",
+        help="A step moves only rows that its batch touches; --no-lazy: all, as plain Keras does (docs/lazy.md).",
+    ),
     "offload_above": _option(
         _DATA,
         int,
@@ -101,6 +108,33 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "overwrite": _option(_PLACES, bool, False, "--overwrite", help="Drop tables of an earlier job from the store."),
     "export": _option(_PLACES, bool, True, "--export/--no-export", help="Write the trained model as plain .keras."),
     "transport": (Transport, "auto"),
+    "lease_s": _option(
+        _WORKERS, float, 60.0, "--lease", metavar="SECONDS", help="After it a worker's micro-batch is another's, too."
+    ),
+    "backup_after_s": _option(
+        _WORKERS,
+        float | None,
+        None,
+        "--backup-after",
+        metavar="SECONDS",
+        help="After it an idle worker computes a slow one's micro-batch as well; the first counts \\[default: never].",
+    ),
+    "staleness_bound": _option(
+        _WORKERS,
+        int | None,
+        None,
+        "--staleness-bound",
+        min=0,
+        metavar="VERSIONS",
+        help="Of --mode async: a gradient that is further behind is computed again \\[default: none].",
+    ),
+    "staleness_modulation": _option(
+        _WORKERS,
+        str,
+        "none",
+        "--staleness-modulation",
+        help="Of --mode async: none, or inverse: learning rate / (1 + versions behind).",
+    ),
     "deadline_s": _option(
         _JOB, float, 60.0, "--deadline", metavar="SECONDS", help="How long a worker or the store may stay away."
     ),

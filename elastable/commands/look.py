@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from elastable.commands.arguments import Deadline
@@ -51,14 +52,24 @@ def status(
         identity = worker.identity
         workers.add_row(identity.host, str(identity.pid), str(worker.leases), f"{worker.micro_batches:,}")
     console.print(workers)
+    if told.refusals:
+        refused = Table("host", "pid", "how many", "why", title="failed workers")
+        for refusal in told.refusals:
+            why = f"{refusal.error}: {refusal.message}"
+            refused.add_row(refusal.worker.host, str(refusal.worker.pid), str(refusal.count), escape(why))
+        console.print(refused)
 
 
 def _as_json(told: JobStatus) -> dict[str, Any]:
-    plain = {name: getattr(told, name) for name in told.__slots__ if name != "workers"}
+    plain = {name: getattr(told, name) for name in told.__slots__ if name not in ("workers", "refusals")}
     plain["metrics"] = dict(told.metrics)
     plain["workers"] = [
         {"host": w.identity.host, "pid": w.identity.pid, "leases": w.leases, "micro_batches": w.micro_batches}
         for w in told.workers
+    ]
+    plain["refusals"] = [
+        {"host": r.worker.host, "pid": r.worker.pid, "error": r.error, "message": r.message, "count": r.count}
+        for r in told.refusals
     ]
     return plain
 
