@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from elastable.learning_curve import draw_learning_curve
 from embedding_store.errors import BadInput
 
 __all__ = ["RunDirectory", "require_writable"]
+
+_log = logging.getLogger(__name__)
 
 
 def require_writable(home: Path) -> None:
@@ -36,6 +39,8 @@ class RunDirectory:
 
     Holds `metrics.jsonl` (a line every so many versions and one an epoch),
     `tensorboard/`, and at the end `result.json` and `learning_curve.png`.
+    What cannot be written while a job runs is warned of once and left out: a
+    disk that is full for a while must not end hours of training.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,6 +51,7 @@ class RunDirectory:
         except OSError as error:
             raise BadInput(f"run directory {path} cannot be written: {error}") from error
         self._closed = False
+        self._warned = False
         self._events = tf.summary.create_file_writer(str(path / "tensorboard"))
         self._lines: list[dict[str, Any]] = []
         self._started = time.time()
@@ -78,22 +84,40 @@ class RunDirectory:
         """Notes metrics at a version, of kind "train", "evaluation" (of that very version) or "epoch"."""
         line = {"kind": kind, "version": version, "epoch": epoch, "seconds": time.time() - self._started, **values}
         self._lines.append(line)
-        self._metrics.write(json.dumps(line) + "\n")
-        with self._events.as_default(step=version):
-            for name, value in values.items():
-                tf.summary.scalar(f"{kind}/{name}", value)
+        try:
+            self._metrics.write(json.dumps(line) + "\n")
+            with self._events.as_default(step=version):
+                for name, value in values.items():
+                    tf.summary.scalar(f"{kind}/{name}", value)
+        except (OSError, tf.errors.OpError) as error:
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("metrics are not noted in %s for now: %s", self.path, error)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Writes `result.json` and the learning curve, and closes all files."""
+        """Writes `result.json` and the learning curve, and closes all files.
+
+        Raises:
+            BadInput: they cannot be written; names the directory and why.
+        """
         draft = self.path / ".result.json"
-        draft.write_text(json.dumps(dict(result), indent=2) + "\n")
-        draft.rename(self.path / "result.json")
-        draw_learning_curve(self._lines, self.path / "learning_curve.png")
+        try:
+            draft.write_text(json.dumps(dict(result), indent=2) + "\n")
+            draft.rename(self.path / "result.json")
+            draw_learning_curve(self._lines, self.path / "learning_curve.png")
+        except OSError as error:
+            raise BadInput(f"run directory {self.path} cannot be written: {error}") from error
         self.close()
 
     def close(self) -> None:
         """Closes the files; what was recorded stays. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
-            self._metrics.close()
-            self._events.close()
+            for file in (self._metrics, self._events):
+                try:
+                    file.close()
+                except (OSError, tf.errors.OpError) as error:
+                    self._warn(error)
