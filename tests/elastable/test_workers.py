@@ -103,6 +103,13 @@ class TestAccidents:
         assert told["workers"][0]["micro_batches"] == HELD_AT * 2
         assert {"loss", "auc"} <= set(told["metrics"])
 
+    def test_a_master_says_why_workers_failed(self, accidents: Accidents) -> None:
+        told = json.loads(accidents.status.out)["refusals"]
+        assert [(refusal["error"], refusal["count"]) for refusal in told] == [("ModelError", 1), ("BadInput", 1)]
+        assert "differs from the master's" in told[0]["message"]
+        assert re.search(r"worker pid \d+ on \S+ failed: ModelError: \S+click_job.py differs from", accidents.master.out)
+        assert re.search(r"worker pid \d+ on \S+ failed: BadInput: data\('train'\) holds 1285", accidents.master.out)
+
     def test_lookup_at_the_master(self, accidents: Accidents) -> None:
         assert accidents.looked_up.code == 0, accidents.looked_up.err
         told = json.loads(accidents.looked_up.out)

@@ -1,0 +1,43 @@
+"""Workers that fail are remembered by what they said."""
+
+from __future__ import annotations
+
+from embedding_store.errors import BadInput, ModelError
+from master.api import Refusal, WorkerIdentity
+from master.refusals import Refusals
+from tests.master.fakes import Bench
+
+ONE, OTHER = WorkerIdentity("a", "host", 1), WorkerIdentity("b", "host", 2)
+
+
+def test_workers_that_say_the_same_are_counted_together() -> None:
+    refusals = Refusals()
+    refusals.note(ONE, ModelError("another file"))
+    refusals.note(ONE, BadInput("other data"))
+    refusals.note(OTHER, ModelError("another file"))
+    assert refusals.latest() == (
+        Refusal(ONE, "BadInput", "other data"),
+        Refusal(OTHER, "ModelError", "another file", count=2),
+    )
+
+
+def test_no_more_than_a_few_reasons_are_kept() -> None:
+    refusals = Refusals()
+    for number in range(100):
+        refusals.note(ONE, BadInput(f"{number}" + 2_000 * "."))
+    assert [refusal.message[:2] for refusal in refusals.latest()] == [str(number) for number in range(84, 100)]
+    assert max(len(refusal.message) for refusal in refusals.latest()) == 1_000
+
+
+def test_a_master_that_waits_says_why() -> None:
+    master = Bench().master
+    session = master.join(ONE)
+    master.report_failure("a", ModelError("another file"), fatal=False)
+    session.close()
+    master.report_failure("nobody", BadInput("other data"), fatal=False)
+    status = master.status()
+    assert status.state == "waiting"
+    assert status.refusals == (
+        Refusal(ONE, "ModelError", "another file"),
+        Refusal(WorkerIdentity("nobody"), "BadInput", "other data"),
+    )
