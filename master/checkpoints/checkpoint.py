@@ -12,7 +12,7 @@ from typing import Any
 from embedding_store.errors import CheckpointError
 from embedding_store.store import RowBlock
 from master.api import Tensor
-from master.checkpoints.files import MANIFEST, CheckpointFiles
+from master.checkpoints.files import MANIFEST, Bytes, CheckpointFiles
 from master.checkpoints.manifest import Manifest
 from master.checkpoints.places import checkpoint_names, located, version_named
 from master.checkpoints.row_chain import chained_rows
@@ -137,11 +137,24 @@ def read_tensors(checkpoint: Checkpoint, file: str) -> dict[str, Tensor]:
     place = f"{checkpoint.name}/{file}"
     try:
         content = checkpoint.home.read(place)
-        if hashlib.sha256(content.data).hexdigest() == checkpoint.manifest.files[file].sha256:
-            return tensors_in(content)[0]
+        whole = hashlib.sha256(content.data).hexdigest() == checkpoint.manifest.files[file].sha256
+        tensors, note = tensors_in(content) if whole else ({}, _note(content))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{checkpoint.home.at(place)}: cannot be read: {error}") from error
-    raise CheckpointError(f"{checkpoint.home.at(place)}: its bytes are not the ones that were written")
+    if whole:
+        return tensors
+    told = f"{checkpoint.home.at(place)}: its bytes are not the ones that were written"
+    if note.get("version", str(checkpoint.version)) != str(checkpoint.version):
+        told += f": it is a file of a checkpoint of version {note['version']}"
+    raise CheckpointError(told)
+
+
+def _note(content: Bytes) -> dict[str, str]:
+    """What a file says about itself, if it says anything."""
+    try:
+        return tensors_in(content)[1]
+    except ValueError:
+        return {}
 
 
 @contextmanager

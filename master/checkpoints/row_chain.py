@@ -81,10 +81,10 @@ class _IdSet:
 
 def _aged(block: RowBlock, spec: TableSpec, saved: int, version: int) -> RowBlock:
     """Rows as they are at `version`, that no commit touched since they were saved at version `saved`."""
-    if block.touches is None or spec.eviction is None or saved == version:
+    if block.touches is None or spec.eviction is None:
         return block
     touches = block.touches.copy()
-    # Put without a version, they got that of the commit which followed.
+    # Put without a version, they get that of the commit that follows.
     touches[touches[:, 0] == _NEXT_VERSION, 0] = saved + 1
     if version // spec.eviction.every > saved // spec.eviction.every:
         touches[:, 1] = 0  # rows were looked at since, and from there it is counted anew

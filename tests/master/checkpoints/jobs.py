@@ -1,0 +1,79 @@
+"""Small jobs on stores, and what of them a checkpoint must bring back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from embedding_store.pins import Pin
+from embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from master.api import JobSpec, Tensor
+from master.progress import Progress
+
+ADAGRAD = OptimizerSpec.of("adagrad")
+FIXED = TableSpec("fixed", 3, 500, optimizer=OptimizerSpec.of("adam"))
+DYNAMIC = TableSpec("dynamic", 2, optimizer=ADAGRAD)
+AGED = TableSpec("aged", 2, optimizer=ADAGRAD, eviction=EvictionSpec(max_age=5, min_frequency=1, every=3))
+SEEN = TableSpec("seen", 2, optimizer=ADAGRAD, admission=AdmissionSpec(2, 1 << 12))
+SPECS = (FIXED, DYNAMIC, AGED, SEEN)
+JOB = JobSpec(job="small", store_url="redis://user:secret@host:1")
+
+Rows = dict[tuple[str, int], tuple[bytes, bytes, bytes]]
+
+
+def created(store: EmbeddingStore, specs: Sequence[TableSpec] = SPECS) -> EmbeddingStore:
+    for spec in specs:
+        store.create_table(spec)
+    return store
+
+
+def commit(store: EmbeddingStore, ids: Mapping[str, Sequence[int]]) -> Mapping[str, TableUpdate]:
+    """The next version: a gradient for some ids of some tables, a function of the version alone."""
+    version, specs = store.version() + 1, store.specs()
+    updates = {}
+    for table, some in ids.items():
+        unique = np.unique(np.array(some, np.int64))
+        gradients = np.random.default_rng(version).normal(size=(len(unique), specs[table].dim)).astype(np.float32)
+        updates[table] = TableUpdate(unique, gradients)
+    store.commit(Commit(version, updates, version - 1, {}))
+    return updates
+
+
+def train(store: EmbeddingStore, versions: int, most: int = 60) -> list[Mapping[str, TableUpdate]]:
+    """Some versions on all tables; what was committed."""
+    made = []
+    for _ in range(versions):
+        random = np.random.default_rng(store.version())
+        made.append(commit(store, {name: random.integers(0, most, 8).tolist() for name in store.specs()}))
+    return made
+
+
+def rows(source: EmbeddingStore | Pin) -> Rows:
+    """Every row, its slots and touches, to the bit."""
+    version = source.version()
+    return {
+        (name, int(one)): (block.weights[i].tobytes(), block.slots[i].tobytes(), _bytes(block.touches, i, version))
+        for name in source.specs()
+        for block in source.scan(name)
+        for i, one in enumerate(block.ids)
+    }
+
+
+def _bytes(touches: Tensor | None, i: int, version: int) -> bytes:
+    if touches is None:
+        return b""
+    # Put without a version, it gets that of the next commit.
+    return np.where(touches[i] == 2**62, version + 1, touches[i]).tobytes()
+
+
+def dense_of(version: int) -> dict[str, Tensor]:
+    return {
+        "variables/00000": np.random.default_rng(version).normal(size=(3, 4)).astype(np.float32),
+        "optimizer/00000": np.array(version, np.int64),
+    }
+
+
+def progress_of(version: int) -> Progress:
+    return Progress(version, records=100 * version, sequences={"worker": version})

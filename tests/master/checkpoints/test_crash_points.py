@@ -1,0 +1,312 @@
+"""A writer that ends after any single write, fsync or rename leaves the newest whole checkpoint to be found."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from embedding_store.errors import CheckpointError
+from embedding_store.memory.store import MemoryStore
+from embedding_store.store import EmbeddingStore
+from master.checkpoints.checkpoint import open_checkpoint
+from master.checkpoints.files import CheckpointFiles, LocalFiles, Part
+from master.checkpoints.places import checkpoint_names, files_at
+from master.checkpoints.remote_files import RemoteFiles
+from master.checkpoints.restoring import restore_tables
+from master.checkpoints.series import CheckpointSeries
+from master.checkpoints.writing import write_checkpoint
+from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, Rows, commit, created, dense_of, progress_of, rows
+
+VERSIONS = 5
+ROOT = Path(__file__).parents[3]
+
+
+class Crash(BaseException):
+    """The process is gone: nobody handles this."""
+
+
+class Steps:
+    """Counts what is done to a file system; after `left` steps `stop` is called, at every further one again."""
+
+    def __init__(self, left: int, stop: Callable[[], None]) -> None:
+        self.left, self._stop, self._lock = left, stop, threading.Lock()
+
+    def one(self) -> None:
+        with self._lock:
+            self.left -= 1
+            if self.left < 0:
+                self._stop()
+
+
+def crash() -> None:
+    raise Crash
+
+
+def full() -> None:
+    raise OSError(28, "No space left on device")
+
+
+class SteppedFiles(LocalFiles):
+    """A folder whose every write (half of it first), fsync and rename is a step."""
+
+    def __init__(self, home: Path, steps: Steps) -> None:
+        super().__init__(home)
+        self.steps = steps
+
+    def begin(self, name: str) -> str:
+        self.steps.one()
+        return super().begin(name)
+
+    def _put(self, number: int, part: Part) -> int:
+        self.steps.one()
+        done = super()._put(number, part[: (len(part) + 1) // 2])
+        self.steps.one()
+        return done + (super()._put(number, part[done:]) if part[done:] else 0)
+
+    def _sync(self, number: int) -> None:
+        self.steps.one()  # and no more: the processes of these tests end, the machine does not
+
+    def _rename(self, old: str, new: str) -> None:
+        self.steps.one()
+        super()._rename(old, new)
+
+    def discard(self, draft: str) -> None:
+        """As a crash leaves it: one file of a folder is gone, the others are not."""
+        for name in self.names(draft):
+            self.steps.one()
+            (Path(self.address) / draft / name).unlink()
+        self.steps.one()
+        super().discard(draft)
+
+
+class SteppedSystem(MemoryFileSystem):  # type: ignore[misc]
+    """An object store in memory of which every call that changes it is a step."""
+
+    cachable = False
+    steps = Steps(1 << 30, crash)
+
+    def _open(self, path: str, mode: str = "rb", **settings: Any) -> Any:
+        if "w" in mode:
+            self.steps.one()
+        return super()._open(path, mode, **settings)
+
+    def pipe_file(self, path: str, value: bytes, **settings: Any) -> None:
+        self.steps.one()
+        super().pipe_file(path, value, **settings)
+        self.steps.one()
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        for file in sorted(self.find(path)) if recursive else []:
+            self.steps.one()
+            super().rm_file(file)
+        self.steps.one()
+        super().rm(path, recursive=recursive)
+
+    def rm_file(self, path: str) -> None:
+        self.steps.one()
+        super().rm_file(path)
+
+
+def run(files: CheckpointFiles, store: EmbeddingStore, told: Callable[[int, Rows], None]) -> None:
+    """Versions with a checkpoint each: a full one, increments, a full one; two are kept."""
+    series = CheckpointSeries(files, store, keep=2, full_every=3)
+    assert series.dirty is not None
+    for version in range(1, VERSIONS + 1):
+        many = list(range(40)) if version == 1 else [version, 40 + version]
+        series.dirty.add(commit(store, {"fixed": many, "dynamic": many}))
+        series.begin(store, dense_of(version), JOB, progress_of(version))()
+        told(version, rows(store))
+
+
+def expected_rows() -> dict[int, Rows]:
+    held: dict[int, Rows] = {}
+    with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
+        run(RemoteFiles(MemoryFileSystem(), f"/{uuid.uuid4().hex}", "memory"), store, held.__setitem__)
+    return held
+
+
+def look(files: CheckpointFiles, acknowledged: int, expected: dict[int, Rows]) -> None:
+    """What a new process finds: a whole checkpoint of the last version that was acknowledged, or a newer one."""
+    names = checkpoint_names(files)
+    if not names:
+        assert not acknowledged
+        return
+    for name in names:
+        found = open_checkpoint(files.at(name))
+        found.verify()
+        with MemoryStore(threads=1) as store:
+            restore_tables(found, store)
+            assert rows(store) == expected[found.version]
+            assert found.dense()["optimizer/00000"] == found.version
+    assert found.version >= acknowledged
+
+
+def recover(files: CheckpointFiles, expected: dict[int, Rows]) -> None:
+    """The next process goes on, and takes away what the one before left."""
+    with MemoryStore(threads=1) as store:
+        names = checkpoint_names(files)
+        if not names:
+            return
+        newest = open_checkpoint(files.at(names[-1]))
+        restore_tables(newest, store)
+        write_checkpoint(files, store, dense_of(newest.version), JOB, progress_of(newest.version), keep=1)
+        assert len(checkpoint_names(files)) == 1 == len(files.names())
+        look(files, newest.version, expected)
+
+
+def crashed_after(steps: Steps, files: CheckpointFiles) -> int:
+    """The last version that was acknowledged before the crash."""
+    acknowledged = [0]
+    with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
+        try:
+            run(files, store, lambda version, _: acknowledged.append(version))
+        except (Crash, CheckpointError):
+            assert steps.left < 0
+    return acknowledged[-1]
+
+
+def test_after_every_write_fsync_and_rename(tmp_path: Path) -> None:
+    expected = expected_rows()
+    point, acknowledged = 0, 0
+    while acknowledged < VERSIONS:
+        home = tmp_path / str(point)
+        steps = Steps(point, crash)
+        acknowledged = crashed_after(steps, SteppedFiles(home, steps))
+        look(LocalFiles(home), acknowledged, expected)
+        if point % 5 == 0:
+            recover(LocalFiles(home), expected)
+        point += 1
+    assert point > 150
+
+
+def test_after_every_change_of_an_object_store() -> None:
+    expected = expected_rows()
+    point, acknowledged = 0, 0
+    while acknowledged < VERSIONS:
+        name = f"/{uuid.uuid4().hex}"
+        system = SteppedSystem()
+        system.steps = steps = Steps(point, crash)
+        acknowledged = crashed_after(steps, RemoteFiles(system, name, f"memory:/{name}"))
+        look(files_at(f"memory:/{name}"), acknowledged, expected)
+        recover(files_at(f"memory:/{name}"), expected)
+        if MemoryFileSystem().exists(name):
+            fsspec.filesystem("memory").rm(name, recursive=True)
+        point += 1
+    assert point > 40
+
+
+@pytest.mark.parametrize("point", range(0, 120, 7))
+def test_a_full_disk_leaves_what_was_there_and_no_draft(tmp_path: Path, point: int) -> None:
+    with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
+        commit(store, {"fixed": list(range(9)), "dynamic": [1]})
+        write_checkpoint(tmp_path, store, {}, JOB, progress_of(1))
+        before = {file: file.read_bytes() for file in sorted(tmp_path.rglob("*")) if file.is_file()}
+        commit(store, {"fixed": list(range(9)), "dynamic": [2]})
+
+        class Full(SteppedFiles):
+            def discard(self, draft: str) -> None:
+                LocalFiles.discard(self, draft)
+
+        steps = Steps(point, full)
+        failure = None
+        try:
+            open_checkpoint(write_checkpoint(Full(tmp_path, steps), store, {}, JOB, progress_of(2), keep=1)).verify()
+        except CheckpointError as error:
+            failure = str(error)
+        after = {file: file.read_bytes() for file in sorted(tmp_path.rglob("*")) if file.is_file()}
+        if failure is not None:
+            assert re.search(r"ckpt-0000000002 cannot be written: .*No space left on device", failure)
+            assert after == before
+        else:
+            assert after != before
+        assert LocalFiles(tmp_path).drafts() == []
+
+
+CHILD = """
+import os, resource, signal, sys
+from pathlib import Path
+from embedding_store.errors import CheckpointError
+from embedding_store.memory.store import MemoryStore
+from tests.master.checkpoints.jobs import DYNAMIC, FIXED, created
+from tests.master.checkpoints.test_crash_points import SteppedFiles, Steps, limited, run
+
+if sys.argv[2] == "limit":
+    sys.exit(limited(Path(sys.argv[1])))
+created(MemoryStore(threads=1), [FIXED, DYNAMIC]).close()  # kernels are loaded before there are children
+for point in map(int, sys.argv[2:]):
+    child = os.fork()
+    if child == 0:
+        home = Path(sys.argv[1]) / str(point)
+        home.mkdir()
+        steps = Steps(point, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        told = os.open(home.with_suffix(".told"), os.O_WRONLY | os.O_CREAT)
+        with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
+            run(SteppedFiles(home, steps), store, lambda version, _: os.pwrite(told, b"%d" % version, 0))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] in (0, signal.SIGKILL)
+"""
+
+
+def child(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", CHILD, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_process_killed_at_any_step(tmp_path: Path) -> None:
+    points = range(3, 178, 25)
+    ended = child(tmp_path, *points)
+    assert ended.returncode == 0, ended.stderr
+    expected = expected_rows()
+    acknowledged = []
+    for point in points:
+        acknowledged.append(int((tmp_path / f"{point}.told").read_text() or 0))
+        look(LocalFiles(tmp_path / str(point)), acknowledged[-1], expected)
+        recover(LocalFiles(tmp_path / str(point)), expected)
+    assert len(set(acknowledged)) > 3
+
+
+def limited(home: Path) -> int:
+    """In a process that may write files of 2,000 bytes only: the second checkpoint fails; 0 if all is well."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
+        commit(store, {"fixed": list(range(9))})
+        write_checkpoint(home, store, {}, JOB, progress_of(1))
+        commit(store, {"fixed": list(range(400))})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        try:
+            write_checkpoint(home, store, {}, JOB, progress_of(2))
+        except CheckpointError as error:
+            print(error)
+            return 0 if os.listdir(home) == ["ckpt-0000000001"] else 4
+    return 3
+
+
+def test_files_that_may_not_grow(tmp_path: Path) -> None:
+    ended = child(tmp_path, "limit")
+    assert ended.returncode == 0, (ended.returncode, ended.stderr)
+    assert "ckpt-0000000002 cannot be written: [Errno 27] File too large" in ended.stdout
+    assert open_checkpoint(tmp_path).version == 1
+
+
+def test_what_killed_writers_left_is_taken_away(tmp_path: Path) -> None:
+    for left in (".writing-abc", ".removing-def"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "dense.safetensors").write_bytes(b"half")
+    (tmp_path / "notes.txt").write_text("a person's")
+    with created(MemoryStore(threads=1), [FIXED]) as store:
+        write_checkpoint(tmp_path, store, {}, JOB, progress_of(0))
+    assert LocalFiles(tmp_path).names() == ["ckpt-0000000000", "notes.txt"]

@@ -1,0 +1,376 @@
+"""Increments hold what changed, and with what they build upon they are the whole."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from embedding_store.errors import BadInput, CheckpointError
+from embedding_store.memory.store import MemoryStore
+from embedding_store.partitions.store import PartitionedStore
+from embedding_store.spec import TableSpec
+from embedding_store.store import EmbeddingStore, Float32, RowBlock
+from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from master.checkpoints.files import LocalFiles
+from master.checkpoints.places import files_at
+from master.checkpoints.restoring import restore_tables
+from master.checkpoints.series import CheckpointSeries
+from tests.master.checkpoints.jobs import (
+    ADAGRAD,
+    AGED,
+    DYNAMIC,
+    FIXED,
+    JOB,
+    SPECS,
+    Rows,
+    commit,
+    created,
+    dense_of,
+    progress_of,
+    rows,
+    train,
+)
+
+
+class Job:
+    """A store and the checkpoints of it."""
+
+    def __init__(
+        self, place: str | Path | LocalFiles, store: EmbeddingStore, keep: int = 0, full_every: int = 4
+    ) -> None:
+        self.store = store
+        self.series = CheckpointSeries(place, store, keep=keep, full_every=full_every)
+
+    def commit(self, **ids: list[int]) -> None:
+        assert self.series.dirty is not None
+        self.series.dirty.add(commit(self.store, ids))
+
+    def train(self, versions: int, most: int = 60) -> None:
+        assert self.series.dirty is not None
+        for updates in train(self.store, versions, most):
+            self.series.dirty.add(updates)
+
+    def begin(self) -> Callable[[], str]:
+        version = self.store.version()
+        return self.series.begin(self.store, dense_of(version), JOB, progress_of(version))
+
+    def save(self) -> Checkpoint:
+        return open_checkpoint(self.begin()())
+
+
+def restored(checkpoint: Checkpoint) -> Rows:
+    with MemoryStore() as other:
+        restore_tables(checkpoint, other)
+        assert other.version() == checkpoint.version
+        return rows(other)
+
+
+def kinds(checkpoint: Checkpoint) -> list[str]:
+    return [one.manifest.kind for one in checkpoint.chain()]
+
+
+def test_every_few_checkpoints_one_is_full(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path, store, full_every=3)
+        job.commit(fixed=list(range(200)), dynamic=list(range(200)))
+        told = []
+        for _ in range(7):
+            job.train(2, most=500)
+            found = job.save()
+            told.append(found.manifest.kind)
+            assert restored(found) == rows(store)
+        assert told == ["full", "increment", "increment", "full", "increment", "increment", "full"]
+        assert kinds(open_checkpoint(tmp_path / "ckpt-0000000013")) == ["increment", "increment", "full"]
+
+
+def test_an_increment_holds_what_changed_and_no_more(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path, store)
+        job.commit(fixed=list(range(100)), dynamic=list(range(-50, 50)))
+        full = job.save()
+        job.commit(fixed=[3, 7], dynamic=[-5, 1000])
+        job.commit(fixed=[7, 499])
+        entries = job.save().manifest.tables
+        assert (entries["fixed"].written, entries["fixed"].rows) == (3, 101)
+        assert (entries["dynamic"].written, entries["dynamic"].rows) == (2, 101)
+        assert entries["fixed"].live is None
+        assert (full.manifest.tables["fixed"].written, full.manifest.kind) == (100, "full")
+
+
+def test_a_table_of_which_half_changed_is_written_whole(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path, store)
+        job.commit(fixed=list(range(20)), dynamic=list(range(20)))
+        job.save()
+        job.commit(fixed=list(range(11)), dynamic=[1])
+        entries = job.save().manifest.tables
+        assert (entries["fixed"].whole, entries["dynamic"].whole) == (True, False)
+
+
+def test_rows_deleted_by_hand_are_gone(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path, store)
+        job.commit(fixed=list(range(40)), dynamic=list(range(40)))
+        job.save()
+        store.delete("fixed", np.array([5, 6]))
+        store.delete("dynamic", np.array([5, 6, 999]))
+        job.commit(dynamic=[6])
+        found = job.save()
+        assert found.manifest.kind == "increment"
+        assert found.manifest.tables["dynamic"].live is not None
+        assert restored(found) == rows(store)
+        assert len(restored(found)) == 38 + 39
+
+
+def test_rows_put_by_hand_are_in_it(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path, store)
+        job.commit(fixed=list(range(40)), dynamic=list(range(40)))
+        job.save()
+        ones: Float32 = np.ones((1, 2), np.float32)
+        store.put("dynamic", [RowBlock(np.array([77]), ones, ones)])
+        job.commit(fixed=[1])
+        found = job.save()
+        assert (found.manifest.kind, found.manifest.tables["dynamic"].whole) == ("increment", True)
+        assert restored(found) == rows(store)
+
+
+def test_a_table_that_came_later_is_in_it(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED]) as store:
+        job = Job(tmp_path, store)
+        job.commit(fixed=list(range(40)))
+        job.save()
+        created(store, [DYNAMIC])
+        job.commit(fixed=[1], dynamic=[4])
+        assert restored(job.save()) == rows(store)
+        store.drop_table("dynamic")
+        created(store, [TableSpec("dynamic", 5, optimizer=ADAGRAD)])
+        job.commit(fixed=[1], dynamic=[9])
+        assert restored(job.save()) == rows(store)
+
+
+def test_what_a_failed_checkpoint_took_is_in_the_next(tmp_path: Path) -> None:
+    class Failing(LocalFiles):
+        failing = False
+
+        def _sync(self, number: int) -> None:
+            if self.failing:
+                raise OSError("no")
+            super()._sync(number)
+
+    files = Failing(tmp_path)
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(files, store)
+        job.train(6, most=500)
+        job.save()
+        job.train(1)
+        write = job.begin()
+        files.failing = True
+        with pytest.raises(CheckpointError, match="cannot be written: no"):
+            write()
+        files.failing = False
+        job.train(1)
+        found = job.save()
+        assert found.manifest.kind == "increment"
+        assert restored(found) == rows(store)
+        assert files.drafts() == []
+
+
+def test_one_begun_before_another_failed_is_full(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path, store)
+        job.train(6, most=500)
+        job.save()
+        job.train(1)
+        first = job.series.begin(gone := store.pin(), {}, JOB, progress_of(7))
+        job.train(1)
+        second = job.begin()
+        gone.release()
+        with pytest.raises(Exception, match=r"released|gone"):
+            first()
+        found = open_checkpoint(second())
+        assert found.manifest.kind == "full"
+        assert restored(found) == rows(store)
+
+
+def test_without_its_base_the_next_one_is_full(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path, store)
+        job.train(6, most=500)
+        base = job.save()
+        (tmp_path / base.name / "dense.safetensors").unlink()
+        job.train(1)
+        assert job.save().manifest.kind == "full"
+
+
+def test_a_resumed_job_builds_upon_what_it_was_restored_from(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path, store)
+        job.train(8, most=500)
+        base = job.save()
+        with MemoryStore() as again:
+            restore_tables(base, again)
+            resumed = Job(tmp_path, again)
+            resumed.series = CheckpointSeries(tmp_path, again, keep=0, full_every=4, resumed=base)
+            resumed.train(1)
+            found = resumed.save()
+            assert found.manifest.base is not None
+            assert found.manifest.base.name == base.name
+            assert restored(found) == rows(again)
+
+
+def test_an_increment_of_another_base_is_refused(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path / "a", store)
+        job.train(6, most=500)
+        job.save()
+        job.train(1)
+        found = job.save()
+        other = Job(tmp_path / "b", store)
+        store.reset_version(6)
+        other.save()
+        (tmp_path / "a" / "ckpt-0000000006").rename(tmp_path / "moved")
+        with pytest.raises(CheckpointError, match=r"builds upon a checkpoint that cannot be used.*ckpt-0000000006"):
+            open_checkpoint(found.address)
+        (tmp_path / "b" / "ckpt-0000000006").rename(tmp_path / "a" / "ckpt-0000000006")
+        with pytest.raises(CheckpointError, match="builds upon another checkpoint than the one that is at"):
+            open_checkpoint(found.address)
+
+
+@pytest.mark.parametrize(("full_every", "keep"), [(0, 3), (2, -1)])
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, full_every: int, keep: int) -> None:
+    with MemoryStore() as store, pytest.raises(BadInput, match="full_every must be at least 1"):
+        CheckpointSeries(tmp_path, store, keep=keep, full_every=full_every)
+
+
+IDS = st.lists(st.integers(0, 30), max_size=6)
+STORES: list[Callable[[], EmbeddingStore]] = [
+    lambda: MemoryStore(threads=1),
+    lambda: PartitionedStore([MemoryStore(threads=1) for _ in range(2)], "token"),
+    lambda: PartitionedStore([MemoryStore(threads=1) for _ in range(2)], "encoding"),
+]
+
+
+class SeriesMachine(RuleBasedStateMachine):
+    """Commits, deletions, evictions, checkpoints that succeed or fail, and restores, against dictionaries of rows."""
+
+    @initialize(full_every=st.integers(1, 4), keep=st.integers(0, 3), kind=st.integers(0, 2))
+    def begin(self, full_every: int, keep: int, kind: int) -> None:
+        self.place, self.full_every, self.keep = f"memory://{uuid.uuid4().hex}/c", full_every, keep
+        self.store = created(STORES[kind]())
+        self.series = CheckpointSeries(self.place, self.store, keep=keep, full_every=full_every)
+        self.saved: dict[int, Rows] = {}
+        self.writes: list[Callable[[], str]] = []
+        # Enough rows for increments to be worth their name.
+        self.change({spec.name: list(range(100, 130)) for spec in SPECS})
+
+    def change(self, ids: dict[str, list[int]]) -> None:
+        updates = commit(self.store, ids)
+        if self.series.dirty is not None:
+            self.series.dirty.add(updates)
+
+    @rule(ids=st.fixed_dictionaries({}, optional={spec.name: IDS for spec in SPECS}))
+    def commit(self, ids: dict[str, list[int]]) -> None:
+        self.change(ids)
+
+    @rule(table=st.sampled_from([spec.name for spec in SPECS]), ids=IDS)
+    def delete(self, table: str, ids: list[int]) -> None:
+        self.store.delete(table, np.array(ids, np.int64))
+
+    @rule(table=st.sampled_from(["dynamic", "aged"]), one=st.integers(0, 30))
+    def put(self, table: str, one: int) -> None:
+        row: Float32 = np.full((1, 2), one, np.float32)
+        self.store.put(table, [RowBlock(np.array([one]), row, row)])
+
+    @rule(table=st.sampled_from([spec.name for spec in SPECS]))
+    def clear(self, table: str) -> None:
+        self.store.clear(table)
+
+    @rule(fails=st.booleans())
+    def checkpoint(self, fails: bool) -> None:
+        version = self.store.version()
+        write = self.series.begin(self.store, dense_of(version), JOB, progress_of(version + fails))
+        if fails:
+            with pytest.raises(BadInput, match="cannot be written of rows"):
+                write()
+            return
+        write()
+        self.saved[version] = rows(self.store)
+        self.newest = self.standing()
+        self.look()
+
+    def standing(self) -> tuple[Rows, list[bytes]]:
+        """All that decides how a store goes on."""
+        sketches = [self.store.sightings(spec.name) for spec in SPECS]
+        return rows(self.store), [b"" if sketch is None else sketch.tobytes() for sketch in sketches]
+
+    def look(self) -> None:
+        """All checkpoints that are there are whole and right, and the newest of them are there."""
+        files = files_at(self.place)
+        found = {open_checkpoint(files.at(name)).version: files.at(name) for name in files.names()}
+        newest = sorted(self.saved)[-self.keep :]
+        assert set(newest) <= set(found) <= set(self.saved)
+        for version, address in found.items():
+            assert restored(open_checkpoint(address)) == self.saved[version]
+
+    @precondition(lambda self: self.saved)
+    @rule(kind=st.integers(0, 2), builds=st.booleans())
+    def resume(self, kind: int, builds: bool) -> None:
+        newest = open_checkpoint(self.place)
+        again = STORES[kind]()
+        restore_tables(newest, again)
+        assert rows(again) == self.saved[newest.version]
+        if newest.version == self.store.version() and self.standing() == self.newest:
+            # Both go on alike, whoever is admitted or evicted.
+            for version in range(4):
+                ids = {spec.name: [version, 101 + version] for spec in SPECS}
+                commit(self.store, ids)
+                commit(again, ids)
+            assert rows(again) == rows(self.store)
+            again.close()
+            again = STORES[kind]()
+            restore_tables(newest, again)
+        self.store.close()
+        self.store = again
+        self.series = CheckpointSeries(
+            self.place, again, keep=self.keep, full_every=self.full_every, resumed=newest if builds else None
+        )
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            memory = fsspec.filesystem("memory")
+            if memory.exists(self.place):
+                memory.rm(self.place, recursive=True)
+
+
+TestSeriesMachine = SeriesMachine.TestCase
+TestSeriesMachine.settings = settings(max_examples=40, stateful_step_count=14, deadline=None)
+
+
+def test_what_ages_ages_in_increments_too(tmp_path: Path) -> None:
+    """Rows that no commit touched were still looked at, and are counted anew."""
+    with created(MemoryStore(), [AGED]) as store:
+        job = Job(tmp_path, store)
+        job.commit(aged=list(range(40)))
+        job.save()
+        job.commit(aged=[1])
+        job.commit(aged=[2])  # version 3: all 40 were touched since the last look
+        found = job.save()
+        assert found.manifest.kind == "increment"
+        with MemoryStore() as other:
+            restore_tables(found, other)
+            assert rows(other) == rows(store)
+            for _ in range(3):
+                commit(store, {"aged": [3]})
+                commit(other, {"aged": [3]})
+            assert rows(other) == rows(store)
+            assert len(rows(store)) == 1
