@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from embedding_store.errors import TableNotFound
 from embedding_store.redis.resp_codec import Keys
-from embedding_store.redis.schema import TableRecord, hash_slot, slots_key, weights_key
+from embedding_store.redis.schema import TableRecord, before_key, hash_slot, slots_key, weights_key
 from embedding_store.spec import TableSpec
 from embedding_store.store import Int64
 
@@ -38,32 +38,37 @@ class Catalog:
 
     Attributes:
         tables: By name.
-        keys: Weights keys of all partitions of all tables, then their slots keys.
-        hash_slots: int64 `[2 * partitions of all tables]`, of each key.
+        keys: Weights keys of all partitions of all tables, then their slots keys, then those of before-images.
+        names: Weights key, slots key and key of before-images of each partition.
+        hash_slots: int64 `[3 * partitions of all tables]`, of each key.
     """
 
     tables: Mapping[str, TableKeys]
     keys: Keys
+    names: Sequence[tuple[bytes, bytes, bytes]]
     hash_slots: Int64
 
     @classmethod
     def of(cls, namespace: str, records: Iterable[TableRecord]) -> Self:
         """The catalog of these tables."""
         tables: dict[str, TableKeys] = {}
-        weights: list[bytes] = []
-        slots: list[bytes] = []
+        names: list[tuple[bytes, bytes, bytes]] = []
         for record in records:
-            name = record.spec.name
-            tables[name] = TableKeys(record.spec, record.partitions, len(weights))
-            weights += [weights_key(namespace, name, partition) for partition in range(record.partitions)]
-            slots += [slots_key(namespace, name, partition) for partition in range(record.partitions)]
-        hash_slots = np.array([hash_slot(key) for key in weights], np.int64)
-        return cls(tables, Keys.of(weights + slots), np.concatenate((hash_slots, hash_slots)))
+            tables[record.spec.name] = TableKeys(record.spec, record.partitions, len(names))
+            of = namespace, record.spec.name
+            names += [(weights_key(*of, p), slots_key(*of, p), before_key(*of, p)) for p in range(record.partitions)]
+        hash_slots = np.array([hash_slot(weights) for weights, _, _ in names], np.int64)
+        keys = Keys.of([kinds[kind] for kind in range(3) for kinds in names])
+        return cls(tables, keys, names, np.tile(hash_slots, 3))
 
     @property
     def partitions(self) -> int:
         """Of all tables together."""
-        return len(self.hash_slots) // 2
+        return len(self.names)
+
+    def partition(self, table: str, number: int) -> tuple[bytes, bytes, bytes]:
+        """Weights key, slots key and key of before-images of one of a table's partitions."""
+        return self.names[self.tables[table].first + number]
 
     def table(self, name: str) -> TableKeys:
         """The table of that name.

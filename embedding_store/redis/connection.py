@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +24,7 @@ from embedding_store.redis.resp_codec import Bytes
 from embedding_store.redis.url import RedisUrl
 from embedding_store.rpc.address import Address
 
-__all__ = ["Connection", "ConnectionLost", "ConnectionPool", "Deadline"]
+__all__ = ["Admit", "Connection", "ConnectionLost", "ConnectionPool", "Deadline"]
 
 _INBOX_BYTES = 1 << 20  # stays in the second-level cache while it is decoded
 
@@ -153,6 +153,12 @@ class Connection:
             raise self._lost("the server closed it")
         return received
 
+    def quiet(self) -> bool:
+        """Whether nothing can be received: on an idle connection that would be its end."""
+        poller = select.poll()
+        poller.register(self.socket, select.POLLIN)
+        return not poller.poll(0)
+
     def holds_decrypted(self) -> bool:
         """Whether bytes have come that `wait` does not see: TLS decrypts whole records."""
         return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
@@ -165,24 +171,41 @@ class Connection:
         self.socket.close()
 
 
+Admit = Callable[[Connection, Deadline], None]
+
+
 class ConnectionPool:
     """Connections to servers, kept open between callers. For many threads at once."""
 
-    def __init__(self, url: RedisUrl) -> None:
+    def __init__(self, url: RedisUrl, admit: Admit | None = None) -> None:
+        """`admit` is called with each new connection and its deadline, and raises where it may not be used."""
         self._url = url
+        self._admit = admit
         self._lock = threading.Lock()
         self._idle: dict[Address, list[Connection]] = {}
         self._closed = False
 
     def take(self, address: Address, deadline: Deadline) -> Connection:
         """An idle connection, or a new one. Raises what `Connection` raises."""
-        with self._lock:
-            if self._closed:
-                raise StoreFailed(f"the store at {self._url} is closed")
-            idle = self._idle.get(address)
-            if idle:
-                return idle.pop()
-        return Connection(self._url, address, deadline)
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise StoreFailed(f"the store at {self._url} is closed")
+                idle = self._idle.get(address)
+                if not idle:
+                    break
+                connection = idle.pop()
+            if connection.quiet():
+                return connection
+            connection.close()
+        connection = Connection(self._url, address, deadline)
+        try:
+            if self._admit is not None:
+                self._admit(connection, deadline)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def give_back(self, connection: Connection) -> None:
         """Keeps a connection on which no reply is outstanding."""

@@ -7,17 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from embedding_store.checks import require_ids
-from embedding_store.errors import StaleVersion
 from embedding_store.redis.block import Block
 from embedding_store.redis.catalog import Catalog
 from embedding_store.redis.connection import Deadline
+from embedding_store.redis.pinned_reader import PinnedReader
+from embedding_store.redis.registry import version_of
 from embedding_store.redis.resp_codec import Bytes
+from embedding_store.redis.row_update import block_with_slots
 from embedding_store.redis.schema import TableRecord, tables_key, version_key
 from embedding_store.redis.topology import Topology
 from embedding_store.redis.transfer import Reading, read_block
 from embedding_store.redis.url import RedisUrl
 from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowSource, refuse_other_version
+from embedding_store.store import Float32, Int64, RowSource
 from embedding_store.tables.lookup_request import LookupRequest, require_width
 
 __all__ = ["RedisReader"]
@@ -27,8 +29,9 @@ class RedisReader(RowSource):
     """Rows from Redis or Valkey, one server or a Cluster, straight from where they lie.
 
     A lookup that names a version reads exactly that version, if the version
-    was committed before the lookup began; without one, each row is whole, but
-    rows of different partitions may lie one commit apart.
+    was committed before the lookup began; or one that any process has pinned.
+    Without a version each row is whole, but rows of different partitions may
+    lie one commit apart.
     """
 
     def __init__(self, url: str | RedisUrl) -> None:
@@ -45,6 +48,7 @@ class RedisReader(RowSource):
         self.url = url if isinstance(url, RedisUrl) else RedisUrl.parse(url)
         self._topology = Topology(self.url)
         self._catalog = Catalog.of(self.url.namespace, ())
+        self._pinned = PinnedReader(self._topology, self.url.namespace)
 
     def specs(self) -> dict[str, TableSpec]:
         """As in `RowSource.specs`, asked of the server."""
@@ -54,7 +58,7 @@ class RedisReader(RowSource):
     def version(self) -> int:
         """As in `RowSource.version`, asked of the server."""
         key = version_key(self.url.namespace)
-        return int(self._topology.call([(key, ("GET", key))], self._deadline())[0] or 0)
+        return version_of(self._topology.call([(key, ("GET", key))], self._deadline())[0])
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """As in `RowSource.lookup`: all tables in one round trip."""
@@ -81,18 +85,41 @@ class RedisReader(RowSource):
         catalog = self._catalog_with(ids, deadline)
         checked = {name: require_ids(catalog.tables[name].spec, some) for name, some in ids.items()}
         block = Block.of(catalog, checked, rows=into)
-        asked = None if version is None else version_key(self.url.namespace)
-        reading = read_block(self._topology, block, deadline, asked)
-        if version is not None:
-            _refuse_other(reading, version)
-        for rows in block.tables.values():
-            rows.fill_missing()
-            rows.spread()
-        return {name: rows.weights for name, rows in block.tables.items()}
+        key = version_key(self.url.namespace)
+        reading = read_block(self._topology, block, deadline, [] if version is None else [(key, ("GET", key))])
+        if version is not None and not _is_of(reading, version):
+            self._pinned.read(block, version, None, deadline)
+        return _rows_by_table(block)
+
+    def lookup_then(self, ids: Mapping[str, Int64], version: int, token: bytes) -> dict[str, Float32]:
+        """As `lookup` at a version, as long as one of its pins stands.
+
+        Args:
+            ids: As of `lookup`.
+            version: That is pinned.
+            token: Of the pin.
+
+        Raises:
+            StaleVersion: the pin is gone.
+        """
+        deadline = self._deadline()
+        catalog = self._catalog_with(ids, deadline)
+        checked = {name: require_ids(catalog.tables[name].spec, some) for name, some in ids.items()}
+        block = Block.of(catalog, checked)
+        self._pinned.read(block, version, token, deadline)
+        return _rows_by_table(block)
+
+    def block_then(self, ids: Mapping[str, Int64], version: int, token: bytes) -> Block:
+        """Rows with their slots, of ids that stand once each; otherwise as `lookup_then`."""
+        deadline = self._deadline()
+        block = block_with_slots(self._catalog_with(ids, deadline), ids)
+        self._pinned.read(block, version, token, deadline)
+        return block
 
     def forget(self) -> None:
         """As in `RowSource.forget`: tables may have been made anew."""
         self._catalog = Catalog.of(self.url.namespace, ())
+        self._pinned.forget()
 
     def close(self) -> None:
         """Closes the connections."""
@@ -111,16 +138,21 @@ class RedisReader(RowSource):
             catalog.table(name)
         return catalog
 
-    def _reload(self, deadline: Deadline) -> None:
+    def _reload(self, deadline: Deadline) -> Catalog:
         key = tables_key(self.url.namespace)
         registry = self._topology.call([(key, ("HGETALL", key))], deadline)[0]
         records = [TableRecord.from_json(text) for text in registry[1::2]]
         self._catalog = Catalog.of(self.url.namespace, sorted(records, key=lambda record: record.spec.name))
+        return self._catalog
 
 
-def _refuse_other(reading: Reading, wanted: int) -> None:
-    """Raises unless what was read is of the version `wanted`, every partition of it."""
-    refuse_other_version(reading.version, wanted)
-    newest = int(reading.stamps.max(initial=0))
-    if newest > wanted:
-        raise StaleVersion(f"version {wanted} is past; version {newest} is being committed")
+def _is_of(reading: Reading, wanted: int) -> bool:
+    """Whether what was read is of the version `wanted`, every partition of it."""
+    return version_of(reading.answers[0]) == wanted and int(reading.stamps.max(initial=0)) <= wanted
+
+
+def _rows_by_table(block: Block) -> dict[str, Float32]:
+    for rows in block.tables.values():
+        rows.fill_missing()
+        rows.spread()
+    return {name: rows.weights for name, rows in block.tables.items()}

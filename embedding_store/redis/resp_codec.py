@@ -7,14 +7,15 @@ A request for rows, and its reply (`W` bytes a row, nil for a row that is not th
 
 A change of a partition, and its replies:
 
-    MULTI   HSET <weights> version <stamp> (<id> <row>) * n   HSET <slots> (<id> <slots>) * n   EXEC
-    +OK     +QUEUED                                           +QUEUED                           *2 :k :k
+    MULTI   HSET <weights> version <stamp> (<id> <row>) * n   HSET <slots> (<id> <slots>) * n   more     EXEC
+    +OK     +QUEUED                                           +QUEUED                           +QUEUED  *3 :k :k :k
 
 Where a node is asked out of turn (`-ASK`), an `ASKING` goes first and an `+OK` comes back first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ __all__ = [
     "Bytes",
     "Commands",
     "Keys",
+    "MoreCommands",
     "encode_reads",
     "encode_writes",
     "read_sizes",
@@ -76,6 +78,54 @@ class Keys:
         at = np.zeros(len(keys) + 1, np.int64)
         np.cumsum([len(key) for key in encoded], out=at[1:])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), at)
+
+
+@dataclass(frozen=True, slots=True)
+class MoreCommands:
+    """Further commands of some transactions, encoded.
+
+    Attributes:
+        text: uint8; those of transaction c are `text[at[c]:at[c + 1]]`.
+        at: int64 `[transactions + 1]`.
+        count: int64 `[transactions]`, how many commands.
+    """
+
+    text: Bytes
+    at: Int64
+    count: Int64
+
+    @classmethod
+    def none(cls, transactions: int) -> MoreCommands:
+        """No further commands."""
+        return cls(np.empty(0, np.uint8), np.zeros(transactions + 1, np.int64), np.zeros(transactions, np.int64))
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Sequence[bytes]]) -> MoreCommands:
+        """From the encoded commands of each transaction."""
+        joined = [b"".join(commands) for commands in parts]
+        at = np.zeros(len(joined) + 1, np.int64)
+        np.cumsum([len(text) for text in joined], out=at[1:])
+        return cls(np.frombuffer(b"".join(joined), np.uint8), at, np.array([len(part) for part in parts], np.int64))
+
+    def and_then(self, parts: Sequence[Sequence[bytes]]) -> MoreCommands:
+        """These, and further ones of each transaction behind them."""
+        ends = zip(self.at[:-1].tolist(), self.at[1:].tolist(), strict=True)
+        texts = [self.text[start:stop].tobytes() for start, stop in ends]
+        joined = MoreCommands.of_parts([[text, *part] for text, part in zip(texts, parts, strict=True)])
+        return MoreCommands(joined.text, joined.at, joined.count - 1 + self.count)
+
+    def chosen(self, transactions: Int64) -> MoreCommands:
+        """Those of some transactions, int64 `[n]`: all of them, or a few."""
+        if len(transactions) == len(self.count):
+            return self
+        parts = [self.text[self.at[c] : self.at[c + 1]] for c in transactions.tolist()]
+        at = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=at[1:])
+        return MoreCommands(np.concatenate((self.text[:0], *parts)), at, self.count[transactions])
+
+    def of(self, start: int, stop: int) -> tuple[Bytes, Int64]:
+        """`text` and `at` of the transactions `start..stop`."""
+        return self.text, self.at[start : stop + 1]
 
 
 _ASKING = np.frombuffer(b"*1\r\n$6\r\nASKING\r\n", np.uint8)
@@ -210,16 +260,19 @@ def _put_change(
 @kernel
 def _encode_writes(
     weights: Commands, slots: Commands, text: Bytes, key_at: Int64, ids: Int64, positions: Int64, block: Bytes,
-    stamp: int, asking: bool, out: Bytes,
+    stamps: Int64, asking: bool, more: Bytes, more_at: Int64, out: Bytes,
 ) -> int:  # fmt: skip
     at = 0
     for c in range(len(weights)):
         if asking:
             at = _put_text(out, at, _ASKING)
         at = _put_text(out, at, _MULTI)
-        at = _put_change(weights[c], text, key_at, ids, positions, block, stamp, out, at)
+        at = _put_change(weights[c], text, key_at, ids, positions, block, stamps[c], out, at)
         if slots[c]["width"]:
-            at = _put_change(slots[c], text, key_at, ids, positions, block, stamp, out, at)
+            at = _put_change(slots[c], text, key_at, ids, positions, block, stamps[c], out, at)
+        size = more_at[c + 1] - more_at[c]
+        copy_bytes(out, at, more, more_at[c], size)
+        at += size
         at = _put_text(out, at, _EXEC)
     return at
 
@@ -244,8 +297,9 @@ def encode_writes(
     ids: Int64,
     positions: Int64,
     block: Bytes,
-    stamp: int = NO_STAMP,
+    stamp: int | Int64 = NO_STAMP,
     asking: bool = False,
+    more: tuple[Bytes, Int64] | None = None,
 ) -> Bytes:
     """One MULTI ... EXEC for each pair of commands, one after another.
 
@@ -257,9 +311,12 @@ def encode_writes(
         positions: int64; the row of `ids[i]` lies in the block at
             `block_at + positions[i] * width`.
         block: uint8, all rows.
-        stamp: Written beside the weights, unless it is `NO_STAMP`.
+        stamp: Written beside the weights, unless it is `NO_STAMP`; int64 `[c]` where they differ.
         asking: An ASKING goes before each MULTI.
+        more: Further commands of each transaction, as `MoreCommands.of` gives them.
     """
-    out = np.empty(int(write_sizes(weights, slots, keys).sum()), np.uint8)
-    used = _encode_writes(weights, slots, keys.text, keys.at, ids, positions, block, stamp, asking, out)
+    stamps = np.full(len(weights), stamp, np.int64)
+    text, at = (np.empty(0, np.uint8), np.zeros(len(weights) + 1, np.int64)) if more is None else more
+    out = np.empty(int(write_sizes(weights, slots, keys).sum() + at[-1] - at[0]), np.uint8)
+    used = _encode_writes(weights, slots, keys.text, keys.at, ids, positions, block, stamps, asking, text, at, out)
     return out[:used]

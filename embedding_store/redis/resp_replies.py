@@ -8,10 +8,13 @@ command, never turned into a value.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
+import hiredis
 import numpy as np
 
 from embedding_store.errors import StoreFailed
+from embedding_store.redis.resp_answers import line_at, parse_answer
 from embedding_store.redis.resp_codec import NO_STAMP, Bytes, Commands
 from embedding_store.redis.resp_decoder import DONE, ERROR_LINE, UNEXPECTED, decode_rows
 from embedding_store.store import Int64
@@ -24,7 +27,7 @@ class Replies(ABC):
 
     Attributes:
         failures: Command -> the error line that the server answered, without
-            its `-`. Command -1 is the question for the version.
+            its `-`. Command -1 stands for the questions before the rows.
         completed: Commands that have been answered, whole.
         done: All replies have come.
     """
@@ -44,11 +47,11 @@ class Replies(ABC):
 
 
 class RowReplies(Replies):
-    """Replies to `encode_reads`, with that to a GET of the version before them if it was asked.
+    """Replies to `encode_reads`, after those to some questions that were asked before.
 
     Attributes:
         stamps: int64 `[commands]`; `NO_STAMP` where there is none.
-        version: That the server answered; 0 where the key does not exist.
+        answers: To the questions, in order.
     """
 
     def __init__(
@@ -58,26 +61,30 @@ class RowReplies(Replies):
         block: Bytes,
         missing: Bytes,
         *,
-        asks_version: bool = False,
+        questions: int = 0,
         asking: bool = False,
     ) -> None:
         """Rows go to `block`, at `block_at + position * width`; `missing[flag_at + position]` becomes 1 or 0."""
         super().__init__()
         self.stamps = np.full(len(commands), NO_STAMP, np.int64)
-        self.version = 0
-        self._asks_version = asks_version
+        self.answers: list[Any] = []
+        self._to_come = questions * (1 + asking)
         self._commands = commands
         self._asking = asking
         self._positions, self._block, self._missing = positions, block, missing
         self._state = np.zeros(2, np.int64)
 
     def feed(self, received: Bytes, start: int, stop: int) -> int:
-        if self._asks_version:
-            behind = self._read_version(received, start, stop)
-            if behind < 0:
+        while self._to_come:
+            found = parse_answer(received, start, stop)
+            if found is None:
                 return start
-            start = behind
-            self._asks_version = False
+            answer, start = found
+            self._to_come -= 1
+            if isinstance(answer, hiredis.ReplyError):
+                self.failures.setdefault(-1, str(answer))
+            if not (self._asking and self._to_come % 2):  # that was the reply to an ASKING
+                self.answers.append(answer)
         while True:
             status, start = decode_rows(
                 received, start, stop, self._commands, self._positions, self._asking,
@@ -89,7 +96,7 @@ class RowReplies(Replies):
                 self.completed = int(self._state[0])
                 self.done = status == DONE
                 return start
-            line = _line_at(received, start, stop)
+            line = line_at(received, start, stop)
             if line is None:
                 return start
             self.failures.setdefault(int(self._state[0]), line[1:].decode(errors="replace"))
@@ -97,27 +104,6 @@ class RowReplies(Replies):
             refused_asking = self._asking and self._state[1] == 0
             self._state[:] = (self._state[0], 1) if refused_asking else (self._state[0] + 1, 0)
             start += len(line) + 2
-
-    def _read_version(self, received: Bytes, start: int, stop: int) -> int:
-        """Place behind the version at `start`, -1 if it has not all come."""
-        lines: list[bytes] = []
-        # The reply to an ASKING, the length or an error, the digits.
-        for _ in range(2 + self._asking):
-            line = _line_at(received, start, stop)
-            if line is None:
-                return -1
-            lines.append(line)
-            start += len(line) + 2
-            if line.startswith(b"-") and len(lines) > self._asking:
-                self.failures[-1] = line[1:].decode(errors="replace")
-                return start
-            if line == b"$-1":
-                return start
-        try:
-            self.version = int(lines[-1])
-        except ValueError:
-            raise StoreFailed(f"the version key holds {lines[-1][:60]!r}, which is no version") from None
-        return start
 
     def _unexpected(self, received: Bytes, start: int, stop: int) -> StoreFailed:
         command = self._commands[self._state[0]]
@@ -174,16 +160,3 @@ class ChangeReplies(Replies):
         self.completed += 1
         self._line = 0
         self.done = self.completed == len(self._queued)
-
-
-def _line_at(received: Bytes, start: int, stop: int) -> bytes | None:
-    """The line at `start` without its CRLF; None if it has not all come.
-
-    Raises:
-        StoreFailed: it is too long to be an error or a number.
-    """
-    text = received[start : min(stop, start + 65_536)].tobytes()
-    line, crlf, _ = text.partition(b"\r\n")
-    if not crlf and len(text) == 65_536:
-        raise StoreFailed(f"a reply goes on with {text[:40]!r}, which is no reply to what was asked")
-    return line if crlf else None

@@ -9,18 +9,42 @@ keys of one partition lie on one node and change in one transaction.
     key                type    field -> value
     {N}:tables         hash    table name (UTF-8) -> JSON {"partitions": P, "spec": {...}}
     {N}:version        string  current version in decimal; absent before the first commit
+    {N}:records        hash    version in decimal -> the record of its commit; of the current version
+                               and the one before it, of commits that had one
+    {N}:owner          string  who may write: "<host>:<process>:<random>", set anew by each take-over
+                               and each recovery
+    {N}:serial         string  of changes outside commits (rows put or deleted), in decimal: one more
+                               when such a change begins, one more when it ends
+    {N}:pins           hash    token -> JSON {"version": V, "serial": K, "ends_ms": E, "lease_s": S,
+                               "gone": null}; E by the server's clock, Unix milliseconds; "gone": why
+                               it was given up
+    {N}:before         hash    "W" or "W.K" -> "<rows> <bytes> <serial>" of the before-images that the
+                               commit of version W left, or the change outside commits of serial K
+                               while W was current; of the newest and of those beyond a pin
     {N:T:p}:weights    hash    id, 8 bytes -> dim numbers of the spec's dtype: 4 bytes each in a float32
                                table, 2 in a float16 or bfloat16 one; int8: dim bytes q and
                                the row's scale, float32, number j being q[j] * scale
                                "version", 7 bytes -> stamp, int64, 8 bytes
     {N:T:p}:slots      hash    id, 8 bytes -> slot_width float32, slot_width * 4 bytes
+    {N:T:p}:before     hash    W and K, int64 each, 16 bytes -> what a change found here (the commit of
+                               version W, K being 0, or the change of serial K while W was current):
+                               old stamp, h, a, l, int64 each; ids of h rows that there were and of a
+                               rows that there were not, int64 each; h rows as in weights. l is 1
+                               where the change left rows, 0 where it took them away
+                               W, K and "s", 17 bytes -> h rows as in slots, of tables that have slots
 
 Ids, stamps and floats are little-endian. The stamp of a partition is the last
 version that changed it, 0 before any did. It exists from the creation of the
 table on, in every partition: where a reader finds none, the server has lost
 the partition (a restart without persistence, an eviction), which is an error
 and not an empty partition. A row is in `weights` exactly if it is in `slots`;
-tables whose optimizer keeps no slots have no `slots` keys.
+tables whose optimizer keeps no slots have no `slots` keys. Values of `before`
+never change; a commit writes one in the transaction in which it changes the
+partition, and drops those that no pin needs. A partition can be read as it was
+at a pinned version: of the before-images beyond the pin's (V, K), in the order
+of (W, K), the first that holds an id tells its row; where none does, the row is
+as it lies in the hashes. `embedding_store.redis.before_images` encodes and
+decodes them.
 """
 
 from __future__ import annotations
@@ -43,10 +67,16 @@ __all__ = [
     "HASH_SLOTS",
     "STAMP_FIELD",
     "TableRecord",
+    "before_key",
+    "before_ledger_key",
     "check_namespace",
     "check_partitions",
     "hash_slot",
+    "owner_key",
     "partition_of",
+    "pins_key",
+    "records_key",
+    "serial_key",
     "slots_key",
     "tables_key",
     "version_key",
@@ -72,6 +102,31 @@ def version_key(namespace: str) -> bytes:
     return f"{{{namespace}}}:version".encode()
 
 
+def records_key(namespace: str) -> bytes:
+    """The records of the newest versions."""
+    return f"{{{namespace}}}:records".encode()
+
+
+def owner_key(namespace: str) -> bytes:
+    """Who may write."""
+    return f"{{{namespace}}}:owner".encode()
+
+
+def serial_key(namespace: str) -> bytes:
+    """How many times a change outside commits has begun or ended."""
+    return f"{{{namespace}}}:serial".encode()
+
+
+def pins_key(namespace: str) -> bytes:
+    """Pinned versions, and until when."""
+    return f"{{{namespace}}}:pins".encode()
+
+
+def before_ledger_key(namespace: str) -> bytes:
+    """How much is kept of each version's before-images."""
+    return f"{{{namespace}}}:before".encode()
+
+
 def weights_key(namespace: str, table: str, partition: int) -> bytes:
     """The weights of a partition, and its stamp."""
     return f"{{{namespace}:{table}:{partition}}}:weights".encode()
@@ -80,6 +135,11 @@ def weights_key(namespace: str, table: str, partition: int) -> bytes:
 def slots_key(namespace: str, table: str, partition: int) -> bytes:
     """The optimizer slots of a partition."""
     return f"{{{namespace}:{table}:{partition}}}:slots".encode()
+
+
+def before_key(namespace: str, table: str, partition: int) -> bytes:
+    """The before-images of a partition."""
+    return f"{{{namespace}:{table}:{partition}}}:before".encode()
 
 
 def hash_slot(key: bytes) -> int:

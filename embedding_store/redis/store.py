@@ -4,70 +4,78 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
-
-from embedding_store.checks import require_block, require_block_rows, require_ids, require_update
-from embedding_store.errors import BadIds, DeadlineExceeded, StoreFailed, Unavailable, Unsupported
-from embedding_store.redis.block import Block, TableRows
+from embedding_store.checks import require_block, require_block_rows, require_ids
+from embedding_store.errors import DeadlineExceeded, StoreFailed, Unsupported
+from embedding_store.pins import Pin, PinStatistics
 from embedding_store.redis.catalog import Catalog, TableKeys
 from embedding_store.redis.connection import Deadline
-from embedding_store.redis.deletion import deletions, rows_deleted
+from embedding_store.redis.ledger import Ledger
+from embedding_store.redis.outside_changes import delete_rows, put_rows
+from embedding_store.redis.pin import RedisPin
+from embedding_store.redis.pin_registry import PinRegistry
 from embedding_store.redis.reader import RedisReader
-from embedding_store.redis.schema import STAMP_FIELD, TableRecord, slots_key, tables_key, version_key, weights_key
-from embedding_store.redis.transfer import Reading, read_block, write_block
+from embedding_store.redis.registry import Registry, read_registry, version_of
+from embedding_store.redis.row_commits import RowCommits
+from embedding_store.redis.row_scan import ids_in, in_blocks
+from embedding_store.redis.row_update import block_with_slots, refuse_torn_rows
+from embedding_store.redis.schema import (
+    STAMP_FIELD,
+    TableRecord,
+    before_ledger_key,
+    records_key,
+    tables_key,
+    version_key,
+)
+from embedding_store.redis.topology import Topology
+from embedding_store.redis.transactions import run_transactions
+from embedding_store.redis.transfer import read_block
 from embedding_store.redis.url import RedisUrl
+from embedding_store.redis.writer import Writer
 from embedding_store.row_blocks import joined_rows
-from embedding_store.row_dtypes import round_update
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
 from embedding_store.store import (
     Commit,
     EmbeddingStore,
-    Float32,
     Int64,
     RowBlock,
     TableStatistics,
-    TableUpdate,
     refuse_conflict,
     refuse_negative_version,
-    refuse_other_version,
 )
 
 __all__ = ["RedisStore"]
 
 _NEVER_CHANGED = bytes(8)  # the stamp 0
-_SCAN_BYTES = 1 << 22  # of one HSCAN reply, about
-
-_Staged = tuple[Block, Int64]
-"""Updated rows, and which of the block's commands write partitions that do not have them yet."""
 
 
 class RedisStore(RedisReader, EmbeddingStore):
     """Embedding tables in Redis. One process writes; any number read.
 
-    What a commit promises today: it reads the rows and slots it changes, runs
-    the same kernels on them as the memory store, writes each partition in one
-    transaction together with the version stamp of the partition, and advances
-    the store's version last. So a partition is changed whole or not at all,
-    and the version stands only once every partition does. A commit that fails
-    half way leaves some partitions changed, and raises `StoreFailed`; the
-    version has not advanced, and lookups at the old version that meet a
-    changed partition are refused. Repeating the same commit, from this process
-    or another, leaves out the partitions that bear its stamp and ends in the
-    very rows that an undisturbed commit would have made.
+    A commit reads the rows and slots it changes, runs the same kernels on them
+    as the memory store, writes each partition in one transaction, together
+    with its version stamp and with the rows as they were before, and sets the
+    store's version last, with the commit's record. So a commit that breaks off
+    anywhere can be taken back: `recover` does, and so does the next commit of
+    this process or of another one.
+
+    The first change that a process makes takes the store over: from then on no
+    other process that wrote before can change anything, not even one that was
+    stopped in the middle of a commit and wakes up.
     """
 
     def __init__(self, url: str | RedisUrl) -> None:
         """Connects; raises as `RedisReader` does."""
         super().__init__(url)
         self._writing = threading.Lock()
-        self._unfinished: int | None = None
+        self._writer = Writer(self.url, self._topology, self._reload)
+        self._commits = RowCommits(self._topology, self.url.namespace, self._writer)
         self._deleted: Counter[str] = Counter()
         self._written: Counter[str] = Counter()
+        self.pin_registry = PinRegistry(self._topology, self.url.namespace)
 
     def create_table(self, spec: TableSpec) -> bool:
         """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer.
@@ -82,16 +90,19 @@ class RedisStore(RedisReader, EmbeddingStore):
                     f"{part} out and delete rows by their ids"
                 )
         row_optimizer(spec.optimizer)
-        deadline = self._deadline()
+        deadline = self.deadline()
         key, record = tables_key(self.url.namespace), TableRecord(spec, self.url.partitions)
         self._reload(deadline)
         created = False
         if spec.name not in self._catalog.tables:
+            with self._alone(deadline):
+                self._writer.require(deadline)
             # Stamps first: a table in the registry has all its partitions.
-            stamped = [weights_key(self.url.namespace, spec.name, p) for p in range(record.partitions)]
-            self._topology.call([(k, ("HSETNX", k, STAMP_FIELD, _NEVER_CHANGED)) for k in stamped], deadline)
+            names = Catalog.of(self.url.namespace, [record]).names
+            stamps = [(weights, ("HSETNX", weights, STAMP_FIELD, _NEVER_CHANGED)) for weights, _, _ in names]
+            self._writer.topology.call(stamps, deadline)
             words = ("HSETNX", key, spec.name, record.to_json())
-            created = bool(self._topology.call([(key, words)], deadline)[0])
+            created = bool(self._writer.topology.call([(key, words)], deadline)[0])
             self._reload(deadline)
         refuse_conflict(self._catalog.table(spec.name).spec, spec)
         return created
@@ -100,24 +111,83 @@ class RedisStore(RedisReader, EmbeddingStore):
         """As in `EmbeddingStore.commit`, with what the class promises.
 
         Raises:
-            StoreFailed: also when the connection broke in the middle: repeat the commit.
+            StoreFailed: also when the connection broke in the middle: repeat the
+                commit. Also when another process has taken the store over.
         """
-        deadline = self._deadline()
+        deadline = self.deadline()
         with self._alone(deadline):
-            self._finish(commit, self._stage(commit, deadline), deadline)
+            staged = self._commits.stage(commit, self._catalog_with(commit.updates, deadline), deadline)
+            self._commits.finish(commit, staged, deadline)
 
     def stage(self, commit: Commit) -> Callable[[], None]:
         """As in `EmbeddingStore.stage`: rows are read and updated, and not written before the second half."""
-        deadline = self._deadline()
+        deadline = self.deadline()
         with self._alone(deadline):
-            staged = self._stage(commit, deadline)
+            staged = self._commits.stage(commit, self._catalog_with(commit.updates, deadline), deadline)
 
         def finish() -> None:
-            deadline = self._deadline()
+            deadline = self.deadline()
             with self._alone(deadline):
-                self._finish(commit, staged, deadline)
+                self._commits.finish(commit, staged, deadline)
 
         return finish
+
+    @property
+    def keeps_records(self) -> bool:
+        """As in `EmbeddingStore.keeps_records`: True."""
+        return True
+
+    def record(self) -> bytes | None:
+        """As in `EmbeddingStore.record`, in two round trips."""
+        version, records = version_key(self.url.namespace), records_key(self.url.namespace)
+        deadline = self.deadline()
+        while True:
+            current = self._topology.call([(version, ("GET", version))], deadline)[0]
+            found, after = self._topology.call(
+                [(version, ("HGET", records, version_of(current))), (version, ("GET", version))], deadline
+            )
+            if after == current:
+                return bytes(found) if found is not None else None
+            deadline.left(self.url)
+
+    def take_over(self) -> None:
+        """Makes this process the only one that can write: others that did are kept from it, at every server.
+
+        What the one before left half done is taken back. `recover` and the
+        first change of every process do this by themselves.
+
+        Raises:
+            StoreFailed, Unavailable: as `recover`.
+        """
+        self.recover()
+
+    def recover(self, version: int | None = None) -> int:
+        """As in `EmbeddingStore.recover`; takes the store over, too, and may be repeated where it breaks off.
+
+        Raises:
+            StoreFailed: also where a before-image is lost: go back to a checkpoint.
+        """
+        deadline = self.deadline()
+        with self._alone(deadline):
+            taken = self._writer.recover(version, deadline)
+            self._commits.forget()
+            return taken
+
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+        """As in `EmbeddingStore.pin`: every process that reads the store sees the pin."""
+        token, entry = self.pin_registry.take(version, lease_s, self.deadline())
+        return RedisPin(self, token, entry)
+
+    def pins(self) -> tuple[PinStatistics, ...]:
+        """As in `EmbeddingStore.pins`, those of all processes."""
+        deadline, ledger = self.deadline(), before_ledger_key(self.url.namespace)
+        registry = read_registry(self._topology, self.url.namespace, deadline)
+        kept = Ledger.of(self._topology.call([(ledger, ("HGETALL", ledger))], deadline)[0])
+        standing = sorted(registry.standing().values(), key=lambda pin: pin.moment)
+        return tuple(
+            PinStatistics(pin.version, (pin.ends_ms - registry.now_ms) / 1000, *kept.beyond(pin.moment))
+            for pin in standing
+        )
 
     @contextmanager
     def _alone(self, deadline: Deadline) -> Iterator[None]:
@@ -128,88 +198,63 @@ class RedisStore(RedisReader, EmbeddingStore):
         finally:
             self._writing.release()
 
-    def _stage(self, commit: Commit, deadline: Deadline) -> _Staged | None:
-        """The rows of a commit, read and updated in memory; None if it stands already."""
-        catalog = self._catalog_with(commit.updates, deadline)
-        updates = {name: require_update(catalog.tables[name].spec, u) for name, u in commit.updates.items()}
-        block = _block(catalog, {name: update.ids for name, update in updates.items()})
-        reading = read_block(self._topology, block, deadline, version_key(self.url.namespace))
-        if reading.version == commit.version == self._unfinished:
-            return None  # only the answer to its very last step was lost
-        refuse_other_version(reading.version, commit.version - 1)
-        _refuse_foreign_stamps(reading, commit.version)
-        untouched = reading.stamps < commit.version
-        for name, rows in block.tables.items():
-            rates = commit.learning_rates
-            _apply(rows, updates[name], _positions(block, rows, untouched), commit.step, rates.get(name))
-        return block, np.flatnonzero(untouched)
-
-    def _finish(self, commit: Commit, staged: _Staged | None, deadline: Deadline) -> None:
-        if staged is not None:
-            try:
-                write_block(self._topology, *staged, deadline, commit.version)
-                self._set_version(commit.version, deadline)
-            except (StoreFailed, Unavailable) as error:
-                self._unfinished = commit.version
-                raise StoreFailed(
-                    f"the commit of version {commit.version} broke off, partitions may have changed; "
-                    f"repeat the same commit to finish it: {error}"
-                ) from error
-        self._unfinished = None
-
     def reset_version(self, version: int) -> None:
-        """As in `EmbeddingStore.reset_version`; every partition's stamp becomes 0."""
+        """As in `EmbeddingStore.reset_version`; every partition's stamp becomes 0, records are forgotten.
+
+        Raises:
+            BadInput: also while versions are pinned.
+        """
         refuse_negative_version(version)
-        deadline = self._deadline()
-        self._reload(deadline)
-        keys = [
-            weights_key(self.url.namespace, name, partition)
-            for name, table in self._catalog.tables.items()
-            for partition in range(table.partitions)
-        ]
-        self._topology.call([(key, ("HSET", key, STAMP_FIELD, _NEVER_CHANGED)) for key in keys], deadline)
-        self._set_version(version, deadline)
-        self._unfinished = None
+        deadline = self.deadline()
+        with self._alone(deadline), self._writer.outside_commits(deadline) as registry:
+            registry.refuse_pins(f"the rows of {self.url} cannot be declared to be version {version}")
+            names = self._reload(deadline).names
+            fresh = [(w, [("HSET", w, STAMP_FIELD, _NEVER_CHANGED), ("UNLINK", before)]) for w, _, before in names]
+            run_transactions(self._writer.topology, fresh, deadline)
+            key, ledger, records = (of(self.url.namespace) for of in (version_key, before_ledger_key, records_key))
+            words = [("SET", key, version), ("DEL", ledger, records)]
+            run_transactions(self._writer.topology, [(key, words)], deadline)
+            self._writer.load(deadline)
+            self._commits.forget()
 
     def row_count(self, table: str) -> int:
         """As in `EmbeddingStore.row_count`."""
-        deadline = self._deadline()
-        keys = self._weights_keys(self._table(table, deadline))
-        lengths: list[int] = self._topology.call([(key, ("HLEN", key)) for key in keys], deadline)
+        deadline = self.deadline()
+        names = self._names(self._table(table, deadline))
+        lengths: list[int] = self._topology.call([(key, ("HLEN", key)) for key, _, _ in names], deadline)
         if min(lengths) == 0:
             raise StoreFailed(f"redis at {self.url} has lost partition {lengths.index(0)} of table {table!r}")
-        return sum(lengths) - len(keys)  # each holds its stamp, too
+        return sum(lengths) - len(names)  # each holds its stamp, too
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """As in `EmbeddingStore.scan`; the deadline holds for each block by itself."""
-        return self._blocks(self._table(table, self._deadline()), require_block_rows(block_rows))
+        found = self._table(table, self.deadline())
+        width, seconds = found.spec.weight_bytes, self.url.deadline
+        ids = (ids_in(self._topology, key, width, seconds) for key, _, _ in self._names(found))
+        return in_blocks(ids, require_block_rows(block_rows), lambda some: self._rows_of(table, some))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         """As in `EmbeddingStore.read_rows`, in one round trip."""
-        found = self._table(table, self._deadline())
-        rows = next(self._rows_of(found, require_ids(found.spec, ids)), None)
+        found = self._table(table, self.deadline())
+        rows = self._rows_of(table, require_ids(found.spec, ids))
         return joined_rows(found.spec, [] if rows is None else [rows])
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
         """As in `EmbeddingStore.put`, one block after another, the deadline for each by itself."""
-        spec = self._table(table, self._deadline()).spec
+        spec = self._table(table, self.deadline()).spec
         slot_width = row_optimizer(spec.optimizer).slot_width(spec.dim)
         for given in blocks:
-            checked = require_block(spec, slot_width, given)
-            block = _block(self._catalog, {table: checked.ids})
-            block.tables[table].weights[:] = checked.weights
-            block.tables[table].slots[:] = checked.slots
-            write_block(self._topology, block, np.arange(len(block.weights)), self._deadline())
+            checked, deadline = require_block(spec, slot_width, given), self.deadline()
+            with self._alone(deadline), self._writer.outside_commits(deadline) as registry:
+                put_rows(self._topology, self._writer, self._catalog, table, checked, registry, deadline)
             self._written[table] += len(checked.ids)
 
     def delete(self, table: str, ids: Int64) -> int:
         """As in `EmbeddingStore.delete`, each partition at once or not at all; repeat it where it broke off."""
-        deadline = self._deadline()
-        found = self._table(table, deadline)
-        commands = deletions(self.url.namespace, found, require_ids(found.spec, ids))
-        with self._alone(deadline):
-            self._topology.refresh(deadline)  # a transaction cannot be redirected in its middle
-            deleted = rows_deleted(self._topology.call(commands, deadline))
+        deadline = self.deadline()
+        checked = require_ids(self._table(table, deadline).spec, ids)
+        with self._alone(deadline), self._writer.outside_commits(deadline) as registry:
+            deleted = delete_rows(self._topology, self._writer, self._catalog, table, checked, registry, deadline)
         self._deleted[table] += deleted
         return deleted
 
@@ -218,124 +263,66 @@ class RedisStore(RedisReader, EmbeddingStore):
         return TableStatistics(self.row_count(table), deleted=self._deleted[table], written=self._written[table])
 
     def clear(self, table: str) -> None:
-        """As in `EmbeddingStore.clear`, partition by partition."""
-        self._written[table] += 1
-        deadline = self._deadline()
-        found = self._table(table, deadline)
-        self._topology.refresh(deadline)  # a transaction cannot be redirected in its middle
-        commands: list[tuple[bytes, tuple[Any, ...]]] = []
-        for partition, key in enumerate(self._weights_keys(found)):
-            slots = slots_key(self.url.namespace, table, partition)
-            stamp = ("HSET", key, STAMP_FIELD, _NEVER_CHANGED)
-            commands += [(key, words) for words in (("MULTI",), ("UNLINK", key, slots), stamp, ("EXEC",))]
-        self._topology.call(commands, deadline)
+        """As in `EmbeddingStore.clear`, partition by partition.
+
+        Raises:
+            BadInput: versions are pinned.
+        """
+        deadline = self.deadline()
+        names = self._names(self._table(table, deadline))
+        with self._alone(deadline), self._writer.outside_commits(deadline) as registry:
+            registry.refuse_pins(f"table {table!r} cannot be cleared")
+            self._written[table] += 1
+            stamp = STAMP_FIELD, _NEVER_CHANGED
+            emptied = [(keys[0], [("UNLINK", *keys), ("HSET", keys[0], *stamp)]) for keys in names]
+            run_transactions(self._writer.topology, emptied, deadline)
 
     def drop_table(self, table: str) -> None:
         """As in `EmbeddingStore.drop_table`.
 
         The registry forgets the table last: a drop that broke off is repeated,
         and no row of the old table shows up in a new one of its name.
+
+        Raises:
+            BadInput: versions are pinned.
         """
-        deadline = self._deadline()
-        found = self._table(table, deadline)
-        keys = [(key, slots_key(self.url.namespace, table, p)) for p, key in enumerate(self._weights_keys(found))]
-        self._topology.call([(key, ("UNLINK", key, slots)) for key, slots in keys], deadline)
-        registry = tables_key(self.url.namespace)
-        self._topology.call([(registry, ("HDEL", registry, table))], deadline)
-        self._reload(deadline)
+        deadline = self.deadline()
+        names = self._names(self._table(table, deadline))
+        with self._alone(deadline), self._writer.outside_commits(deadline) as registry:
+            registry.refuse_pins(f"table {table!r} cannot be dropped")
+            self._writer.topology.call([(keys[0], ("UNLINK", *keys)) for keys in names], deadline)
+            key = tables_key(self.url.namespace)
+            self._writer.topology.call([(key, ("HDEL", key, table))], deadline)
+            self._reload(deadline)
 
-    def _blocks(self, table: TableKeys, block_rows: int) -> Iterator[RowBlock]:
-        waiting = np.empty(0, np.int64)
-        for key in self._weights_keys(table):
-            waiting = np.concatenate((waiting, self._ids_in(key, table.spec.weight_bytes)))
-            while len(waiting) >= block_rows:
-                yield from self._rows_of(table, waiting[:block_rows])
-                waiting = waiting[block_rows:]
-        yield from self._rows_of(table, waiting)
+    def close(self) -> None:
+        """Closes the connections."""
+        super().close()
+        self._writer.ownership.close()
 
-    def _ids_in(self, key: bytes, row_bytes: int) -> Int64:
-        """All ids of a partition, each once: HSCAN may show one twice."""
-        cursor, fields = b"0", list[bytes]()
-        while True:
-            words = ("HSCAN", key, cursor, "COUNT", max(1, min(10_000, _SCAN_BYTES // row_bytes)))
-            cursor, found = self._topology.call([(key, words)], self._deadline())[0]
-            fields += [field for field in found[::2] if len(field) == 8]
-            if cursor == b"0":
-                return np.unique(np.frombuffer(b"".join(fields), "<i8").astype(np.int64))
+    def deadline(self) -> Deadline:
+        """Of one operation that begins now."""
+        return self._deadline()
 
-    def _rows_of(self, table: TableKeys, ids: Int64) -> Iterator[RowBlock]:
-        name = table.spec.name
-        block = _block(self._catalog, {name: ids})
-        read_block(self._topology, block, self._deadline())
-        rows = block.tables[name]
-        _refuse_torn_rows(rows)
+    def where(self, table: str) -> tuple[Catalog, TableKeys, Topology, float]:
+        """All tables, the table of that name, the servers, and the seconds of a deadline. Raises `TableNotFound`."""
+        return self._catalog, self._table(table, self.deadline()), self._topology, self.url.deadline
+
+    def registry(self) -> Registry:
+        """Version, owner and pins, asked of the server."""
+        return read_registry(self._topology, self.url.namespace, self.deadline())
+
+    def _rows_of(self, table: str, ids: Int64) -> RowBlock | None:
+        """Of some ids the rows that there are; None: there are none."""
+        block = block_with_slots(self._catalog, {table: ids})
+        read_block(self._topology, block, self.deadline())
+        rows = block.tables[table]
+        refuse_torn_rows(rows)
         kept = rows.no_weights == 0  # the table may have been cleared meanwhile
-        if kept.any():
-            yield RowBlock(ids[kept], rows.weights[kept], rows.slots[kept])
-
-    def _set_version(self, version: int, deadline: Deadline) -> None:
-        key = version_key(self.url.namespace)
-        self._topology.call([(key, ("SET", key, version))], deadline)
+        return RowBlock(ids[kept], rows.weights[kept], rows.slots[kept]) if kept.any() else None
 
     def _table(self, name: str, deadline: Deadline) -> TableKeys:
         return self._catalog_with((name,), deadline).table(name)
 
-    def _weights_keys(self, table: TableKeys) -> list[bytes]:
-        return [weights_key(self.url.namespace, table.spec.name, partition) for partition in range(table.partitions)]
-
-
-def _block(catalog: Catalog, ids: Mapping[str, Int64]) -> Block:
-    """A block with slots, of ids that stand once each."""
-    specs = {name: catalog.tables[name].spec for name in ids}
-    widths = {name: row_optimizer(spec.optimizer).slot_width(spec.dim) for name, spec in specs.items()}
-    block = Block.of(catalog, ids, widths)
-    for name, rows in block.tables.items():
-        if rows.unique < len(rows.ids):
-            position = int(np.argmax(rows.leaders != np.arange(len(rows.ids))))
-            raise BadIds(f"table {name!r}: id {rows.ids[position]} stands at positions {rows.leaders[position]} "
-                         f"and {position}; each id may stand once")  # fmt: skip
-    return block
-
-
-def _positions(block: Block, rows: TableRows, chosen: np.ndarray) -> Int64:
-    """int64: positions of the table's rows that lie in the chosen partitions (bool `[commands]`)."""
-    mine = block.weights[rows.commands]
-    start = int(mine["row_at"][0]) if len(mine) else 0
-    row_chosen = np.repeat(chosen[rows.commands], mine["rows"])
-    return np.sort(block.positions[start : start + rows.unique][row_chosen])
-
-
-def _apply(rows: TableRows, update: TableUpdate, positions: Int64, step: int, learning_rate: float | None) -> None:
-    """One optimizer step on the rows at `positions`, in place; the others are left alone."""
-    spec = rows.table.spec
-    optimizer = row_optimizer(spec.optimizer)
-    rate = optimizer.default_learning_rate if learning_rate is None else learning_rate
-    _refuse_torn_rows(rows)
-    rows.slots[rows.fill_missing()] = optimizer.initial_slots(spec.dim)
-    squares = update.row_squares
-    if len(positions) == len(rows.ids):
-        optimizer.apply_columns(rows.weights, rows.slots, positions, update.gradients, squares, step, rate)
-        round_update(spec, rows.ids, step, rows.weights)
-        return
-    weights, slots = rows.weights[positions], rows.slots[positions]
-    gradients: Float32 = update.gradients[positions]
-    squares = None if squares is None else squares[positions]
-    optimizer.apply_columns(weights, slots, np.arange(len(positions)), gradients, squares, step, rate)
-    round_update(spec, rows.ids[positions], step, weights)
-    rows.weights[positions], rows.slots[positions] = weights, slots
-
-
-def _refuse_torn_rows(rows: TableRows) -> None:
-    """Raises `StoreFailed` where the store holds weights without slots, or slots without weights."""
-    if rows.slots.shape[1] == 0:
-        return
-    torn = np.flatnonzero(rows.no_weights != rows.no_slots)
-    if len(torn):
-        what = "slots" if rows.no_slots[torn[0]] else "weights"
-        raise StoreFailed(f"table {rows.table.spec.name!r}: the row of id {rows.ids[torn[0]]} has lost its {what}")
-
-
-def _refuse_foreign_stamps(reading: Reading, version: int) -> None:
-    newest = int(reading.stamps.max(initial=0))
-    if newest > version:
-        raise StoreFailed(f"a partition bears version {newest} while version {version} is committed: who else writes?")
+    def _names(self, table: TableKeys) -> list[tuple[bytes, bytes, bytes]]:
+        return list(self._catalog.names[table.first : table.first + table.partitions])

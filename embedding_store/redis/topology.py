@@ -6,7 +6,8 @@ One server and a Cluster look alike from here: one server owns every slot.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import hiredis
 import numpy as np
 
 from embedding_store.errors import BadInput, StoreFailed, Unavailable
-from embedding_store.redis.connection import ConnectionPool, Deadline
+from embedding_store.redis.connection import Admit, Connection, ConnectionPool, Deadline
 from embedding_store.redis.schema import HASH_SLOTS, hash_slot
 from embedding_store.redis.url import RedisUrl
 from embedding_store.rpc.address import Address
@@ -54,10 +55,18 @@ class _SlotMap:
 class Topology:
     """The servers of one store, with connections to them. For many threads at once."""
 
-    def __init__(self, url: RedisUrl) -> None:
-        """Asks the seeds who they are. Raises as `refresh` does."""
+    def __init__(self, url: RedisUrl, admit: Admit | None = None) -> None:
+        """Asks the seeds who they are.
+
+        Args:
+            url: Of the store.
+            admit: As of `ConnectionPool`.
+
+        Raises:
+            What `refresh` and `admit` raise.
+        """
         self.url = url
-        self.pool = ConnectionPool(url)
+        self.pool = ConnectionPool(url, admit)
         self._map = _SlotMap((), np.full(HASH_SLOTS, -1, np.int64))
         try:
             self.refresh(Deadline(url.deadline))
@@ -85,13 +94,7 @@ class Topology:
                     raise
 
     def _ask(self, address: Address, deadline: Deadline) -> _SlotMap:
-        connection = self.pool.take(address, deadline)
-        try:
-            told, ranges = connection.call([("INFO", "cluster"), ("CLUSTER", "SLOTS")], deadline)
-        except BaseException:
-            connection.close()
-            raise
-        self.pool.give_back(connection)
+        told, ranges = self.call_at(address, [("INFO", "cluster"), ("CLUSTER", "SLOTS")], deadline)
         if isinstance(told, hiredis.ReplyError):
             raise StoreFailed(f"redis at {address} does not say what it is: {told}")
         if b"cluster_enabled:1" not in told:
@@ -105,8 +108,7 @@ class Topology:
     def call(self, commands: Sequence[tuple[bytes, tuple[Any, ...]]], deadline: Deadline) -> list[Any]:
         """Runs control commands, (key, words), each at the owner of its key.
 
-        Those of one owner run in order on one connection, so a transaction is
-        MULTI, commands and EXEC, all under one key.
+        Those of one owner run in order on one connection.
 
         Returns:
             The replies, in the order of the commands.
@@ -134,18 +136,39 @@ class Topology:
         return replies
 
     def _call_at(self, route: Route, commands: list[tuple[Any, ...]], deadline: Deadline) -> list[Any]:
-        connection = self.pool.take(route.address, deadline)
+        if not route.asking:
+            return self.call_at(route.address, commands, deadline)
+        pairs = [word for command in commands for word in (("ASKING",), command)]
+        return self.call_at(route.address, pairs, deadline)[1::2]
+
+    def call_at(self, address: Address, commands: Sequence[tuple[Any, ...]], deadline: Deadline) -> list[Any]:
+        """Runs commands in order on one connection to one server; errors stand among the replies."""
+        with self.connection_to(address, deadline) as connection:
+            return connection.call(commands, deadline)
+
+    @contextmanager
+    def connection_to(self, address: Address, deadline: Deadline) -> Iterator[Connection]:
+        """A connection to one server, closed where its use fails."""
+        connection = self.pool.take(address, deadline)
         try:
-            if route.asking:
-                pairs = [word for command in commands for word in (("ASKING",), command)]
-                replies = connection.call(pairs, deadline)[1::2]
-            else:
-                replies = connection.call(commands, deadline)
+            yield connection
         except BaseException:
             connection.close()
             raise
         self.pool.give_back(connection)
-        return replies
+
+    def connection(self, key: bytes, deadline: Deadline) -> AbstractContextManager[Connection]:
+        """A connection to the owner of a key, as far as that is known; as `connection_to`."""
+        current = self._map
+        return self.connection_to(current.nodes[int(current.owners[hash_slot(key)])], deadline)
+
+    def nodes(self) -> tuple[Address, ...]:
+        """All servers that own slots."""
+        return self._map.nodes
+
+    def passes(self, line: str) -> bool:
+        """Whether an error line tells of a slot on its way, or of a failover, and not of something that lasts."""
+        return line.split(" ", 1)[0] in (*_REDIRECTIONS, *_PASSING)
 
     def complete(
         self,
@@ -193,7 +216,7 @@ class Topology:
     def _refuse_lasting(self, errors: Iterable[str]) -> None:
         """Raises `StoreFailed` for the first error that another round would not mend."""
         for line in errors:
-            if line.split(" ", 1)[0] not in (*_REDIRECTIONS, *_PASSING):
+            if not self.passes(line):
                 raise StoreFailed(f"redis at {self.url} answered with an error: {line}")
 
     def _routes(self, slots: Int64, todo: Int64, asked: Mapping[int, Address]) -> list[Route]:

@@ -10,13 +10,15 @@ from urllib.parse import parse_qsl, unquote
 from embedding_store.errors import BadInput
 from embedding_store.redis.schema import DEFAULT_NAMESPACE, DEFAULT_PARTITIONS, check_namespace, check_partitions
 from embedding_store.rpc.address import Address
+from embedding_store.store_url import byte_count
 
 __all__ = ["DEFAULT_DEADLINE_S", "DEFAULT_PORT", "SCHEMES", "RedisUrl", "redacted"]
 
 SCHEMES = ("redis", "rediss")
 DEFAULT_PORT = 6379
 DEFAULT_DEADLINE_S = 10.0
-_OPTIONS = ("namespace", "partitions", "deadline", "ca")
+DEFAULT_BEFORE_IMAGE_BYTES = 1 << 30
+_OPTIONS = ("namespace", "partitions", "deadline", "ca", "before_image_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class RedisUrl:
         namespace: What the store's keys begin with.
         partitions: Of the tables that this store creates, a power of two.
         deadline: Seconds that one operation may take, connecting and retries included.
+        before_image_bytes: That the server may keep for pinned versions; a pin that needs more is given up.
     """
 
     seeds: tuple[Address, ...]
@@ -44,6 +47,7 @@ class RedisUrl:
     namespace: str = DEFAULT_NAMESPACE
     partitions: int = DEFAULT_PARTITIONS
     deadline: float = DEFAULT_DEADLINE_S
+    before_image_bytes: int = DEFAULT_BEFORE_IMAGE_BYTES
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
@@ -77,6 +81,7 @@ class RedisUrl:
             namespace=options.get("namespace", DEFAULT_NAMESPACE),
             partitions=_number("partitions", options.get("partitions", str(DEFAULT_PARTITIONS))),
             deadline=_seconds(options.get("deadline", str(DEFAULT_DEADLINE_S))),
+            before_image_bytes=byte_count(options.get("before_image_bytes", str(DEFAULT_BEFORE_IMAGE_BYTES))),
         )
 
     def __str__(self) -> str:

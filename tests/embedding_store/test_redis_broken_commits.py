@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -64,14 +65,27 @@ def test_another_process_repeats_a_commit(durable: Server, proxy: CuttingProxy) 
 
 def test_only_the_last_answer_was_lost(durable: Server, proxy: CuttingProxy) -> None:
     with prepared(f"redis://127.0.0.1:{proxy.port}") as store:
-        proxy.transactions = 30
+        changed = sum(len(set(partition_of(update.ids, 64).tolist())) for update in commit_of(2).updates.values())
+        proxy.transactions, proxy.when_cut = changed + 1, durable.kill
         with pytest.raises(StoreFailed, match="broke off"):
-            store.commit(commit_of(2))
-        with RedisStore(durable.url) as other:
-            other.commit(commit_of(2))
-        store.commit(commit_of(2))  # it cannot tell this from its own last step
+            store.commit(replace(commit_of(2), record=b"two"))
+        durable.start()
+        assert store.version() == 2
+        store.commit(replace(commit_of(2), record=b"two"))
         with pytest.raises(StaleVersion):
             store.commit(commit_of(2))
+        assert everything(store) == everything(undisturbed(2))
+        assert store.record() == b"two"
+        store.commit(commit_of(3))
+        assert (everything(store), store.record()) == (everything(undisturbed(3)), None)
+
+
+def test_another_commit_takes_the_place_of_one_that_broke_off(durable: Server, proxy: CuttingProxy) -> None:
+    with prepared(f"redis://127.0.0.1:{proxy.port}") as store:
+        proxy.transactions = 40
+        with pytest.raises(StoreFailed, match="broke off"):
+            store.commit(replace(commit_of(7), version=2))
+        store.commit(commit_of(2))
         assert everything(store) == everything(undisturbed(2))
 
 

@@ -11,10 +11,16 @@ import redis
 from embedding_store.errors import BadInput, StoreFailed
 from embedding_store.redis.schema import (
     TableRecord,
+    before_key,
+    before_ledger_key,
     check_namespace,
     check_partitions,
     hash_slot,
+    owner_key,
     partition_of,
+    pins_key,
+    records_key,
+    serial_key,
     slots_key,
     tables_key,
     version_key,
@@ -30,6 +36,12 @@ def test_key_names() -> None:
     assert version_key("job") == b"{job}:version"
     assert weights_key("job", "user/emb", 7) == b"{job:user/emb:7}:weights"
     assert slots_key("job", "user/emb", 7) == b"{job:user/emb:7}:slots"
+    assert before_key("job", "user/emb", 7) == b"{job:user/emb:7}:before"
+    assert records_key("job") == b"{job}:records"
+    assert owner_key("job") == b"{job}:owner"
+    assert serial_key("job") == b"{job}:serial"
+    assert pins_key("job") == b"{job}:pins"
+    assert before_ledger_key("job") == b"{job}:before"
 
 
 def test_mixing_is_splitmix64() -> None:
@@ -81,7 +93,28 @@ def test_a_row_is_found_by_the_schema_alone(redis_url: str) -> None:
             assert client.hgetall(f"{{job:users:{untouched}}}:weights") == {b"version": bytes(8)}
         keys = {key.decode() for key in client.scan_iter()}
         expected = {f"{{job:users:{p}}}:weights" for p in range(4)} | {f"{{job:users:{p}}}:slots" for p in touched}
-        assert keys == expected | {"{job}:tables", "{job}:version"}
+        expected |= {f"{{job:users:{p}}}:before" for p in touched}
+        assert keys == expected | {f"{{job}}:{name}" for name in ("tables", "version", "owner", "before")}
+        before = client.hgetall(f"{{job:users:{min(touched)}}}:before")
+        assert set(before) == {(1).to_bytes(8, "little") + bytes(8), (1).to_bytes(8, "little") + bytes(8) + b"s"}
+
+
+def test_a_before_image_is_found_by_the_schema_alone(redis_url: str) -> None:
+    spec = TableSpec("users", 3, None, optimizer=OptimizerSpec.of("adagrad"))
+    with RedisStore(f"{redis_url}?namespace=job&partitions=1") as store, redis.Redis.from_url(redis_url) as client:
+        store.create_table(spec)
+        for version, ids in ((1, [5, -7]), (2, [-7, 9, 5])):
+            gradients = np.ones((len(ids), 3), np.float32)
+            rows, slots = (client.hgetall(f"{{job:users:0}}:{kind}") for kind in ("weights", "slots"))
+            store.commit(Commit(version, {"users": TableUpdate(np.array(ids), gradients)}, version - 1, {}))
+        name = (2).to_bytes(8, "little") + bytes(8)
+        value, beside = client.hmget("{job:users:0}:before", name, name + b"s")
+        assert np.frombuffer(value, "<i8", 4).tolist() == [1, 2, 1, 1]
+        assert np.frombuffer(value, "<i8", 3, 32).tolist() == [-7, 5, 9]
+        held = [(one).to_bytes(8, "little", signed=True) for one in (-7, 5)]
+        assert value[56:] == b"".join(rows[one] for one in held)
+        assert beside == b"".join(slots[one] for one in held)
+        assert set(client.hkeys("{job:users:0}:before")) == {name, name + b"s"}
 
 
 def test_an_existing_table_keeps_its_partitions(redis_url: str) -> None:

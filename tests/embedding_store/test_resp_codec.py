@@ -114,12 +114,12 @@ def test_replies_cut_anywhere(
             stream += bulk(None if gone[row] else rows[row].tobytes())
     block, missing = np.zeros(total * width, np.uint8), np.full(total, 7, np.uint8)
     replies = RowReplies(
-        commands_of(counts, width), positions, block, missing, asks_version=version is not None, asking=asking
+        commands_of(counts, width), positions, block, missing, questions=version is not None, asking=asking
     )
     feed_in_pieces(replies, stream, cuts)
     assert replies.done
     assert replies.failures == {}
-    assert replies.version == (version or 0)
+    assert replies.answers == ([] if version is None else [b"%d" % version])
     assert replies.stamps.tolist() == [0, 1, NO_STAMP][: len(counts)]
     np.testing.assert_array_equal(missing[positions], gone)
     np.testing.assert_array_equal(block.reshape(total, width)[positions][~gone], rows[~gone])
@@ -145,7 +145,7 @@ def test_rows_of_any_length_there_and_back(width: int) -> None:
     np.testing.assert_array_equal(back, block)
 
 
-def row_replies(counts: Sequence[int], **options: bool) -> RowReplies:
+def row_replies(counts: Sequence[int], **options: int) -> RowReplies:
     total = sum(counts)
     block, missing = np.zeros(4 * total, np.uint8), np.zeros(total, np.uint8)
     return RowReplies(commands_of(counts, 4), np.arange(total), block, missing, **options)
@@ -179,10 +179,10 @@ def test_a_refused_asking_keeps_the_next_reply_in_place() -> None:
 
 @pytest.mark.parametrize("asking", [False, True])
 def test_an_error_in_place_of_the_version(asking: bool) -> None:
-    replies = row_replies([2], asks_version=True, asking=asking)
+    replies = row_replies([2], questions=1, asking=asking)
     ok = b"+OK\r\n" if asking else b""
     feed_in_pieces(replies, ok + b"-MOVED 3 h:1\r\n" + ok + WHOLE, [3, 8])
-    assert (replies.done, replies.failures, replies.version) == (True, {-1: "MOVED 3 h:1"}, 0)
+    assert (replies.done, replies.failures) == (True, {-1: "MOVED 3 h:1"})
 
 
 @pytest.mark.parametrize(
@@ -207,11 +207,6 @@ def test_an_error_in_place_of_the_version(asking: bool) -> None:
 def test_what_is_no_reply_is_refused(stream: bytes) -> None:
     with pytest.raises(StoreFailed, match="not the 2 rows of 4 bytes"):
         row_replies([2]).feed(np.frombuffer(stream, np.uint8), 0, len(stream))
-
-
-def test_a_version_that_is_none_is_refused() -> None:
-    with pytest.raises(StoreFailed, match="no version"):
-        row_replies([2], asks_version=True).feed(np.frombuffer(b"$3\r\nabc\r\n", np.uint8), 0, 9)
 
 
 QUEUED = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n"

@@ -1,0 +1,100 @@
+"""Every row of a table in Redis, partition by partition: as it is, or as it was at a pinned version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from embedding_store.redis.before_images import FIELD_BYTES, BeforeImage, Moment
+from embedding_store.redis.catalog import Catalog, TableKeys
+from embedding_store.redis.connection import Deadline
+from embedding_store.redis.past_images import fetch_listed
+from embedding_store.redis.topology import Topology
+from embedding_store.redis.transactions import run_transactions
+from embedding_store.store import Int64, RowBlock
+
+__all__ = ["ids_in", "ids_then", "in_blocks", "rows_then"]
+
+_SCAN_BYTES = 1 << 22  # of one HSCAN reply, about
+_PARTITIONS_AT_ONCE = 16  # whose before-images are in memory together
+
+
+def in_blocks(ids: Iterable[Int64], block_rows: int, read: Callable[[Int64], RowBlock | None]) -> Iterator[RowBlock]:
+    """Blocks of at most `block_rows` rows.
+
+    Args:
+        ids: int64 arrays, of one partition after the other.
+        block_rows: At most so many ids are read at once.
+        read: Of some ids the rows that there are; None: there are none.
+    """
+    waiting = np.empty(0, np.int64)
+    for more in ids:
+        waiting = np.concatenate((waiting, more))
+        while len(waiting) >= block_rows:
+            block, waiting = read(waiting[:block_rows]), waiting[block_rows:]
+            if block is not None:
+                yield block
+    block = read(waiting)
+    if block is not None:
+        yield block
+
+
+def ids_in(topology: Topology, key: bytes, row_bytes: int, seconds: float) -> Int64:
+    """All ids of a partition, each once: HSCAN may show one twice. `seconds`: deadline of each reply."""
+    cursor, fields = b"0", list[bytes]()
+    while True:
+        words = ("HSCAN", key, cursor, "COUNT", max(1, min(10_000, _SCAN_BYTES // row_bytes)))
+        cursor, found = topology.call([(key, words)], Deadline(seconds))[0]
+        fields += [field for field in found[::2] if len(field) == 8]
+        if cursor == b"0":
+            return np.unique(np.frombuffer(b"".join(fields), "<i8").astype(np.int64))
+
+
+def ids_then(
+    topology: Topology, catalog: Catalog, table: TableKeys, partition: int, moment: Moment, seconds: float
+) -> Int64:
+    """Ids among which are all that had a row in a partition at a pinned moment, each once.
+
+    Rows that were deleted since are looked for last: what the scan did not find
+    any more is there.
+    """
+    key, _, before = catalog.names[table.first + partition]
+    present = ids_in(topology, key, table.spec.weight_bytes, seconds)
+    fields = topology.call([(before, ("HKEYS", before))], Deadline(seconds))[0]
+    names = _beyond(fields, moment)
+    fetched = fetch_listed(topology, catalog, table, 0, [(partition, name) for name in names], Deadline(seconds))
+    gone = [image.ids[: image.held] for _, _, image in fetched if not image.left]
+    return np.unique(np.concatenate((present, *gone))) if gone else present
+
+
+def rows_then(topology: Topology, catalog: Catalog, table: TableKeys, moment: Moment, seconds: float) -> int:
+    """How many rows a table had at a pinned moment."""
+    count = 0
+    for start in range(0, table.partitions, _PARTITIONS_AT_ONCE):
+        chosen = range(start, min(start + _PARTITIONS_AT_ONCE, table.partitions))
+        keys = [catalog.names[table.first + partition] for partition in chosen]
+        # Rows now, and what was changed until now, in one moment.
+        asked = [(weights, [("HLEN", weights), ("HKEYS", before)]) for weights, _, before in keys]
+        told = run_transactions(topology, asked, Deadline(seconds))
+        for partition, (length, fields) in zip(chosen, told, strict=True):
+            names = [(partition, name) for name in _beyond(fields, moment)]
+            images = [image for _, _, image in fetch_listed(topology, catalog, table, 0, names, Deadline(seconds))]
+            count += length - 1 + _gained(images)  # each holds its stamp, too
+    return count
+
+
+def _gained(images: list[BeforeImage]) -> int:
+    """How many rows more there were before some changes, oldest first, than there were after them."""
+    if not images:
+        return 0
+    ids = np.concatenate([image.ids for image in images])
+    held = np.concatenate([np.arange(len(image.ids)) < image.held for image in images])
+    left = np.concatenate([np.full(len(image.ids), image.left) for image in images])
+    _, first = np.unique(ids, return_index=True)
+    _, last = np.unique(ids[::-1], return_index=True)
+    return int(held[first].sum()) - int(left[len(ids) - 1 - last].sum())
+
+
+def _beyond(fields: list[bytes], moment: Moment) -> list[Moment]:
+    return sorted(name for name in map(Moment.of_field, (f for f in fields if len(f) == FIELD_BYTES)) if name > moment)
