@@ -19,8 +19,10 @@ _BENCHES = (
     "wire",
     "redis_rows",
     "tiers",
+    "pins",
     "peers",
     "click",
+    "promises",
 )
 
 

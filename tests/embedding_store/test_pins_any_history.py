@@ -1,0 +1,246 @@
+"""Any sequence of pins, releases, lease ends, commits, deletions, evictions and scans half way: dictionaries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from embedding_store.errors import StaleVersion
+from embedding_store.files.store import FileStore
+from embedding_store.initial_values import initial_rows
+from embedding_store.memory.store import MemoryStore
+from embedding_store.memory.store_pins import StorePins
+from embedding_store.pins import Pin
+from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+
+NORMAL = InitializerSpec("normal", 0, 1)
+SPECS = {
+    spec.name: spec
+    for spec in (
+        TableSpec("fixed", 3, 14, initializer=NORMAL, optimizer=OptimizerSpec.of("adam", learning_rate=0.1), seed=1),
+        TableSpec("dynamic", 2, initializer=NORMAL, optimizer=OptimizerSpec.of("adagrad")),
+        TableSpec("half", 2, None, "bfloat16", NORMAL, 4, OptimizerSpec.of("sgd")),
+        TableSpec("rare", 2, admission=AdmissionSpec(2, 64), eviction=EvictionSpec(max_age=2, every=2)),
+        TableSpec("often", 2, optimizer=OptimizerSpec.of("adam"), eviction=EvictionSpec(min_frequency=2, every=3)),
+        TableSpec("few", 1, eviction=EvictionSpec(max_rows=5)),
+    )
+}
+NAMES = sorted(SPECS)
+MOST = 13
+"""Few ids, so that whatever happens to a row has happened to it before."""
+
+IDS = st.lists(st.integers(0, MOST), min_size=1, max_size=8, unique=True)
+
+Rows = dict[int, tuple[bytes, bytes, tuple[int, ...] | None]]
+
+
+def rows_of(blocks: Iterator[RowBlock], rows: Rows | None = None) -> Rows:
+    found: Rows = {} if rows is None else rows
+    for block in blocks:
+        for i, one in enumerate(block.ids.tolist()):
+            assert one not in found
+            touches = None if block.touches is None else tuple(block.touches[i].tolist())
+            found[one] = (block.weights[i].tobytes(), block.slots[i].tobytes(), touches)
+    return found
+
+
+def everything(source: EmbeddingStore | Pin) -> dict[str, tuple[Rows, bytes | None]]:
+    told = {}
+    for name in NAMES:
+        sketch = source.sightings(name)
+        told[name] = (rows_of(source.scan(name, 4)), None if sketch is None else sketch.tobytes())
+        assert source.row_count(name) == len(told[name][0])
+    return told
+
+
+@dataclass
+class Reader:
+    """A pin, and what has to be read there.
+
+    Attributes:
+        ends: When its lease does.
+        rows: By table, when the version was pinned first.
+    """
+
+    pin: Pin
+    ends: float
+    rows: dict[str, tuple[Rows, bytes | None]]
+
+
+@dataclass
+class HalfScan:
+    """A scan that goes on while others do what they like."""
+
+    of: Reader
+    table: str
+    blocks: Iterator[RowBlock]
+    found: Rows = field(default_factory=dict)
+
+
+class PinsInAnyHistory(RuleBasedStateMachine):
+    @initialize(kind=st.sampled_from(["direct", "indexed", "files"]))
+    def begin(self, kind: str) -> None:
+        fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.folder = Path(tempfile.mkdtemp(prefix="pins-", dir=fast))
+        self.now = 0.0
+        if kind == "files":
+            self.store: MemoryStore = FileStore(self.folder / "store", 1 << 20, 1)
+        else:
+            self.store = MemoryStore(2, direct_bytes=0 if kind == "indexed" else 1 << 20)
+        self.store._pins = StorePins(self.store._tables, 1 << 30, lambda: self.now)
+        for spec in SPECS.values():
+            self.store.create_table(spec)
+        self.readers: list[Reader] = []
+        self.scans: list[HalfScan] = []
+        self.commit([*range(0, MOST, 2)], set())
+
+    @rule(ids=IDS, but=st.sets(st.sampled_from(NAMES), max_size=2))
+    def commit(self, ids: list[int], but: set[str]) -> None:
+        version = self.store.version()
+        random = np.random.default_rng(version)
+        updates = {
+            name: TableUpdate(np.array(ids), random.normal(size=(len(ids), SPECS[name].dim)).astype(np.float32))
+            for name in NAMES
+            if name not in but
+        }
+        self.store.commit(Commit(version + 1, updates, version, {}))
+
+    @rule(ids=IDS)
+    def commit_and_pin(self, ids: list[int]) -> None:
+        self.commit(ids, set())
+        if len(self.readers) < 6:
+            self.pin(10.0)
+
+    @rule(name=st.sampled_from(NAMES), ids=st.lists(st.integers(0, MOST), max_size=8))
+    def delete(self, name: str, ids: list[int]) -> None:
+        self.store.delete(name, np.array(ids, np.int64))
+
+    @rule(name=st.sampled_from(NAMES), ids=IDS, touched=st.booleans())
+    def put(self, name: str, ids: list[int], touched: bool) -> None:
+        spec = SPECS[name]
+        width = self.store.read_rows(name, np.empty(0, np.int64)).slots.shape[1]
+        values = np.full((len(ids), spec.dim), 0.5, np.float32)
+        touches = np.full((len(ids), 2), 3, np.int64) if touched and spec.eviction is not None else None
+        block = RowBlock(np.array(ids), values, np.full((len(ids), width), 2, np.float32), touches)
+        self.store.put(name, [block])
+
+    @rule(value=st.integers(0, 3))
+    def put_sightings(self, value: int) -> None:
+        self.store.put_sightings("rare", np.full(64, value, np.uint8))
+
+    @precondition(lambda self: self.store.version() > 9)
+    @rule(seed=st.integers(0, 9))
+    def grow(self, seed: int) -> None:
+        version = self.store.version()
+        ids = np.unique(np.random.default_rng(seed).integers(1000, 2**40, 600))
+        update = TableUpdate(ids, np.ones((len(ids), 2), np.float32))
+        self.store.commit(Commit(version + 1, {"dynamic": update}, version, {}))
+
+    @precondition(lambda self: len(self.readers) < 6)
+    @rule(lease=st.sampled_from([1.0, 3.0, 10.0]))
+    def pin(self, lease: float) -> None:
+        same = [one for one in self.standing() if one.pin.version() == self.store.version()]
+        rows = same[0].rows if same else everything(self.store)
+        self.readers.append(Reader(self.store.pin(lease_s=lease), self.now + lease, rows))
+
+    @precondition(lambda self: bool(self.standing()) and len(self.readers) < 6)
+    @rule(data=st.data())
+    def pin_once_more(self, data: st.DataObject) -> None:
+        other = data.draw(st.sampled_from(self.standing()))
+        pin = self.store.pin(other.pin.version(), 5.0)
+        self.readers.append(Reader(pin, self.now + 5.0, other.rows))
+
+    @precondition(lambda self: bool(self.readers))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        reader = data.draw(st.sampled_from(self.readers))
+        reader.pin.release()
+        self.readers.remove(reader)
+        with pytest.raises(StaleVersion):
+            reader.pin.row_count("fixed")
+        self.scans = [scan for scan in self.scans if scan.of is not reader]
+
+    @precondition(lambda self: bool(self.standing()))
+    @rule(data=st.data(), lease=st.sampled_from([2.0, 20.0]))
+    def renew(self, data: st.DataObject, lease: float) -> None:
+        reader = data.draw(st.sampled_from(self.standing()))
+        reader.pin.renew(lease)
+        reader.ends = self.now + lease
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 4.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @precondition(lambda self: bool(self.standing()))
+    @rule(data=st.data(), table=st.sampled_from(NAMES), block_rows=st.integers(1, 4))
+    def begin_to_scan(self, data: st.DataObject, table: str, block_rows: int) -> None:
+        reader = data.draw(st.sampled_from(self.standing()))
+        self.scans.append(HalfScan(reader, table, reader.pin.scan(table, block_rows)))
+
+    @precondition(lambda self: bool(self.scans))
+    @rule(data=st.data(), blocks=st.integers(1, 3))
+    def go_on_with_a_scan(self, data: st.DataObject, blocks: int) -> None:
+        scan = data.draw(st.sampled_from(self.scans))
+        for _ in range(blocks):
+            if scan.of.ends <= self.now:
+                with pytest.raises(StaleVersion):
+                    next(scan.blocks)
+                self.scans.remove(scan)
+                return
+            block = next(scan.blocks, None)
+            if block is None:
+                assert scan.found == scan.of.rows[scan.table][0]
+                self.scans.remove(scan)
+                return
+            rows_of(iter([block]), scan.found)
+
+    @invariant()
+    def every_pin_reads_its_version(self) -> None:
+        if not hasattr(self, "readers"):
+            return
+        ids = np.arange(-1, MOST + 3)
+        for reader in self.readers:
+            version = reader.pin.version()
+            if reader.ends <= self.now:
+                with pytest.raises(StaleVersion, match=f"version {version}"):
+                    reader.pin.lookup({"fixed": np.arange(3)})
+                continue
+            assert everything(reader.pin) == reader.rows
+            for name, spec in SPECS.items():
+                asked = ids[1:-2] if spec.vocabulary_size else ids
+                found = reader.pin.lookup({name: asked})[name]
+                for one, row, first in zip(asked.tolist(), found, initial_rows(spec, asked), strict=True):
+                    held = reader.rows[name][0].get(one)
+                    assert row.tobytes() == (first.tobytes() if held is None else held[0])
+                if version != self.store.version():
+                    np.testing.assert_array_equal(self.store.lookup({name: asked}, version)[name], found)
+        assert [told.version for told in self.store.pins()] == sorted(one.pin.version() for one in self.standing())
+
+    def standing(self) -> list[Reader]:
+        return [reader for reader in self.readers if reader.ends > self.now]
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            for reader in self.readers:
+                reader.pin.release()
+            assert self.store.pins() == ()
+            assert all(not table.versions for table in self.store._tables.values())
+            self.store.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+TestPinsInAnyHistory = PinsInAnyHistory.TestCase
+TestPinsInAnyHistory.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
