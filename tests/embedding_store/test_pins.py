@@ -1,0 +1,289 @@
+"""Pins of stores in this process: bounded, freed after the dead, all or none, past caches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedding_store.cached.source import CachedSource
+from embedding_store.cached.store import CachedStore
+from embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
+from embedding_store.files.store import FileStore
+from embedding_store.memory.before_images import BeforeImages
+from embedding_store.memory.store import MemoryStore
+from embedding_store.memory.store_pins import StorePins
+from embedding_store.partitions.store import PartitionedStore
+from embedding_store.pins import Pin
+from embedding_store.placed_store import PlacedStore
+from embedding_store.rpc.remote import RemoteSource
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
+from embedding_store.shared.source import SharedSource
+from embedding_store.shared.store import SharedMemoryStore
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import EmbeddingStore, TableUpdate
+from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, rows_by_id, update
+
+SPEC = TableSpec("t", 8, None, optimizer=OptimizerSpec.of("adam"))
+MIB = 1 << 20
+
+
+def kept(store: EmbeddingStore) -> int:
+    """Bytes of before-images."""
+    return sum({told.version: told.bytes for told in store.pins()}.values())
+
+
+def test_what_is_kept_stays_within_its_bound_and_the_oldest_pin_goes() -> None:
+    with MemoryStore(2, before_image_bytes=MIB) as store, MemoryStore(2) as free:
+        for each in (store, free):
+            each.create_table(SPEC)
+            commit(each, {"t": update(np.arange(3_000), 8)})
+        pins, told = [], []
+        for seed in range(12):
+            if seed % 2 == 0:
+                pins.append(store.pin())
+                told.append(rows_by_id(store, "t"))
+            change = update(np.random.default_rng(seed).permutation(6_000)[:1_500], 8, seed)
+            for each in (store, free):
+                commit(each, {"t": change})
+            assert kept(store) <= MIB
+        assert rows_by_id(store, "t") == rows_by_id(free, "t")
+        standing = [one.version for one in store.pins()]
+        assert standing == [pin.version() for pin in pins[-len(standing) :]]
+        assert 1 <= len(standing) < 6
+        for pin, rows in zip(pins, told, strict=True):
+            if pin.version() in standing:
+                assert rows_by_id(pin, "t") == rows  # type: ignore[arg-type]
+                continue
+            with pytest.raises(StaleVersion, match=rf"version {pin.version()}.*given up.*{MIB}"):
+                pin.lookup({"t": int64(1)})
+            with pytest.raises(StaleVersion, match=rf"version {pin.version()}.*given up.*pinned are"):
+                store.lookup({"t": int64(1)}, pin.version())
+
+
+def test_a_commit_that_is_larger_than_the_bound_ends_all_pins_and_no_commit() -> None:
+    with MemoryStore(2, before_image_bytes=1000) as store:
+        store.create_table(SPEC)
+        commit(store, {"t": update(np.arange(3_000), 8)})
+        pin = store.pin()
+        commit(store, {"t": update(np.arange(3_000), 8)})
+        assert (store.version(), store.pins()) == (2, ())
+        with pytest.raises(StaleVersion, match="before_image_bytes allows 1000"):
+            pin.row_count("t")
+        with store.pin() as other:  # what was given up is no hindrance
+            assert other.row_count("t") == 3_000
+
+
+@pytest.mark.parametrize("when", ["add", "take_over"])
+def test_a_system_without_memory_ends_pins_and_no_commit(monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    with MemoryStore(2) as store, MemoryStore(2) as free:
+        for each in (store, free):
+            each.create_table(SPEC)
+            each.create_table(fixed())
+            commit(each, {"t": update(np.arange(300), 8)})
+        first = store.pin()
+        commit(store, {"t": update(np.arange(50), 8)})
+        commit(free, {"t": update(np.arange(50), 8)})
+        second = store.pin()
+
+        def refuse(*arguments: object) -> None:
+            raise MemoryError("on purpose")
+
+        monkeypatch.setattr(BeforeImages, when, refuse)
+        if when == "take_over":
+            second.release()
+        for each in (store, free):
+            commit(each, {"t": update(np.arange(100, 200), 8), "cities": update(int64(4), 4)})
+            each.delete("t", np.arange(5))
+        assert rows_by_id(store, "t") == rows_by_id(free, "t")
+        with pytest.raises(StaleVersion, match="no memory"):
+            first.lookup({"t": int64(1)})
+        assert store.pins() == ()
+        monkeypatch.undo()
+        with store.pin() as pin:
+            rows = rows_by_id(store, "t")
+            commit(store, {"t": update(np.arange(300), 8)})
+            assert rows_by_id(pin, "t") == rows  # type: ignore[arg-type]
+
+
+def test_what_a_dead_reader_held_is_freed_by_the_next_commit() -> None:
+    now = 0.0
+    with MemoryStore(2) as store:
+        store._pins = StorePins(store._tables, MIB, lambda: now)
+        store.create_table(SPEC)
+        commit(store, {"t": update(np.arange(300), 8)})
+        store.pin(lease_s=10)  # by whoever died
+        lives = store.pin(lease_s=10)
+        commit(store, {"t": update(np.arange(300), 8)})
+        now = 9.0
+        lives.renew()
+        now = 11.0
+        assert [told.lease_left_s for told in store.pins()] == [8.0]
+        now = 19.0
+        with pytest.raises(StaleVersion, match=r"not renewed within its lease of 10 s"):
+            store.lookup({"t": int64(1)}, 1)
+        with pytest.raises(StaleVersion, match="lease of 10 s"):
+            lives.renew()
+        assert store._tables["t"].versions
+        commit(store, {"t": update(np.arange(300), 8)})
+        assert not store._tables["t"].versions
+        store.clear("t")
+
+
+def test_pinned_lookups_go_past_a_cache() -> None:
+    ids = np.arange(40)
+    with CachedStore(MemoryStore(2), rows=1_000, threads=1) as store:
+        store.create_table(SPEC)
+        commit(store, {"t": update(ids, 8)})
+        for _ in range(4):
+            rows = store.lookup({"t": ids})["t"]
+        with store.pin() as pin:
+            commit(store, {"t": update(ids[::2], 8)})
+            for _ in range(4):
+                now = store.lookup({"t": ids})["t"]
+            state = (store.held, store.hits, store.misses)
+            for _ in range(4):
+                np.testing.assert_array_equal(pin.lookup({"t": ids})["t"], rows)
+                np.testing.assert_array_equal(store.lookup({"t": ids}, 1)["t"], rows)
+                np.testing.assert_array_equal(store.unpromoted().lookup({"t": ids}, 1)["t"], rows)
+            assert (store.held, store.hits, store.misses) == state
+            np.testing.assert_array_equal(store.lookup({"t": ids})["t"], now)
+            assert state[0]["t"] > 0
+
+
+def test_a_cache_of_a_source_that_others_change_is_not_misled_by_pinned_lookups() -> None:
+    ids = np.arange(40)
+    with MemoryStore(2) as store:
+        store.create_table(SPEC)
+        commit(store, {"t": update(ids, 8)})
+        pin, rows = store.pin(), store.lookup({"t": ids})["t"]
+        with CachedSource(store, rows=1_000, threads=1) as source:
+            for seed in range(4):
+                commit(store, {"t": update(ids[::2], 8, seed)})
+                for _ in range(3):
+                    np.testing.assert_array_equal(source.lookup({"t": ids}, 1)["t"], rows)
+                    np.testing.assert_array_equal(source.lookup({"t": ids})["t"], store.lookup({"t": ids})["t"])
+            pin.release()
+
+
+class Refusing(MemoryStore):
+    """Cannot be pinned."""
+
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+        raise Unavailable("gone for a moment")
+
+
+JOINED: dict[str, Callable[[EmbeddingStore, EmbeddingStore], EmbeddingStore]] = {
+    "partitioned": lambda one, other: PartitionedStore([one, other]),
+    "placed": lambda one, other: PlacedStore({"a": one, "b": other}, {"t": "b"}, default="a"),
+}
+
+
+@pytest.mark.parametrize("kind", JOINED)
+def test_several_stores_are_pinned_all_or_none(kind: str) -> None:
+    first = MemoryStore(1)
+    with JOINED[kind](first, Refusing(1)) as store:
+        store.create_table(SPEC)
+        with pytest.raises(Unavailable, match="gone for a moment"):
+            store.pin()
+        assert first.pins() == store.pins() == ()
+
+
+@pytest.mark.parametrize("kind", JOINED)
+def test_a_pin_that_one_of_several_stores_gave_up_is_gone(kind: str) -> None:
+    small = MemoryStore(1, before_image_bytes=100)
+    with JOINED[kind](MemoryStore(1), small) as store:
+        store.create_table(SPEC)
+        store.create_table(fixed())
+        commit(store, {"t": update(np.arange(1_000), 8)})
+        pin = store.pin()
+        assert len(store.pins()) == 1
+        commit(store, {"t": update(np.arange(1_000), 8)})
+        assert store.pins() == ()
+        with pytest.raises(StaleVersion, match="given up"):
+            pin.lookup({"t": np.arange(10)})
+        # The other one keeps its part still, and nothing is cleared on one alone.
+        for call in (lambda: store.clear("t"), lambda: store.reset_version(9), lambda: store.drop_table("t")):
+            with pytest.raises(BadInput, match="pinned"):
+                call()
+        assert (store.row_count("t"), store.version()) == (1_000, 2)
+        pin.release()
+        store.clear("t")
+
+
+def test_a_pin_ends_with_its_store(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "rows", MIB, 1)
+    store.create_table(SPEC)
+    commit(store, {"t": update(np.arange(100), 8)})
+    pin, rows = store.pin(), rows_by_id(store, "t")
+    commit(store, {"t": update(np.arange(100), 8)})
+    store.flush()
+    assert rows_by_id(pin, "t") == rows  # type: ignore[arg-type]
+    store.close()
+    with pytest.raises(StoreFailed, match="closed"):
+        pin.lookup({"t": int64(1)})
+    pin.release()
+    with FileStore(tmp_path / "rows", MIB, 1) as again:
+        assert (again.version(), again.pins()) == (2, ())
+        with pytest.raises(StaleVersion, match="version 1"):
+            again.pin(1)
+
+
+def test_readers_of_shared_memory_ask_for_pinned_versions() -> None:
+    ids = np.arange(500)
+    with ExitStack() as held:
+        store = held.enter_context(SharedMemoryStore(2))
+        server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store)]))
+        source = held.enter_context(SharedSource(RemoteSource(server.address, 30), required=True))
+        store.create_table(SPEC)
+        commit(store, {"t": update(ids, 8)})
+        with store.pin():
+            rows = source.lookup({"t": ids}, 1)["t"]
+            commit(store, {"t": update(ids, 8)})
+            np.testing.assert_array_equal(source.lookup({"t": ids}, 1)["t"], rows)
+            np.testing.assert_array_equal(source.lookup_when({"t": ids}, 1, 1.0)["t"], rows)
+            assert (source.lookup({"t": ids}, 2)["t"] != rows).any()
+            assert source.attached
+        with pytest.raises(StaleVersion, match="no version is pinned"):
+            source.lookup({"t": ids}, 1)
+
+
+def test_pins_come_and_go_beside_commits_and_readers() -> None:
+    ids, failures, done = np.arange(512), list[str](), threading.Event()
+    with MemoryStore(2, direct_bytes=0) as store:
+        store.create_table(
+            TableSpec("t", 8, None, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd"))
+        )
+        commit(store, {"t": TableUpdate(ids, np.full((512, 8), -1, np.float32))}, rate=1.0)
+
+        def come_and_go(seed: int) -> None:
+            random = np.random.default_rng(seed)
+            try:
+                while not done.is_set():
+                    with store.pin() as pin:
+                        for _ in range(random.integers(1, 4)):
+                            rows = pin.lookup({"t": ids})["t"]
+                            whole = np.concatenate([block.weights for block in pin.scan("t", 100)])
+                            if (rows != pin.version()).any() or (whole != pin.version()).any() or len(whole) != 512:
+                                failures.append(f"version {pin.version()} was torn")
+            except Exception as error:  # noqa: BLE001 - told by the test
+                failures.append(repr(error))
+
+        readers = [threading.Thread(target=come_and_go, args=(seed,), daemon=True) for seed in range(3)]
+        for reader in readers:
+            reader.start()
+        try:
+            for _ in range(60):
+                commit(store, {"t": TableUpdate(ids, np.full((512, 8), -1, np.float32))}, rate=1.0)
+        finally:
+            done.set()
+        for reader in readers:
+            reader.join(JOIN_S)
+            assert not reader.is_alive()
+        assert failures == []
+        assert store.pins() == ()
