@@ -97,22 +97,23 @@ class PlainKeras(Contender):
 
 
 class Elastable(Contender):
-    """One `elastable master` with the memory store, and one `elastable worker`."""
+    """One `elastable master` with the memory store, and one `elastable worker`; `more` are options of the master."""
 
-    def __init__(self, rows: int, optimizer: str, threads: int, home: Path) -> None:
+    def __init__(self, rows: int, optimizer: str, threads: int, home: Path, more: Sequence[str] = ()) -> None:
         self._environment = _environment(rows, optimizer)
         self._threads = threads
         self._home = home
-        self._address = f"127.0.0.1:{_free_port()}"
-        self._client = MasterClient(self._address, deadline_s=_START_S)
+        self._more = list(more)
+        self.address = f"127.0.0.1:{_free_port()}"
+        self._client = MasterClient(self.address, deadline_s=_START_S)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """As in `Contender.start`."""
         job = [str(Path(__file__).with_name("model.py")), "--micro-batch-size", str(BATCH), "--no-shuffle"]
         job += ["--grads-to-wait", "1", "--intra-op-threads", str(self._threads), "--no-export"]
-        places = ["--listen", self._address, "--run-dir", str(self._home / f"runs-{self._threads}")]
-        roles = {"master": [*job, *places], "worker": ["--master", self._address, "--deadline", str(_START_S)]}
+        places = [*self._more, "--listen", self.address, "--run-dir", str(self._home / f"runs-{self._threads}")]
+        roles = {"master": [*job, *places], "worker": ["--master", self.address, "--deadline", str(_START_S)]}
         for role, arguments in roles.items():
             log = self._home / f"{role}-{self._threads}.log"
             self.processes.append(_launch(["-m", "elastable", role, *arguments], self._environment, log))
@@ -120,7 +121,7 @@ class Elastable(Contender):
     def warm_up(self) -> None:
         """As in `Contender.warm_up`."""
         give_up = time.monotonic() + _START_S
-        while self._version() < _WARM_STEPS:
+        while self.version() < _WARM_STEPS:
             if time.monotonic() > give_up:
                 raise RuntimeError(f"not warm after {_START_S} s; see {self._home}")
             time.sleep(0.1)
@@ -128,11 +129,15 @@ class Elastable(Contender):
 
     def examples_per_second(self, seconds: float) -> float:
         """As in `Contender.examples_per_second`."""
-        with self._running():
-            time.sleep(_SETTLE_S)
-            first, began = self._version(), time.perf_counter()
-            time.sleep(seconds)
-            last, ended = self._version(), time.perf_counter()
+        with self.running():
+            return self.measured(seconds)
+
+    def measured(self, seconds: float) -> float:
+        """Examples/s of about that long, within a turn."""
+        time.sleep(_SETTLE_S)
+        first, began = self.version(), time.perf_counter()
+        time.sleep(seconds)
+        last, ended = self.version(), time.perf_counter()
         return (last - first) * BATCH / (ended - began)
 
     def close(self) -> None:
@@ -141,7 +146,8 @@ class Elastable(Contender):
         _kill(self.processes)
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
+        """Its turn: outside of it its processes are stopped."""
         self._signal(signal.SIGCONT)
         try:
             yield
@@ -152,7 +158,8 @@ class Elastable(Contender):
         for process in self.processes:
             process.send_signal(number)
 
-    def _version(self) -> int:
+    def version(self) -> int:
+        """The version that it has come to."""
         for process in self.processes:
             if process.poll() is not None:
                 raise RuntimeError(f"{process.args!r} ended with {process.returncode}; see {self._home}")
