@@ -13,15 +13,15 @@ from embedding_store.store import EmbeddingStore
 from master.api import Tensor
 from master.progress import Progress
 
-__all__ = ["CheckpointWriter", "Write"]
+__all__ = ["Begin", "CheckpointWriter"]
 
 _log = logging.getLogger(__name__)
 
 _LEASE_S = 60.0
 _RENEW_EVERY_S = 10.0
 
-Write = Callable[[EmbeddingStore | Pin, Mapping[str, Tensor], Progress], str]
-"""Writes a checkpoint of (rows, dense tensors, progress); returns where it is."""
+Begin = Callable[[EmbeddingStore | Pin, Mapping[str, Tensor], Progress], Callable[[], str]]
+"""Begins a checkpoint of (rows, dense tensors, progress); what it returns writes it, and returns where it is."""
 
 
 class CheckpointWriter:
@@ -34,12 +34,12 @@ class CheckpointWriter:
 
     Args:
         store: Holds the rows.
-        write: Writes a checkpoint.
+        begin: Begins a checkpoint, in the thread that commits (`CheckpointSeries.begin`).
     """
 
-    def __init__(self, store: EmbeddingStore, write: Write) -> None:
+    def __init__(self, store: EmbeddingStore, begin: Begin) -> None:
         self._store = store
-        self._write = write
+        self._begin = begin
         self._thread = ThreadPoolExecutor(1, "elastable-checkpoint")
         self._writing: Future[None] | None = None
 
@@ -49,9 +49,14 @@ class CheckpointWriter:
         try:
             pin = self._store.pin(lease_s=_LEASE_S)
         except Unsupported:
-            self._warned(self._store, dense, progress)
+            self._warned(self._begin(self._store, dense, progress), progress.version)
             return
-        self._writing = self._thread.submit(self._from_pin, pin, dense, progress)
+        try:
+            write = self._begin(pin, dense, progress)
+        except BaseException:
+            pin.release()
+            raise
+        self._writing = self._thread.submit(self._from_pin, pin, write, progress.version)
 
     def finish(self, dense: Mapping[str, Tensor], progress: Progress) -> str:
         """Writes the last version of a job, when nothing is committed any more; returns where it is.
@@ -60,7 +65,7 @@ class CheckpointWriter:
             CheckpointError: it cannot be written.
         """
         self.wait()
-        return self._write(self._store, dense, progress)
+        return self._begin(self._store, dense, progress)()
 
     def wait(self) -> None:
         """Until nothing is being written."""
@@ -73,14 +78,14 @@ class CheckpointWriter:
         self.wait()
         self._thread.shutdown()
 
-    def _from_pin(self, pin: Pin, dense: Mapping[str, Tensor], progress: Progress) -> None:
+    def _from_pin(self, pin: Pin, write: Callable[[], str], version: int) -> None:
         with kept(pin, _RENEW_EVERY_S):
-            self._warned(pin, dense, progress)
+            self._warned(write, version)
 
-    def _warned(self, rows: EmbeddingStore | Pin, dense: Mapping[str, Tensor], progress: Progress) -> None:
+    def _warned(self, write: Callable[[], str], version: int) -> None:
         try:
-            self._write(rows, dense, progress)
+            write()
         except (CheckpointError, StaleVersion) as error:
-            _log.warning("no checkpoint of version %d: %s", progress.version, error)
+            _log.warning("no checkpoint of version %d: %s", version, error)
         except ElastableError as error:
-            _log.warning("no checkpoint of version %d, the store failed: %s", progress.version, error)
+            _log.warning("no checkpoint of version %d, the store failed: %s", version, error)

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from elastable.commands.checkpoint import checkpoint
 from elastable.commands.job import master, train
 from elastable.commands.look import lookup, status
 from elastable.commands.plan import plan
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 for command in (train, master, worker, evaluate, predict, export, plan, status, lookup):
     app.command()(command)
+app.add_typer(checkpoint)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from elastable.callbacks import JobCallbacks
 from elastable.run_directory import RunDirectory
+from embedding_store.store import TableUpdate
 from master.hooks import Hooks
 from master.schedule import Schedule
 
@@ -50,6 +51,7 @@ class JobHooks(Hooks):
         checkpoint_every: Versions between checkpoints; 0: none but the last.
         told: Called with (epoch, logs) after each epoch.
         evaluated: Called with (version, logs) after each evaluation beside training.
+        rows_changed: Called with the updates of each commit.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class JobHooks(Hooks):
         checkpoint_every: int = 0,
         told: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None,
         evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None,
+        rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,
     ) -> None:
         self._callbacks = callbacks
         self._schedule = schedule
@@ -71,6 +74,7 @@ class JobHooks(Hooks):
         self._every = checkpoint_every
         self._told = told
         self._evaluated = evaluated
+        self._rows_changed = rows_changed
         self._recorded = 0.0
         self._version = 0
         self.stopwatch = Stopwatch()
@@ -84,6 +88,10 @@ class JobHooks(Hooks):
         if self._version:
             # Not in the first one: the workers are still on their way.
             self.stopwatch.start()
+
+    def on_rows(self, updates: Mapping[str, TableUpdate]) -> None:
+        """Tells whoever collects what the next checkpoint has to hold."""
+        self._rows_changed(updates)
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         """Tells the callbacks, notes metrics now and then, saves when it is time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -31,7 +31,8 @@ from embedding_store.shared.store import outboxes_of
 from embedding_store.store import EmbeddingStore
 from embedding_store.warm import warming
 from master.api import Tensor
-from master.checkpoints.writing import write_checkpoint
+from master.checkpoints.places import require_place
+from master.checkpoints.series import CheckpointSeries
 from master.core import Master
 from master.hooks import MasterOptions
 from master.progress import Progress
@@ -56,10 +57,10 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
     """
     set_intra_op_threads(options.intra_op_threads)
     began = time.monotonic()
-    for home in (options.run_dir, options.checkpoint_dir):
-        if home is not None:
-            # Now, and not when hours of training are to be saved.
-            require_writable(home)
+    # Now, and not when hours of training are to be saved.
+    require_writable(options.run_dir)
+    if options.checkpoint_dir is not None:
+        require_place(options.checkpoint_dir)
     prepared = prepare_job(options)
     with ExitStack() as held:
         held.callback(prepared.store.close)
@@ -115,8 +116,14 @@ class _Job:
         self._run = run
         self._console = console
         self.workers: LocalWorkers | None = None
-        self._checkpoints = options.checkpoint_dir or run.path / "checkpoints"
-        self._writer = CheckpointWriter(prepared.store, self._write)
+        self._series = CheckpointSeries(
+            options.checkpoint_dir or run.path / "checkpoints",
+            prepared.store,
+            keep=options.keep,
+            full_every=options.full_every if options.checkpoint_every else 1,
+            resumed=prepared.resumed,
+        )
+        self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint)
 
     def train(self, began: float) -> int:
         """Drives the job to its end; the exit code."""
@@ -135,6 +142,7 @@ class _Job:
             self._options.checkpoint_every,
             lambda epoch, logs: progress.epoch(epoch, job.epochs, logs),
             progress.evaluation,
+            self._series.rows_changed,
         )
         # Of a job that is resumed: it may have nothing left to do.
         hooks.logs = self._prepared.progress.logs
@@ -155,8 +163,10 @@ class _Job:
     def _save(self) -> None:
         self._writer.begin(self._prepared.dense.tensors(), self._master.progress())
 
-    def _write(self, rows: EmbeddingStore | Pin, dense: Mapping[str, Tensor], progress: Progress) -> str:
-        return write_checkpoint(self._checkpoints, rows, dense, self._prepared.job, progress, keep=self._options.keep)
+    def _begin_checkpoint(
+        self, rows: EmbeddingStore | Pin, dense: Mapping[str, Tensor], progress: Progress
+    ) -> Callable[[], str]:
+        return self._series.begin(rows, dense, self._prepared.job, progress)
 
     @contextmanager
     def _watching(self, progress: JobProgress) -> Iterator[None]:

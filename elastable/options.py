@@ -33,9 +33,12 @@ class JobOptions:
         offload_above: Keras embeddings of more elements go to the store; 0: none.
         locations: TOML file of tensor locations; None: every table is in `store`.
         run_dir: Home of run directories.
-        checkpoint_dir: Where checkpoints go; None: in the run directory.
+        checkpoint_dir: Where checkpoints go, a path or a URL that fsspec knows; None: in the run directory.
         checkpoint_every: Versions between checkpoints; 0: only at the end.
         keep: Checkpoints that stay.
+        full_every: Every so many of them one is full, the others hold what changed; 1: all are full.
+        warm_start: A checkpoint, of any model, whose rows a new job begins with; None: of none.
+        warm_tables: Tables that begin so; (): all that both models have.
         evaluate_every: Versions between evaluations beside training; 0: at the end of epochs only.
         resume: Go on where an earlier job ended: at the version that stands in a store that outlived its
             master, or from the newest checkpoint in `checkpoint_dir`; anew, if there is neither.
@@ -65,9 +68,12 @@ class JobOptions:
     offload_above: int = 0
     locations: Path | None = None
     run_dir: Path = Path("runs")
-    checkpoint_dir: Path | None = None
+    checkpoint_dir: str | Path | None = None
     checkpoint_every: int = 0
     keep: int = 3
+    full_every: int = 5
+    warm_start: str | Path | None = None
+    warm_tables: tuple[str, ...] = ()
     evaluate_every: int = 0
     resume: bool = False
     overwrite: bool = False
@@ -85,6 +91,10 @@ class JobOptions:
             raise BadInput(
                 f"checkpoint_every and keep must not be negative, got {self.checkpoint_every} and {self.keep}"
             )
+        if self.full_every < 1:
+            raise BadInput(f"full_every must be at least 1, got {self.full_every}")
+        if self.warm_tables and self.warm_start is None:
+            raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
         require_transport(self.transport)
         if self.evaluate_every < 0:
             raise BadInput(f"evaluate_every must not be negative, got {self.evaluate_every}")

@@ -13,7 +13,7 @@ import numpy as np
 from elastable.options import JobOptions
 from elastable.places import locations_of, on_worker, open_places
 from elastable.resume import fill_store
-from embedding_store.errors import CheckpointError, ModelError
+from embedding_store.errors import ModelError
 from embedding_store.fresh_rows import fresh_rows
 from embedding_store.location_file import storage_of_url
 from embedding_store.locations import plan_tables, storage_of_tables
@@ -21,7 +21,8 @@ from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore
 from master.api import JobSpec
 from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from master.checkpoints.places import find_checkpoint
+from master.checkpoints.places import newest_checkpoint
+from master.checkpoints.warm_start import warm_start
 from master.dense import DenseState
 from master.discovery import discover_tables
 from master.keras_optimizer import table_optimizer
@@ -49,6 +50,7 @@ class PreparedJob:
         dense: The dense part.
         metrics: The model's metrics.
         progress: Where the job begins.
+        resumed: The checkpoint that the store was restored from; None: from none.
     """
 
     job: JobSpec
@@ -59,6 +61,7 @@ class PreparedJob:
     dense: DenseState
     metrics: MetricBook
     progress: Progress
+    resumed: Checkpoint | None = None
 
 
 def prepare_job(options: JobOptions) -> PreparedJob:
@@ -69,7 +72,7 @@ def prepare_job(options: JobOptions) -> PreparedJob:
             store or the checkpoint cannot be used, by name.
     """
     file = load_model_file(options.model_file)
-    train, model, tables = _discovered(file, options.offload_above, options.seed)
+    train, model, tables = _discovered(file, options.offload_above, options.seed, options.lazy)
     validation = file.reader("validation")
     locations = locations_of(options.locations, options.store)
     places = storage_of_tables(plan_tables(tables, locations.settings))
@@ -94,6 +97,8 @@ def prepare_job(options: JobOptions) -> PreparedJob:
         shuffle=options.shuffle,
         average=options.average,
         not_finite=options.not_finite,
+        staleness_bound=options.staleness_bound,
+        staleness_modulation=options.staleness_modulation,
     )
     dense = DenseState(model)
     checkpoint = _checkpoint_to_resume(options)
@@ -111,6 +116,8 @@ def prepare_job(options: JobOptions) -> PreparedJob:
         if beginning.job is None:
             for name, rows in pretrained_rows(store_layers(model)).items():
                 store.put(name, [fresh_rows(tables[name], np.arange(len(rows), dtype=np.int64), rows)])
+            if options.warm_start is not None:
+                warm_start(open_checkpoint(options.warm_start), store, tables, options.warm_tables)
     except BaseException:
         store.close()
         raise
@@ -118,7 +125,9 @@ def prepare_job(options: JobOptions) -> PreparedJob:
         layer.attach(store, options.seed)
     if beginning.job is not None:
         job = replace(job, job=beginning.job)
-    return PreparedJob(job, file, model, store, tables, dense, MetricBook(model), beginning.progress)
+    return PreparedJob(
+        job, file, model, store, tables, dense, MetricBook(model), beginning.progress, beginning.checkpoint
+    )
 
 
 def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[Any, dict[str, TableSpec]]:
@@ -131,12 +140,14 @@ def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[
     return model, tables
 
 
-def _discovered(file: ModelFile, offload_above: int, seed: int) -> tuple[Reader, Any, dict[str, TableSpec]]:
+def _discovered(
+    file: ModelFile, offload_above: int, seed: int, lazy: bool = True
+) -> tuple[Reader, Any, dict[str, TableSpec]]:
     train = file.reader("train")
     if train is None:
         raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
     model = make_model(file.model, sample_batch(train), seed, offload_above)
-    return train, model, discover_tables(model, seed, table_optimizer(model.optimizer))
+    return train, model, discover_tables(model, seed, table_optimizer(model.optimizer, lazy))
 
 
 def _where_workers_look(options: JobOptions) -> str:
@@ -148,9 +159,6 @@ def _where_workers_look(options: JobOptions) -> str:
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:
     if not options.resume or options.checkpoint_dir is None:
         return None
-    try:
-        found = find_checkpoint(options.checkpoint_dir)
-    except CheckpointError:
-        # Nothing was saved yet: the first start of a job that is always started with --resume.
-        return None
-    return open_checkpoint(found)
+    found = newest_checkpoint(options.checkpoint_dir)
+    # Nothing was saved yet at the first start of a job that is always started with --resume.
+    return None if found is None else open_checkpoint(found)

@@ -12,7 +12,7 @@ from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore
 from master.api import JobSpec
 from master.checkpoints.checkpoint import Checkpoint
-from master.checkpoints.restoring import restore_tables
+from master.checkpoints.restoring import refuse_other_model, restore_tables
 from master.dense import DenseState
 from master.discovery import create_tables
 from master.progress import Progress
@@ -30,10 +30,12 @@ class Beginning:
     Attributes:
         progress: Its place.
         job: The id of the job that goes on; None: a new one begins.
+        checkpoint: That the store was restored from; None: from none.
     """
 
     progress: Progress
     job: str | None = None
+    checkpoint: Checkpoint | None = None
 
 
 def fill_store(
@@ -73,11 +75,14 @@ def fill_store(
             return _go_on(standing, store, tables, dense, job)
         if checkpoint is not None:
             _refuse_other_job(checkpoint.address, checkpoint.job, job)
+            refuse_other_model(checkpoint, tables)
+            if store.specs():
+                checkpoint.verify()  # before anything that is there is given up
+            dense.restore(checkpoint.dense())
             _claim_store(store, overwrite=True)
             create_tables(store, tables)
-            dense.restore(checkpoint.dense())
             restore_tables(checkpoint, store)
-            return Beginning(checkpoint.progress(), str(checkpoint.job["job"]))
+            return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint)
         # The first master may have died before its first commit: what it created there holds nothing yet.
         overwrite = overwrite or (store.keeps_records and store.version() == 0 and set(store.specs()) <= set(tables))
     _claim_store(store, overwrite)

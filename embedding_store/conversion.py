@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from embedding_store.errors import SpecConflict, TableNotFound
+from embedding_store.errors import SpecConflict, TableNotFound, Unsupported
 from embedding_store.fresh_rows import fresh_rows
+from embedding_store.row_optimizer import follows_steps, row_optimizer
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore, Float32, RowBlock
 
@@ -72,7 +73,7 @@ def convert_table(
             worst, limit = _put(target, there, kept)
             rows, error, bound = rows + len(block.ids), max(error, worst), max(bound, limit)
         counters = source.sightings(table)
-        if counters is not None and there.admission is not None:
+        if counters is not None and (there.admission is not None or follows_steps(there.optimizer)):
             target.put_sightings(table, counters)
     except BaseException:
         target.drop_table(table)
@@ -80,10 +81,27 @@ def convert_table(
     return Conversion(there, rows, rows * there.weight_bytes, rows * spec.weight_bytes, error, bound)
 
 
+def _refuse_decayed(spec: TableSpec, there: TableSpec) -> None:
+    """Raises `Unsupported` where rows that were never updated would no longer read what decay has made of them."""
+    form = row_optimizer(spec.optimizer).dense_form if follows_steps(spec.optimizer) else None
+    if form is not None and form.decay and not follows_steps(there.optimizer):
+        raise Unsupported(
+            f"table {spec.name!r}: with lazy=False its weight_decay reaches rows that were never updated, and a table "
+            f"of {there.dtype} has no place for that; keep it in float32"
+        )
+
+
 def spec_in_dtype(spec: TableSpec, dtype: str) -> TableSpec:
-    """The table in another dtype; one of int8 is not trained: it has no slots, no admission and no eviction."""
+    """The table in another dtype; one of int8 is not trained: it has no slots, no admission and no eviction.
+
+    Raises:
+        Unsupported: the table's rows follow decay that the dtype has no place for.
+    """
     there = replace(spec, dtype=dtype)
-    return replace(there, optimizer=OptimizerSpec(), admission=None, eviction=None) if dtype == "int8" else there
+    if dtype == "int8":
+        there = replace(there, optimizer=OptimizerSpec(), admission=None, eviction=None)
+    _refuse_decayed(spec, there)
+    return there
 
 
 def _put(target: EmbeddingStore, spec: TableSpec, block: RowBlock) -> tuple[float, float]:

@@ -181,10 +181,16 @@ class DenseState:
         """Takes back what `tensors` gave; entries of other kinds are left alone.
 
         Raises:
-            CheckpointError: a tensor is missing, or of another shape or dtype;
-                nothing has been changed.
+            CheckpointError: a tensor is missing, of another shape or dtype, or not
+                of the model; nothing has been changed.
         """
         targets = self._by_key()
+        for key, tensor in tensors.items():
+            if key.partition("/")[0] in ("variables", "states", "optimizer") and key not in targets:
+                raise CheckpointError(
+                    f"the checkpoint has {key} ({tensor.dtype} {list(tensor.shape)}), and the model has no such "
+                    "variable: it is of another model"
+                )
         for key, variable in targets.items():
             found = tensors.get(key)
             wanted = f"{variable.dtype} {list(variable.shape)}"

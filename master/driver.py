@@ -107,6 +107,7 @@ class Driver:
         epoch = self._state.epoch
         pushes = [ticket.push for ticket in tickets if ticket.push is not None]
         made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
+        self._hooks.on_rows(made.updates)
         with self._changed:
             ended = self._state.committed(tickets, made)
             sums = self._state.epoch_metrics

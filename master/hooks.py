@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from embedding_store.store import TableUpdate
+
 __all__ = ["Hooks", "MasterOptions"]
 
 
@@ -19,6 +21,13 @@ class Hooks:
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Training of an epoch (counted from 0) begins, or goes on after a resume."""
+
+    def on_rows(self, updates: Mapping[str, TableUpdate]) -> None:
+        """Rows of a version have been committed; `on_version` follows.
+
+        Args:
+            updates: Table name -> the ids that had a gradient, with it.
+        """
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         """A version has been committed.

@@ -20,7 +20,7 @@ Deadline = Annotated[
     float, typer.Option("--deadline", metavar="SECONDS", help="Give up on an unreachable server after this long.")
 ]
 CheckpointPath = Annotated[
-    Path, typer.Option("--checkpoint", metavar="DIR", help="A checkpoint, or a directory of them (the newest).")
+    str, typer.Option("--checkpoint", metavar="DIR|URL", help="A checkpoint, or a directory of them (the newest).")
 ]
 Transport = Annotated[
     str,

@@ -83,7 +83,12 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "run_dir": _option(_PLACES, Path, Path("runs"), "--run-dir", help="Home of run directories."),
     "checkpoint_dir": _option(
-        _PLACES, Path | None, None, "--checkpoint-dir", help="Checkpoints \\[default: in the run directory]."
+        _PLACES,
+        str | None,
+        None,
+        "--checkpoint-dir",
+        metavar="DIR|URL",
+        help="Checkpoints, s3://... too \\[default: in the run directory].",
     ),
     "checkpoint_every": _option(
         _PLACES,
@@ -95,6 +100,26 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         help="Versions between checkpoints; 0: at the end only.",
     ),
     "keep": _option(_PLACES, int, 3, "--keep", min=0, help="Checkpoints that stay; 0: all."),
+    "full_every": _option(
+        _PLACES,
+        int,
+        5,
+        "--full-every",
+        min=1,
+        metavar="CHECKPOINTS",
+        help="Of so many one is full, the others hold what changed; 1: all are full.",
+    ),
+    "warm_start": _option(
+        _PLACES,
+        str | None,
+        None,
+        "--warm-start",
+        metavar="CKPT",
+        help="Begin with rows of another model's checkpoint, of the tables that both have.",
+    ),
+    "warm_tables": _option(
+        _PLACES, str | None, None, "--warm-tables", metavar="A,B", help="Of these tables only \\[default: of all]."
+    ),
     "evaluate_every": _option(
         _JOB,
         int,
@@ -153,6 +178,12 @@ def _with_job_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def _as_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as `JobOptions` takes them."""
+    tables = str(options["warm_tables"] or "").split(",")
+    return {**options, "warm_tables": tuple(name.strip() for name in tables if name.strip())}
+
+
 @_with_job_options
 def train(
     model_file: Annotated[Path, typer.Argument(metavar="MODEL.py", help="Defines model() and data(split).")],
@@ -165,7 +196,7 @@ def train(
     """Train a model with a master and worker processes on this machine."""
     default = workers if options["mode"] == "sync" else 1
     options["grads_to_wait"] = options["grads_to_wait"] or default
-    job = JobOptions(model_file=model_file, listen=listen, **options)
+    job = JobOptions(model_file=model_file, listen=listen, **_as_settings(options))
     import_tensorflow()
     from elastable.master_process import run_job
 
@@ -190,7 +221,7 @@ def master(
 
         raise typer.Exit(run_bare_server(options["store"], listen, Console(), options["transport"]))
     options["grads_to_wait"] = options["grads_to_wait"] or 1
-    job = JobOptions(model_file=model_file, listen=listen, **options)
+    job = JobOptions(model_file=model_file, listen=listen, **_as_settings(options))
     from elastable.master_process import run_job
 
     raise typer.Exit(run_job(job, local_workers=0, console=Console()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -79,7 +78,7 @@ def lookup(
     ids: Annotated[list[int], typer.Argument(help="Ids; put -- before negative ones.")],
     master: Annotated[str | None, typer.Option("--master", metavar="HOST:PORT", help="Of a running master.")] = None,
     store: Annotated[str | None, typer.Option("--store", metavar="URL", help="A store, redis://host:port.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option("--checkpoint", metavar="DIR", help="A checkpoint.")] = None,
+    checkpoint: Annotated[str | None, typer.Option("--checkpoint", metavar="DIR|URL", help="A checkpoint.")] = None,
     deadline: Deadline = 5.0,
 ) -> None:
     """Print rows of a table as JSON, one line an id."""
@@ -89,7 +88,7 @@ def lookup(
         typer.echo(json.dumps({"table": table, "id": row_id, "row": [float(value) for value in row]}))
 
 
-def _source(master: str | None, store: str | None, checkpoint: Path | None, deadline: float) -> RowSource:
+def _source(master: str | None, store: str | None, checkpoint: str | None, deadline: float) -> RowSource:
     if sum(given is not None for given in (master, store, checkpoint)) != 1:
         raise BadInput("lookup needs exactly one of --master, --store and --checkpoint")
     if master is not None:
@@ -97,5 +96,5 @@ def _source(master: str | None, store: str | None, checkpoint: Path | None, dead
     if store is not None:
         return open_source(store)
     memory = MemoryStore()
-    restore_tables(open_checkpoint(checkpoint or Path()), memory)
+    restore_tables(open_checkpoint(checkpoint or "."), memory)
     return memory

@@ -14,7 +14,7 @@ from elastable.places import locations_of
 from elastable.quiet import import_tensorflow
 from embedding_store.locations import Placement, plan_tables
 
-__all__ = ["plan"]
+__all__ = ["plan", "readable_size"]
 
 
 def plan(
@@ -45,7 +45,7 @@ def plan(
     for line in placements:
         rows = "any id" if line.rows is None else f"{line.rows:,}"
         elements = "grows" if line.elements is None else f"{line.elements:,}"
-        size = f"{line.row_bytes:,} B a row" if line.bytes is None else _size(line.bytes)
+        size = f"{line.row_bytes:,} B a row" if line.bytes is None else readable_size(line.bytes)
         shown.add_row(line.table, line.kind, f"{rows} x {line.row}", elements, size, line.location.storage, line.reason)
     console = Console()
     if not console.is_terminal:
@@ -53,7 +53,8 @@ def plan(
     console.print(shown)
     total = sum(size for _, _, size in dense)
     console.print(
-        f"{len(dense)} dense variables, {_size(total)}: on the master, with their optimizer state, and on every worker"
+        f"{len(dense)} dense variables, {readable_size(total)}: on the master, with their optimizer state, and on "
+        "every worker"
     )
 
 
@@ -81,7 +82,8 @@ def _bytes(variable: Any) -> int:
     return int(variable.value.dtype.size * variable.value.shape.num_elements())
 
 
-def _size(count: int) -> str:
+def readable_size(count: int) -> str:
+    """Bytes for people: 12.3 MiB."""
     value, units = float(count), ("B", "KiB", "MiB", "GiB", "TiB")
     for unit in units[:-1]:
         if value < 1024:

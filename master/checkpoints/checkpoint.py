@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from master.checkpoints.manifest import Manifest
 from master.checkpoints.places import checkpoint_names, located, version_named
 from master.checkpoints.row_chain import chained_rows
 from master.checkpoints.tensor_file import tensors_in
+from master.checkpoints.threads import in_order
 from master.progress import Progress
 
 __all__ = ["Checkpoint", "offering_older", "open_checkpoint", "open_named", "read_tensors"]
@@ -94,7 +96,13 @@ class Checkpoint:
             CheckpointError: the first whose bytes are not the ones that were written.
         """
         with offering_older(self):
-            _read_all(self)
+            self.read_all()
+
+    def read_all(self) -> None:
+        """As `verify`, without looking for another checkpoint."""
+        for one in self.chain():
+            for _ in in_order(partial(read_tensors, one), one.manifest.files):
+                pass
 
 
 def open_checkpoint(place: str | Path) -> Checkpoint:
@@ -180,17 +188,11 @@ def _older_good(home: CheckpointFiles, name: str) -> Checkpoint | None:
         if (version_named(other) or order) < order:
             try:
                 found = open_named(home, other)
-                _read_all(found)
+                found.read_all()
             except (CheckpointError, OSError):
                 continue
             return found
     return None
-
-
-def _read_all(checkpoint: Checkpoint) -> None:
-    for one in checkpoint.chain():
-        for file in one.manifest.files:
-            read_tensors(one, file)
 
 
 def _manifest(home: CheckpointFiles, name: str) -> Manifest:

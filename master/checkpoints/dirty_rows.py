@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from embedding_store.memory.id_index import IdIndex
+from embedding_store.row_optimizer import follows_steps
 from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore, Int64, TableStatistics, TableUpdate
 from master.checkpoints.id_bits import IdBits
@@ -89,7 +90,8 @@ class DirtyRows:
 
     What is done to a table by hand and not by commits is seen in its statistics:
     rows put or forgotten make all of its rows count as changed, rows deleted make
-    it a table that gave up rows, as rows evicted do.
+    it a table that gave up rows, as rows evicted do. All rows of a table whose
+    optimizer moves untouched rows (`lazy=False`) change with every commit.
 
     `add` and `take` are called by the thread that commits; `give_back` by any.
 
@@ -167,6 +169,8 @@ class DirtyRows:
         }
 
     def _no_ids(self, spec: TableSpec) -> _Ids | None:
+        if follows_steps(spec.optimizer):
+            return None  # every step moves every row
         size = spec.vocabulary_size
         return IdBits(size) if size is not None and size // 8 <= self._most_bytes // 4 else _IndexedIds()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -69,6 +70,10 @@ class CheckpointFiles(ABC):
     @abstractmethod
     def discard(self, draft: str) -> None:
         """Takes a draft away. One that is gone already, or that cannot be taken away, is passed over."""
+
+    @abstractmethod
+    def probe(self) -> None:
+        """Makes the folder, and writes a file there that is gone afterwards."""
 
     def at(self, path: str) -> str:
         """A path below the folder, as a person writes it."""
@@ -149,6 +154,12 @@ class LocalFiles(CheckpointFiles):
     def discard(self, draft: str) -> None:
         """As in `CheckpointFiles.discard`."""
         shutil.rmtree(self._home / draft, ignore_errors=True)
+
+    def probe(self) -> None:
+        """As in `CheckpointFiles.probe`."""
+        self._home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self._home):
+            return
 
     def _put(self, number: int, part: Part) -> int:
         return os.write(number, part)

@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from embedding_store.errors import CheckpointError
+from embedding_store.errors import BadInput, CheckpointError
+from embedding_store.redis.url import redacted
 from master.checkpoints.files import MANIFEST, CheckpointFiles, LocalFiles
 
-__all__ = ["checkpoint_name", "checkpoint_names", "files_at", "find_checkpoint", "located", "version_named"]
+__all__ = [
+    "checkpoint_name",
+    "checkpoint_names",
+    "files_at",
+    "find_checkpoint",
+    "located",
+    "newest_checkpoint",
+    "require_place",
+    "version_named",
+]
 
 _NAME = re.compile(r"ckpt-(\d{10,})(?:-(\d+))?")
 
@@ -26,6 +36,18 @@ def files_at(place: str | Path | CheckpointFiles) -> CheckpointFiles:
 
         return files_at_url(place)
     return LocalFiles(Path(place))
+
+
+def require_place(place: str | Path) -> None:
+    """Makes sure that checkpoints can be written there.
+
+    Raises:
+        BadInput: naming the place and why not.
+    """
+    try:
+        files_at(place).probe()
+    except OSError as error:
+        raise BadInput(f"checkpoints cannot be written to {redacted(str(place))}: {error}") from error
 
 
 def checkpoint_name(version: int, taken: list[str]) -> str:
@@ -49,6 +71,16 @@ def checkpoint_names(files: CheckpointFiles) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
+def newest_checkpoint(place: str | Path) -> str | None:
+    """As `find_checkpoint`; None where there is none.
+
+    Raises:
+        CheckpointError: the place cannot be read.
+    """
+    found = _located(place)
+    return None if found is None else found[0].at(found[1])
+
+
 def find_checkpoint(place: str | Path) -> str:
     """The address of the checkpoint at `place`, or of the newest of those side by side in it.
 
@@ -62,6 +94,13 @@ def find_checkpoint(place: str | Path) -> str:
 
 def located(place: str | Path) -> tuple[CheckpointFiles, str]:
     """The folder and the name of the checkpoint that `find_checkpoint` finds."""
+    found = _located(place)
+    if found is None:
+        raise CheckpointError(f"{place}: no checkpoint there; expected a folder ckpt-<version> with {MANIFEST}")
+    return found
+
+
+def _located(place: str | Path) -> tuple[CheckpointFiles, str] | None:
     text = str(place).rstrip("/") or "."
     try:
         for folder in (text, f"{text}/checkpoints"):
@@ -73,7 +112,7 @@ def located(place: str | Path) -> tuple[CheckpointFiles, str]:
                 return files, names[-1]
     except OSError as error:
         raise CheckpointError(f"{place}: cannot be read: {error}") from error
-    raise CheckpointError(f"{place}: no checkpoint there; expected a folder ckpt-<version> with {MANIFEST}")
+    return None
 
 
 def _beside(checkpoint: str) -> tuple[CheckpointFiles, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,7 +102,11 @@ class RemoteFiles(CheckpointFiles):
         """As in `CheckpointFiles.remove`."""
         with _as_os_errors(name):
             self._system.rm_file(self._at(f"{name}/{MANIFEST}"))
-            self._system.rm(self._at(name), recursive=True)
+        self._remove_files(name)
+
+    def _remove_files(self, folder: str) -> None:
+        with _as_os_errors(folder):
+            self._system.rm(self._at(folder), recursive=True)
 
     def drafts(self) -> list[str]:
         """As in `CheckpointFiles.drafts`: folders of checkpoints without a manifest."""
@@ -110,10 +115,17 @@ class RemoteFiles(CheckpointFiles):
     def discard(self, draft: str) -> None:
         """As in `CheckpointFiles.discard`."""
         try:
-            with _as_os_errors(draft):
-                self._system.rm(self._at(draft), recursive=True)
+            # A manifest that was written although its writing failed goes first.
+            self.remove(draft) if MANIFEST in self.names(draft) else self._remove_files(draft)
         except OSError:
             return
+
+    def probe(self) -> None:
+        """As in `CheckpointFiles.probe`."""
+        path = self._at(f".probe-{uuid.uuid4().hex}")
+        with _as_os_errors(path):
+            self._system.pipe_file(path, b"probe")
+            self._system.rm_file(path)
 
     def _at(self, path: str) -> str:
         return f"{self._path}/{path}" if path else self._path

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from embedding_store.conversion import spec_in_dtype
 from embedding_store.errors import CheckpointError
 from embedding_store.fresh_rows import fresh_rows
+from embedding_store.row_optimizer import follows_steps
 from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore
 from master.checkpoints.checkpoint import Checkpoint
 
-__all__ = ["require_tables", "restore_tables"]
+__all__ = ["refuse_other_model", "require_tables", "restore_tables"]
 
 
 def restore_tables(
@@ -37,6 +38,7 @@ def restore_tables(
         CheckpointError: a file is damaged, or the checkpoint lacks a table that was asked for.
         SpecConflict: a table by the same name has another spec.
         BadInput: a weight that the dtype cannot hold.
+        Unsupported: the table cannot be kept so.
     """
     names = require_tables(checkpoint, tables)
     specs = {name: _wanted(checkpoint.manifest.tables[name].spec, dtype) for name in names}
@@ -56,6 +58,22 @@ def restore_tables(
         raise
     store.reset_version(checkpoint.version)
     return restored
+
+
+def refuse_other_model(checkpoint: Checkpoint, tables: Mapping[str, TableSpec]) -> None:
+    """Raises `CheckpointError` where the tables of a checkpoint are not those of a model, by name."""
+    for name in sorted({*tables, *checkpoint.manifest.tables}):
+        ours, saved = tables.get(name), checkpoint.manifest.tables.get(name)
+        told = None
+        if saved is None:
+            told = f"the model has a table {name!r}, and the checkpoint has none of that name"
+        elif ours is None:
+            told = f"the checkpoint has a table {name!r}, and the model has none of that name"
+        elif differences := saved.spec.differences(ours):
+            pairs = (f"{part} {there!r} and {here!r}" for part, (there, here) in differences.items())
+            told = f"table {name!r} has in the checkpoint and in the model: {'; '.join(pairs)}"
+        if told is not None:
+            raise CheckpointError(f"{checkpoint.address} is of another model: {told}")
 
 
 def require_tables(checkpoint: Checkpoint, tables: Iterable[str] | None) -> list[str]:
@@ -87,6 +105,6 @@ def _restore(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec) -> 
             "written"
         )
     counters = checkpoint.sightings(spec.name)
-    if counters is not None and spec.admission is not None:
+    if counters is not None and (spec.admission is not None or follows_steps(spec.optimizer)):
         store.put_sightings(spec.name, counters)
     return rows

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from embedding_store.errors import BadInput, CheckpointError
 from embedding_store.pins import Pin
-from embedding_store.store import EmbeddingStore
+from embedding_store.store import EmbeddingStore, TableUpdate
 from master.api import JobSpec, Tensor
 from master.checkpoints.checkpoint import Checkpoint, open_named
 from master.checkpoints.dirty_rows import Changes, DirtyRows
@@ -55,8 +55,12 @@ class CheckpointSeries:
         self._writing = threading.Lock()
         self._base = resumed if resumed is not None and resumed.home.address == self._files.address else None
         self._failures = 0
-        self.dirty = DirtyRows(store) if full_every > 1 else None
-        """Is to be told of every commit; None: nothing is collected."""
+        self._dirty = DirtyRows(store) if full_every > 1 else None
+
+    def rows_changed(self, updates: Mapping[str, TableUpdate]) -> None:
+        """A commit was made. Called by the thread that commits, with each of them."""
+        if self._dirty is not None:
+            self._dirty.add(updates)
 
     def begin(
         self, source: EmbeddingStore | Pin, dense: Mapping[str, Tensor], job: JobSpec, progress: Progress
@@ -76,7 +80,7 @@ class CheckpointSeries:
         Returns:
             Writes, and returns the address; raises as `write_checkpoint`.
         """
-        changes = None if self.dirty is None else self.dirty.take(progress.version)
+        changes = None if self._dirty is None else self._dirty.take(progress.version)
         failures = self._failures
 
         def write() -> str:
@@ -97,8 +101,8 @@ class CheckpointSeries:
 
     def _failed(self, changes: Changes | None) -> None:
         self._failures += 1
-        if self.dirty is not None and changes is not None:
-            self.dirty.give_back(changes)
+        if self._dirty is not None and changes is not None:
+            self._dirty.give_back(changes)
 
     def _standing_base(self) -> Checkpoint | None:
         """What an increment may build upon now."""

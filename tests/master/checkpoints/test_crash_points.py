@@ -123,10 +123,9 @@ class SteppedSystem(MemoryFileSystem):  # type: ignore[misc]
 def run(files: CheckpointFiles, store: EmbeddingStore, told: Callable[[int, Rows], None]) -> None:
     """Versions with a checkpoint each: a full one, increments, a full one; two are kept."""
     series = CheckpointSeries(files, store, keep=2, full_every=3)
-    assert series.dirty is not None
     for version in range(1, VERSIONS + 1):
         many = list(range(40)) if version == 1 else [version, 40 + version]
-        series.dirty.add(commit(store, {"fixed": many, "dynamic": many}))
+        series.rows_changed(commit(store, {"fixed": many, "dynamic": many}))
         series.begin(store, dense_of(version), JOB, progress_of(version))()
         told(version, rows(store))
 

@@ -50,13 +50,11 @@ class Job:
         self.series = CheckpointSeries(place, store, keep=keep, full_every=full_every)
 
     def commit(self, **ids: list[int]) -> None:
-        assert self.series.dirty is not None
-        self.series.dirty.add(commit(self.store, ids))
+        self.series.rows_changed(commit(self.store, ids))
 
     def train(self, versions: int, most: int = 60) -> None:
-        assert self.series.dirty is not None
         for updates in train(self.store, versions, most):
-            self.series.dirty.add(updates)
+            self.series.rows_changed(updates)
 
     def begin(self) -> Callable[[], str]:
         version = self.store.version()
@@ -273,9 +271,7 @@ class SeriesMachine(RuleBasedStateMachine):
         self.change({spec.name: list(range(100, 130)) for spec in SPECS})
 
     def change(self, ids: dict[str, list[int]]) -> None:
-        updates = commit(self.store, ids)
-        if self.series.dirty is not None:
-            self.series.dirty.add(updates)
+        self.series.rows_changed(commit(self.store, ids))
 
     @rule(ids=st.fixed_dictionaries({}, optional={spec.name: IDS for spec in SPECS}))
     def commit(self, ids: dict[str, list[int]]) -> None:

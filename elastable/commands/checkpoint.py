@@ -1,0 +1,230 @@
+"""`elastable checkpoint list | show | verify | restore | diff`: what is saved, and what to do with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from elastable.commands.plan import readable_size
+from embedding_store.errors import BadInput
+from embedding_store.open_store import open_store
+from embedding_store.redis.url import redacted
+from embedding_store.store import EmbeddingStore
+from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from master.checkpoints.comparing import TableDifference, TensorDifference, compare_dense, compare_tables
+from master.checkpoints.listing import Listed, list_checkpoints
+from master.checkpoints.restoring import require_tables, restore_tables
+
+__all__ = ["checkpoint"]
+
+checkpoint = typer.Typer(
+    name="checkpoint", help="List, check, restore and compare checkpoints.", no_args_is_help=True, add_completion=False
+)
+
+Place = Annotated[str, typer.Argument(metavar="CKPT", help="A checkpoint, or a directory of them (the newest).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@checkpoint.command("list")
+def list_all(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Where checkpoints lie: a path or a URL.")],
+    verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its checksum.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the checkpoints of a directory: version, time, kind, size, rows, whole or damaged."""
+    found = list_checkpoints(directory, verify)
+    if as_json:
+        typer.echo(json.dumps([_as_json(listed) for listed in found], indent=2))
+        return
+    shown = Table("checkpoint", "version", "written", "kind", "size", "rows", "state", title=escape(directory))
+    for listed in found:
+        shown.add_row(*_cells(listed))
+    _console().print(shown)
+
+
+@checkpoint.command()
+def show(place: Place, as_json: AsJson = False) -> None:
+    """Show what a checkpoint holds: its job, its tables, what it builds upon."""
+    found = open_checkpoint(place)
+    if as_json:
+        typer.echo(json.dumps({**_as_json(Listed(found.address, found)), **_details(found)}, indent=2))
+        return
+    console, manifest, progress = _console(), found.manifest, found.progress()
+    about = Table(title=escape(found.address), show_header=False, title_justify="left")
+    about.add_row("version", f"{found.version:,}")
+    about.add_row("written", manifest.written or "unknown")
+    about.add_row("kind", f"{manifest.kind}, format {manifest.format}")
+    about.add_row("builds upon", ", ".join(base.name for base in found.chain()[1:]) or "nothing")
+    about.add_row("size", readable_size(manifest.size))
+    about.add_row("job", str(found.job.get("job", "")))
+    about.add_row("records trained", f"{progress.records:,}")
+    console.print(about)
+    tables = Table("table", "rows", "in it", "dim", "dtype", "optimizer", title=f"{len(manifest.tables)} tables")
+    for name, entry in manifest.tables.items():
+        held = "all" if entry.whole else f"{entry.written:,} changed"
+        spec = entry.spec
+        tables.add_row(escape(name), f"{entry.rows:,}", held, str(spec.dim), spec.dtype, spec.optimizer.name)
+    console.print(tables)
+
+
+@checkpoint.command()
+def verify(place: Place, as_json: AsJson = False) -> None:
+    """Read every file of a checkpoint, and of what it builds upon; damage is named, with exit code 8."""
+    found = open_checkpoint(place)
+    found.verify()
+    files = sum(len(one.manifest.files) for one in found.chain())
+    told = {"checkpoint": found.address, "version": found.version, "files": files, "whole": True}
+    typer.echo(json.dumps(told) if as_json else f"{found.address}: {files} files, whole")
+
+
+@checkpoint.command()
+def restore(
+    place: Place,
+    store: Annotated[str, typer.Option("--store", metavar="URL", help="Where the tables are made.")],
+    tables: Annotated[str | None, typer.Option("--tables", metavar="A,B", help="Of them \\[default: all].")] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="float32, float16, bfloat16 or int8 \\[default: as they were].")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Drop the tables that the store holds.")] = False,
+) -> None:
+    """Make the tables of a checkpoint in a store, also of another kind, with other shards, in another dtype."""
+    found = open_checkpoint(place)
+    names = require_tables(found, None if tables is None else [name.strip() for name in tables.split(",")])
+    if store == "memory":
+        raise BadInput("--store memory: its rows would be gone when this command ends; name a store that lasts")
+    with open_store(store) as target:
+        _claim(target, store, found, overwrite)
+        restored = restore_tables(found, target, tables=names, dtype=dtype)
+    typer.echo(json.dumps({"store": redacted(store), "version": found.version, "rows": restored}))
+
+
+def _claim(target: EmbeddingStore, url: str, found: Checkpoint, overwrite: bool) -> None:
+    """Makes sure that nothing is lost that is not to be; a checkpoint that replaces something is whole."""
+    held = sorted(target.specs())
+    if not held and target.version() == 0:
+        return
+    if not overwrite:
+        raise BadInput(
+            f"{redacted(url)} holds {len(held)} tables at version {target.version()} ({', '.join(held[:5])}), maybe of "
+            "a job that runs: stop it and give --overwrite to drop them, or name another store"
+        )
+    found.verify()
+    for name in held:
+        target.drop_table(name)
+    target.reset_version(0)
+
+
+@checkpoint.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show which tables, rows and dense tensors of two checkpoints differ, and by how much; exit code 1 if any do."""
+    ours, theirs = open_checkpoint(first), open_checkpoint(second)
+    tables, dense = compare_tables(ours, theirs), compare_dense(ours, theirs)
+    same = not dense and all(table.same for table in tables)
+    if as_json:
+        typer.echo(json.dumps(_difference(ours, theirs, tables, dense, same), indent=2))
+    else:
+        _show_difference(ours, theirs, tables, dense)
+    raise typer.Exit(0 if same else 1)
+
+
+def _show_difference(
+    ours: Checkpoint, theirs: Checkpoint, tables: list[TableDifference], dense: list[TensorDifference]
+) -> None:
+    console = _console()
+    console.print(f"A: {ours.address} (version {ours.version})", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"B: {theirs.address} (version {theirs.version})", markup=False, highlight=False, soft_wrap=True)
+    shown = Table("table", "only in A", "only in B", "weights differ", "largest", "slots differ", "largest", "spec")
+    for table in tables:
+        weights, slots = f"{table.weights:,} rows", f"{table.slots:,} rows"
+        spec = "; ".join(f"{name}: {one} and {other}" for name, (one, other) in table.spec.items()) or "same"
+        missing = (f"{table.only_first:,}", f"{table.only_second:,}")
+        moved = (weights, f"{table.largest_weight:.3g}", slots, f"{table.largest_slot:.3g}")
+        shown.add_row(escape(table.table), *missing, *moved, escape(spec))
+    console.print(shown)
+    if not dense:
+        console.print("dense: the same")
+        return
+    tensors = Table("dense tensor", "differs", "values", "largest")
+    for tensor in dense:
+        largest = "" if tensor.largest is None else f"{tensor.largest:.3g}"
+        tensors.add_row(tensor.key, escape(tensor.told), f"{tensor.values:,}", largest)
+    console.print(tensors)
+
+
+def _difference(
+    ours: Checkpoint, theirs: Checkpoint, tables: list[TableDifference], dense: list[TensorDifference], same: bool
+) -> dict[str, Any]:
+    return {
+        "first": {"checkpoint": ours.address, "version": ours.version},
+        "second": {"checkpoint": theirs.address, "version": theirs.version},
+        "same": same,
+        "tables": [
+            {
+                **{name: getattr(table, name) for name in table.__slots__ if name != "spec"},
+                "spec": {name: [str(one), str(other)] for name, (one, other) in table.spec.items()},
+                "same": table.same,
+            }
+            for table in tables
+        ],
+        "dense": [{name: getattr(tensor, name) for name in tensor.__slots__} for tensor in dense],
+    }
+
+
+def _cells(listed: Listed) -> tuple[str, ...]:
+    name = escape(listed.address.rpartition("/")[2])
+    if listed.checkpoint is None:
+        return name, "", "", "", "", "", f"[red]damaged[/red]: {escape(listed.damage)}"
+    manifest = listed.checkpoint.manifest
+    size, rows = readable_size(manifest.size), f"{manifest.rows:,}"
+    return name, f"{manifest.version:,}", manifest.written or "unknown", manifest.kind, size, rows, "whole"
+
+
+def _as_json(listed: Listed) -> dict[str, Any]:
+    if listed.checkpoint is None:
+        return {"checkpoint": listed.address, "whole": False, "damage": listed.damage}
+    manifest = listed.checkpoint.manifest
+    return {
+        "checkpoint": listed.address,
+        "whole": True,
+        "version": manifest.version,
+        "written": manifest.written,
+        "kind": manifest.kind,
+        "base": None if manifest.base is None else manifest.base.name,
+        "bytes": manifest.size,
+        "rows": manifest.rows,
+    }
+
+
+def _details(found: Checkpoint) -> dict[str, Any]:
+    progress = found.progress()
+    return {
+        "job": dict(found.job),
+        "records": progress.records,
+        "epoch": progress.epoch,
+        "tables": {
+            name: {
+                "rows": entry.rows,
+                "written": entry.written,
+                "whole": entry.whole,
+                "dim": entry.spec.dim,
+                "vocabulary_size": entry.spec.vocabulary_size,
+                "dtype": entry.spec.dtype,
+                "optimizer": entry.spec.optimizer.name,
+            }
+            for name, entry in found.manifest.tables.items()
+        },
+    }
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=200)

@@ -1,0 +1,60 @@
+"""What lies in a directory of checkpoints, whole or damaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedding_store.errors import CheckpointError
+from master.checkpoints.checkpoint import Checkpoint, open_named
+from master.checkpoints.places import checkpoint_names, files_at
+
+__all__ = ["Listed", "list_checkpoints"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One checkpoint of a directory.
+
+    Attributes:
+        address: Where it is.
+        checkpoint: Opened; None: it cannot be used.
+        damage: Why not; "": it can.
+    """
+
+    address: str
+    checkpoint: Checkpoint | None
+    damage: str = ""
+
+
+def list_checkpoints(directory: str | Path, verify: bool = False) -> list[Listed]:
+    """All checkpoints in a directory, the oldest version first.
+
+    Args:
+        directory: A path, or a URL that fsspec knows; a run directory, too.
+        verify: Whether every file is read and compared with its checksum; else
+            files only have to be there and of the right size.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+        BadInput: as `files_at`.
+    """
+    try:
+        for folder in (str(directory).rstrip("/") or ".", f"{directory}/checkpoints"):
+            files = files_at(folder)
+            names = checkpoint_names(files)
+            if names:
+                break
+    except OSError as error:
+        raise CheckpointError(f"{directory}: cannot be read: {error}") from error
+    found = []
+    for name in names:
+        try:
+            checkpoint = open_named(files, name)
+            if verify:
+                checkpoint.read_all()
+        except CheckpointError as error:
+            found.append(Listed(files.at(name), None, str(error)))
+        else:
+            found.append(Listed(files.at(name), checkpoint))
+    return found

@@ -1,0 +1,186 @@
+"""Checkpoints restored in another dtype, of some tables, into another model, and compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import CheckpointError, SpecConflict
+from embedding_store.files.store import FileStore
+from embedding_store.memory.store import MemoryStore
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import EmbeddingStore
+from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from master.checkpoints.comparing import compare_dense, compare_tables
+from master.checkpoints.restoring import refuse_other_model, restore_tables
+from master.checkpoints.warm_start import warm_start
+from master.checkpoints.writing import write_checkpoint
+from tests.master.checkpoints.jobs import (
+    ADAGRAD,
+    AGED,
+    DYNAMIC,
+    FIXED,
+    JOB,
+    SEEN,
+    SPECS,
+    commit,
+    created,
+    dense_of,
+    progress_of,
+    rows,
+    train,
+)
+
+
+def saved(place: Path, store: EmbeddingStore) -> Checkpoint:
+    version = store.version()
+    return open_checkpoint(write_checkpoint(place, store, dense_of(version), JOB, progress_of(version)))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    with created(MemoryStore()) as store:
+        train(store, 7)
+        return saved(tmp_path_factory.mktemp("whole"), store)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_another_dtype(whole: Checkpoint, dtype: str) -> None:
+    with MemoryStore() as store, MemoryStore() as other:
+        restore_tables(whole, store)
+        assert restore_tables(whole, other, dtype=dtype) == restore_tables(whole, store)
+        for name, spec in other.specs().items():
+            assert spec.dtype == dtype
+            ids = np.arange(60)
+            exact, rounded = store.lookup({name: ids})[name], other.lookup({name: ids})[name]
+            assert np.abs(exact - rounded).max() <= np.abs(exact).max() / 100
+            if dtype != "int8":
+                ours, theirs = rows(other), rows(store)
+                assert {key: row[1:] for key, row in ours.items() if key[0] == name} == {
+                    key: row[1:] for key, row in theirs.items() if key[0] == name
+                }
+                np.testing.assert_equal(other.sightings(name), store.sightings(name))
+
+
+def test_some_tables_to_a_store_in_files(whole: Checkpoint, tmp_path: Path) -> None:
+    with FileStore(tmp_path / "files") as store, MemoryStore() as other:
+        told = restore_tables(whole, store, tables=["fixed", "dynamic"])
+        restore_tables(whole, other)
+        assert sorted(store.specs()) == sorted(told) == ["dynamic", "fixed"]
+        assert store.version() == 7
+        assert rows(store) == {key: row for key, row in rows(other).items() if key[0] in told}
+
+
+def test_a_table_with_another_spec_is_refused_and_keeps_its_rows(whole: Checkpoint) -> None:
+    with created(MemoryStore(), [replace(FIXED, seed=4)]) as store:
+        commit(store, {"fixed": [1, 2]})
+        before = rows(store)
+        with pytest.raises(SpecConflict, match="fixed"):
+            restore_tables(whole, store)
+        assert rows(store) == before
+
+
+@pytest.mark.parametrize(
+    ("tables", "told"),
+    [
+        (
+            {**{spec.name: spec for spec in SPECS}, "new": FIXED},
+            "the model has a table 'new', and the checkpoint",
+        ),
+        ({spec.name: spec for spec in SPECS[1:]}, "the checkpoint has a table 'fixed', and the model has none"),
+        (
+            {**{spec.name: spec for spec in SPECS}, "fixed": replace(FIXED, dim=5, vocabulary_size=9)},
+            "table 'fixed' has in the checkpoint and in the model: dim 3 and 5; vocabulary_size 500 and 9",
+        ),
+    ],
+)
+def test_another_model_is_told_by_the_table_that_differs(
+    whole: Checkpoint, tables: dict[str, TableSpec], told: str
+) -> None:
+    refuse_other_model(whole, {spec.name: spec for spec in SPECS})
+    with pytest.raises(CheckpointError, match=f"is of another model: {told}"):
+        refuse_other_model(whole, tables)
+
+
+def test_a_warm_start_takes_weights_and_fitting_slots(whole: Checkpoint) -> None:
+    ours = (
+        replace(FIXED, vocabulary_size=900, seed=5, initializer=InitializerSpec("zeros")),
+        replace(DYNAMIC, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5)),
+        AGED,
+        TableSpec("mine", 3, optimizer=ADAGRAD),
+    )
+    with created(MemoryStore(), ours) as store, MemoryStore() as other:
+        restore_tables(whole, other)
+        there = rows(other)
+        told = warm_start(whole, store, store.specs())
+        assert sorted(told) == ["aged", "dynamic", "fixed"]
+        assert store.version() == 0
+        here = rows(store)
+        assert {key: row[0] for key, row in here.items()} == {k: row[0] for k, row in there.items() if k[0] in told}
+        for key, row in here.items():
+            fresh = np.full(2, 0.1, np.float32).tobytes()
+            assert row[1] == (fresh if key[0] == "dynamic" else there[key][1])
+        # Of version 1, the next one: as if it were touched for the first time.
+        assert {np.frombuffer(row[2], np.int64)[0] for key, row in here.items() if key[0] == "aged"} == {1}
+
+
+def test_a_warm_start_of_chosen_tables(whole: Checkpoint) -> None:
+    with created(MemoryStore()) as store:
+        assert list(warm_start(whole, store, store.specs(), ["seen"])) == ["seen"]
+        assert {table for table, _ in rows(store)} == {"seen"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "names", "told"),
+    [
+        ([FIXED], ["other"], "warm start of table 'other': the checkpoint has aged, dynamic, fixed, seen"),
+        ([FIXED], ["seen"], "warm start of table 'seen': the model has fixed"),
+        ([replace(FIXED, dim=4)], [], "table 'fixed': its rows have 3 values in the checkpoint and 4 in the model"),
+        ([replace(SEEN, admission=None, vocabulary_size=8)], [], "table 'seen': its vocabulary is any id in the ch"),
+        ([replace(FIXED, vocabulary_size=8)], [], "table 'fixed': its vocabulary is 500 in the checkpoint and only 8"),
+        (
+            [TableSpec("x", 1)],
+            [],
+            "has no table of this model: its tables are aged, dynamic, fixed, seen, the model's x",
+        ),
+    ],
+)
+def test_a_warm_start_that_does_not_fit_puts_nothing(
+    whole: Checkpoint, ours: list[TableSpec], names: list[str], told: str
+) -> None:
+    with created(MemoryStore(), ours) as store:
+        with pytest.raises(CheckpointError, match=told):
+            warm_start(whole, store, store.specs(), names)
+        assert rows(store) == {}
+
+
+def test_equal_checkpoints_have_no_difference(whole: Checkpoint, tmp_path: Path) -> None:
+    with MemoryStore() as store:
+        restore_tables(whole, store)
+        other = saved(tmp_path, store)
+    assert compare_dense(whole, other) == []
+    assert all(table.same for table in compare_tables(whole, other))
+
+
+def test_differences_are_told_with_their_size(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        commit(store, {"fixed": [1, 2, 3], "dynamic": [7, 8]})
+        first = saved(tmp_path, store)
+        before = store.lookup({"fixed": np.array([2])})["fixed"]
+        commit(store, {"fixed": [2, 30]})
+        store.delete("dynamic", np.array([8]))
+        created(store, [TableSpec("new", 2)])
+        second = saved(tmp_path, store)
+        moved = float(np.abs(store.lookup({"fixed": np.array([2])})["fixed"].astype(np.float64) - before).max())
+    dynamic, fixed, new = compare_tables(first, second)
+    assert (dynamic.table, dynamic.only_first, dynamic.only_second, dynamic.weights) == ("dynamic", 1, 0, 0)
+    assert (fixed.only_first, fixed.only_second, fixed.weights, fixed.slots) == (0, 1, 1, 1)
+    assert (fixed.largest_weight, fixed.first_ids) == (moved, (2,))
+    assert new.spec == {"table": ("missing", "there")}
+    iterations, variables = compare_dense(first, second)
+    assert (iterations.key, iterations.told, iterations.largest) == ("optimizer/00000", "values", 1.0)
+    gap = np.abs(dense_of(1)["variables/00000"].astype(np.float64) - dense_of(2)["variables/00000"])
+    assert (variables.largest, variables.values) == (float(gap.max()), 12)
