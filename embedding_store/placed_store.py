@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from embedding_store.errors import BadInput, StoreFailed, TableNotFound
+from embedding_store.partitions.commit import require_common_version
 from embedding_store.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned
 from embedding_store.placed_pin import PlacedPin
 from embedding_store.readers_writer_lock import ReadersWriterLock
@@ -138,6 +139,30 @@ class PlacedStore(EmbeddingStore):
 
         return apply
 
+    @property
+    def keeps_records(self) -> bool:
+        """As in `EmbeddingStore.keeps_records`: where every place keeps them."""
+        return all(store.keeps_records for store in self._stores.values())
+
+    def record(self) -> bytes | None:
+        """As in `EmbeddingStore.record`. Raises `StoreFailed` while a commit is half done."""
+        with self._lock.reading():
+            self._whole_version()
+            return self._stores[self._record_place].record()
+
+    def recover(self, version: int | None = None) -> int:
+        """As in `EmbeddingStore.recover`, in every place; None: to the version that stands in all of them."""
+        with self._lock.writing():
+            versions = [store.version() for store in self._stores.values()]
+            target = min(versions) if version is None else version
+            require_common_version(target, versions)
+            return sum(store.recover(target) for store in self._stores.values())
+
+    @property
+    def _record_place(self) -> str:
+        """The place that keeps the records of all."""
+        return next(iter(self._stores))
+
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`."""
         with self._lock.writing():
@@ -204,7 +229,8 @@ class PlacedStore(EmbeddingStore):
             if store.version() == commit.version:
                 continue  # it has this one already, from an attempt that failed elsewhere
             updates = {table: update for table, update in commit.updates.items() if self.place(table) == place}
-            parts[place] = Commit(commit.version, updates, commit.step, commit.learning_rates)
+            record = commit.record if place == self._record_place else None
+            parts[place] = Commit(commit.version, updates, commit.step, commit.learning_rates, record)
         return [self._stores[place].stage(part) for place, part in parts.items()]
 
     def _whole_version(self) -> int:

@@ -76,6 +76,22 @@ class CachedStore(CachedSource, EmbeddingStore):
         """As in `EmbeddingStore.pins`, of the store behind."""
         return self._store.pins()
 
+    @property
+    def keeps_records(self) -> bool:
+        """As in `EmbeddingStore.keeps_records`, of the store behind."""
+        return self._store.keeps_records
+
+    def record(self) -> bytes | None:
+        """As in `EmbeddingStore.record`, of the store behind."""
+        return self._store.record()
+
+    def recover(self, version: int | None = None) -> int:
+        """As in `EmbeddingStore.recover`, of the store behind; the cache begins anew."""
+        try:
+            return self._store.recover(version)
+        finally:
+            self.forget()
+
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`."""
         with self._lock.writing():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,9 @@ from embedding_store.partitions.partition import Part, Partition
 from embedding_store.partitions.shard_calls import ShardCalls
 from embedding_store.store import Commit, EmbeddingStore, Float32, TableUpdate, refuse_other_version
 
-__all__ = ["ShardCommits"]
+__all__ = ["RECORD_SHARD", "ShardCommits", "require_common_version"]
+
+RECORD_SHARD = 0  # keeps the records of all
 
 _FEW_VALUES = 1 << 13  # which stores in memory have updated before a thread has started
 
@@ -93,8 +95,9 @@ class ShardCommits:
 
     def _stage(self, shard: int, commit: Commit, share: _Share) -> Callable[[], None]:
         updates = {table.spec.name: table.update(part, update, squares) for table, part, update, squares in share}
-        rates = {name: rate for name, rate in commit.learning_rates.items() if name in updates}
-        return self._stores[shard].stage(Commit(commit.version, updates, commit.step, rates))
+        # Rates of all tables: rows of those without an update may follow the step, too.
+        record = commit.record if shard == RECORD_SHARD else None
+        return self._stores[shard].stage(Commit(commit.version, updates, commit.step, commit.learning_rates, record))
 
     def _finish(self, commit: Commit, waves: Sequence[Mapping[int, Callable[[], None]]], together: bool) -> None:
         for wave in waves:
@@ -116,6 +119,13 @@ class ShardCommits:
         ) from errors[failed[0]]
 
 
+def require_common_version(target: int, versions: Iterable[int]) -> None:
+    """Raises unless stores that are at `versions` can all go to `target`: each is there, or one version beyond."""
+    for version in versions:
+        if version != target + 1:
+            refuse_other_version(version, target)
+
+
 def _digest(commit: Commit) -> bytes:
     """Of everything that a commit says."""
     digest = hashlib.blake2b(repr((commit.version, commit.step, sorted(commit.learning_rates.items()))).encode())
@@ -124,4 +134,6 @@ def _digest(commit: Commit) -> bytes:
         for part in (update.ids, update.gradients, update.row_squares):
             if part is not None:
                 digest.update(np.ascontiguousarray(part).data)
+    if commit.record is not None:
+        digest.update(commit.record)
     return digest.digest()

@@ -9,7 +9,7 @@ from functools import partial
 
 from embedding_store.checks import require_block, require_block_rows, require_ids
 from embedding_store.errors import BadSpec, DeadlineExceeded, SpecConflict, StoreFailed, TableNotFound
-from embedding_store.partitions.commit import ShardCommits
+from embedding_store.partitions.commit import RECORD_SHARD, ShardCommits, require_common_version
 from embedding_store.partitions.partition import STRATEGIES, Part, Partition, partition
 from embedding_store.partitions.pin import PartitionedPin
 from embedding_store.partitions.scan import scan_columns, scan_tokens
@@ -144,6 +144,38 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
                 finish_all()
 
         return finish
+
+    @property
+    def keeps_records(self) -> bool:
+        """As in `EmbeddingStore.keeps_records`: where every shard keeps them."""
+        return all(store.keeps_records for store in self._stores)
+
+    def record(self) -> bytes | None:
+        """As in `EmbeddingStore.record`.
+
+        Raises:
+            StoreFailed: shards are apart.
+        """
+        with self._lock.reading():
+            self._look_whether_together()
+            return self._stores[RECORD_SHARD].record()
+
+    def recover(self, version: int | None = None) -> int:
+        """As in `EmbeddingStore.recover`, on every shard: to the version that stands on all of them, if none is given.
+
+        Returns:
+            Rows taken back on all shards; with the encoding partition each part of a row counts.
+        """
+        with self._alone(), self._lock.writing():
+            versions = self._versions()
+            target = min(versions.values()) if version is None else version
+            require_common_version(target, versions.values())
+            self._apart = "a commit is being taken back; do that again"
+            calls = {number: partial(store.recover, target) for number, store in enumerate(self._stores)}
+            taken = sum(self._calls.run(calls).values())
+            self._apart = None
+            self._commits.forget()
+            return taken
 
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`, on every shard; shards that were apart are together again."""

@@ -41,8 +41,6 @@ class TestCachedFiles(StoreContract):
 
 
 class TestCachedRedis(StoreContract):
-    keeps_pins = False
-
     @pytest.fixture
     def make_store(self, redis_url: str) -> Iterator[MakeStore]:
         with ExitStack() as stack:

@@ -76,8 +76,6 @@ class TestCachedOverEncoding(StoreContract):
 
 
 class TestTokenOverRedis(StoreContract):
-    keeps_pins = False
-
     @pytest.fixture
     def make_store(self, redis_url: str) -> MakeStore:
         shard = redis_shards(redis_url)
@@ -85,8 +83,6 @@ class TestTokenOverRedis(StoreContract):
 
 
 class TestTokenOverCluster(StoreContract):
-    keeps_pins = False
-
     @pytest.fixture
     def make_store(self, redis_cluster_url: str) -> MakeStore:
         shard = redis_shards(redis_cluster_url)
@@ -95,8 +91,6 @@ class TestTokenOverCluster(StoreContract):
 
 class TestEncodingOverMixedKinds(StoreContract):
     """Shards that hold rows in different orders."""
-
-    keeps_pins = False
 
     @pytest.fixture
     def make_store(self, redis_url: str) -> MakeStore:

@@ -26,7 +26,6 @@ class TestPlacedStore(StoreContract):
 
 class TestMemoryAndRedis(StoreContract):
     sees_whole_commits = True
-    keeps_pins = False
 
     @pytest.fixture
     def make_store(self, redis_url: str) -> Iterator[MakeStore]:

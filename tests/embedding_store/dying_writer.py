@@ -1,0 +1,109 @@
+"""A process that writes to Redis and dies after its n-th write: right after it, with nothing that follows sent."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from embedding_store.redis.connection import Connection
+
+__all__ = ["Died", "Writes", "dying_after"]
+
+_WRITES = {b"SET", b"DEL", b"HSET", b"HSETNX", b"HDEL", b"UNLINK", b"EXEC"}
+_QUIET_S = 0.03
+
+
+class Died(BaseException):
+    """Nobody catches it: the process is gone."""
+
+
+class Writes:
+    """Writes that have been sent; a transaction is one.
+
+    Attributes:
+        count: How many.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self.count = 0
+        self._most = most
+        self._streams: dict[Connection, _Commands] = {}
+
+    def allowed(self, connection: Connection, request: memoryview) -> int | None:
+        """Bytes up to the end of the last write that may be sent; None: all of it may."""
+        commands = self._streams.setdefault(connection, _Commands())
+        writes = commands.writes_in(request.tobytes())
+        left = None if self._most is None else self._most - self.count
+        return writes[left - 1] if left is not None and 0 < left <= len(writes) else None
+
+    def sent(self, connection: Connection, request: bytes) -> bool:
+        """Takes note of what was sent; whether that was the last write."""
+        self.count += len(self._streams[connection].take(request))
+        return self._most is not None and self.count >= self._most
+
+
+class _Commands:
+    """The commands that go out on one connection."""
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._queueing = False
+
+    def writes_in(self, more: bytes) -> list[int]:
+        """Places in `more` where a write ends."""
+        return self._parse(more)[0]
+
+    def take(self, more: bytes) -> list[int]:
+        """As `writes_in`, and goes on behind it."""
+        writes, self._tail, self._queueing = self._parse(more)
+        return writes
+
+    def _parse(self, more: bytes) -> tuple[list[int], bytes, bool]:
+        text, at, queueing, writes = self._tail + more, 0, self._queueing, list[int]()
+        while (found := _command(text, at)) is not None:
+            name, at = found
+            queueing = name == b"MULTI" or (queueing and name != b"EXEC")
+            if name in _WRITES and not queueing:
+                writes.append(at - len(self._tail))
+        return writes, text[at:], queueing
+
+
+def _command(text: bytes, at: int) -> tuple[bytes, int] | None:
+    """Name of the command at `at` and the place behind it, if it is all there."""
+    end = text.find(b"\r\n", at)
+    if end < 0:
+        return None
+    words, behind, name = int(text[at + 1 : end]), end + 2, b""
+    for _ in range(words):
+        end = text.find(b"\r\n", behind)
+        if end < 0:
+            return None
+        length = int(text[behind + 1 : end])
+        if len(text) < end + 4 + length:
+            return None
+        name = name or text[end + 2 : end + 2 + length].upper()
+        behind = end + 4 + length
+    return name, behind
+
+
+@contextmanager
+def dying_after(monkeypatch: pytest.MonkeyPatch, writes: int | None) -> Iterator[Writes]:
+    """Within the block the process dies once it has sent so many writes (None: it lives, they are counted)."""
+    state, send = Writes(writes), Connection.send
+
+    def counted(connection: Connection, request: memoryview) -> int:
+        stop = state.allowed(connection, request)
+        sent = send(connection, request if stop is None else request[:stop])
+        if state.sent(connection, request[:sent].tobytes()):
+            # What was sent shall have happened.
+            while select.select([connection.socket], [], [], _QUIET_S)[0] and connection.receive(0):
+                pass
+            raise Died
+        return sent
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Connection, "send", counted)
+        yield state

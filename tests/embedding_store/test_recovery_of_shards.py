@@ -1,0 +1,135 @@
+"""A commit over several stores that broke off: all of them go back to the version that stands on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from embedding_store.errors import StaleVersion, StoreFailed
+from embedding_store.memory.store import MemoryStore
+from embedding_store.partitions.store import PartitionedStore
+from embedding_store.placed_store import PlacedStore
+from embedding_store.redis.reader import RedisReader
+from embedding_store.redis.store import RedisStore
+from embedding_store.store import Commit, EmbeddingStore
+from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
+from tests.embedding_store.dying_writer import Died, dying_after
+
+PLACES = {"adam": "near", "adagrad": "far", "sgd": "far"}
+
+
+def with_record(version: int) -> Commit:
+    return replace(commit_of(version), record=b"record %d" % version)
+
+
+def by_id(urls: list[str]) -> EmbeddingStore:
+    return PartitionedStore([RedisStore(url) for url in urls])
+
+
+def by_column(urls: list[str]) -> EmbeddingStore:
+    return PartitionedStore([RedisStore(url) for url in urls], "encoding")
+
+
+def by_table(urls: list[str]) -> EmbeddingStore:
+    return PlacedStore(dict(zip(("near", "far"), map(RedisStore, urls), strict=True)), PLACES, "near")
+
+
+def filled(store: EmbeddingStore, versions: int) -> EmbeddingStore:
+    for spec in SPECS.values():
+        store.create_table(spec)
+    for version in range(1, versions + 1):
+        store.commit(with_record(version))
+    return store
+
+
+@pytest.fixture
+def urls(redis_url: str) -> Callable[[str], list[str]]:
+    """URLs of two stores by name."""
+
+    def two(name: str) -> list[str]:
+        return [f"{redis_url}?namespace={name}/{shard}&partitions=2" for shard in range(2)]
+
+    return two
+
+
+@pytest.mark.parametrize("joined", [by_id, by_column, by_table])
+def test_a_commit_at_every_point(
+    urls: Callable[[str], list[str]],
+    joined: Callable[[list[str]], EmbeddingStore],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with undisturbed(2) as two, undisturbed(4) as four:
+        before, after = everything(two), everything(four)
+    apart = list[int]()
+    for writes in count(1):
+        places = urls(f"{joined.__name__}/{writes}")
+        with filled(joined(places), 2) as store:
+            assert store.keeps_records
+            # One shard after the other: threads would die each by itself.
+            monkeypatch.setattr("embedding_store.partitions.shard_calls.ShardCalls.outcomes", in_turn)
+            try:
+                with dying_after(monkeypatch, writes):
+                    store.commit(with_record(3))
+                break
+            except Died:
+                pass
+        versions = list(map(version_at, places))
+        apart.append(len(set(versions)))
+        with joined(places) as successor:
+            current = successor.version()
+            assert current == min(versions)
+            taken = successor.recover()
+            assert (taken > 0) == (current == 2)
+            assert successor.version() == current
+            assert successor.record() == b"record %d" % current
+            if current == 2:
+                assert everything(successor) == before
+            assert successor.lookup(dict.fromkeys(SPECS, IDS), current)
+            for version in range(current + 1, 5):
+                successor.commit(with_record(version))
+            assert (everything(successor), successor.record()) == (after, b"record 4")
+    assert 2 in apart
+
+
+def version_at(url: str) -> int:
+    with RedisReader(url) as reader:
+        return reader.version()
+
+
+def in_turn(
+    self: object, calls: dict[int, Callable[[], object]], together: bool = True
+) -> tuple[dict[int, object], dict[int, Exception]]:
+    results, errors = dict[int, object](), dict[int, Exception]()
+    for shard, call in calls.items():
+        try:
+            results[shard] = call()
+        except Exception as error:  # noqa: BLE001 - as the calls it stands for
+            errors[shard] = error
+    return results, errors
+
+
+def test_shards_that_cannot_meet(urls: Callable[[str], list[str]]) -> None:
+    one, other = urls("far/apart")
+    with filled(by_id([one, other]), 2) as store:
+        with pytest.raises(StaleVersion, match="version 0 is past"):
+            store.recover(0)
+        with RedisStore(one) as alone:
+            for version in (3, 4):
+                alone.commit(Commit(version, {}, version - 1, {}))
+    with by_id([one, other]) as store:
+        with pytest.raises(StoreFailed, match="a commit broke off; repeat it"):
+            store.record()
+        with pytest.raises(StaleVersion, match="version 2 is past; the current version is 4"):
+            store.recover()
+
+
+def test_memory_keeps_no_records(urls: Callable[[str], list[str]]) -> None:
+    one, _ = urls("mixed")
+    with filled(PlacedStore({"near": MemoryStore(threads=1), "far": RedisStore(one)}, PLACES, "near"), 2) as store:
+        assert not store.keeps_records
+        assert store.recover() == 0
+        with pytest.raises(StaleVersion):
+            store.recover(1)
