@@ -188,6 +188,18 @@ class PinsInAnyHistory(RuleBasedStateMachine):
         reader = data.draw(st.sampled_from(self.standing()))
         self.scans.append(HalfScan(reader, table, reader.pin.scan(table, block_rows)))
 
+    @precondition(lambda self: bool(self.standing()))
+    @rule(data=st.data(), table=st.sampled_from(NAMES), block_rows=st.integers(3, 5))
+    def scan_while_rows_change(self, data: st.DataObject, table: str, block_rows: int) -> None:
+        reader = data.draw(st.sampled_from(self.standing()))
+        random, found = np.random.default_rng(block_rows), Rows()
+        for block in reader.pin.scan(table, block_rows):
+            rows_of(iter([block]), found)
+            ids = random.permutation(MOST)[:5]
+            self.commit(ids.tolist(), set())
+            self.store.delete(table, ids[:2])
+        assert found == reader.rows[table][0]
+
     @precondition(lambda self: bool(self.scans))
     @rule(data=st.data(), blocks=st.integers(1, 3))
     def go_on_with_a_scan(self, data: st.DataObject, blocks: int) -> None:
@@ -242,5 +254,5 @@ class PinsInAnyHistory(RuleBasedStateMachine):
 
 TestPinsInAnyHistory = PinsInAnyHistory.TestCase
 TestPinsInAnyHistory.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
