@@ -59,6 +59,7 @@ def fit(
     store: EmbeddingStore | Mapping[str, EmbeddingStore] | None = None,
     locations: LocationSettings | None = None,
     offload_embeddings_above: int = 0,
+    lazy: bool = True,
     not_finite: str = "refuse",
     verbose: bool = True,
 ) -> Any:
@@ -88,6 +89,9 @@ def fit(
         locations: Which tables live where; None: all in the (first) store.
         offload_embeddings_above: Plain `keras.layers.Embedding` layers of more
             elements than this move to the store, with their values; 0: none.
+        lazy: Whether a step moves only the rows that its batch touches; False: momentum
+            and decay move all rows, with the numbers of plain Keras, at about the
+            same cost (docs/lazy.md). A layer's own `lazy` goes before.
         not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
         verbose: Whether progress is shown.
 
@@ -120,7 +124,7 @@ def fit(
         shuffle=shuffle,
         not_finite=not_finite,
     )
-    tables = discover_tables(model, seed, table_optimizer(model.optimizer))
+    tables = discover_tables(model, seed, table_optimizer(model.optimizer, lazy))
     schedule = Schedule(job)
     # A job counts its versions from epoch 0, also where the rows are older.
     start = (
@@ -200,6 +204,9 @@ def _tables_in_store(
             same = source.specs()[name].optimizer == spec.optimizer
             blocks = source.scan(name)
             held.put(name, (block if same else fresh_rows(spec, block.ids, block.weights) for block in blocks))
+            counters = source.sightings(name) if same else None
+            if counters is not None:
+                held.put_sightings(name, counters)
         elif name in given:
             held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
     held.reset_version(version)

@@ -16,7 +16,17 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-__all__ = ["LINE_VALUES", "PREFETCH_VALUES", "inlined", "kernel", "prefetch", "prefetch_distance", "prefetch_line"]
+__all__ = [
+    "LINE_VALUES",
+    "PREFETCH_VALUES",
+    "inlined",
+    "kernel",
+    "loads_in_order",
+    "prefetch",
+    "prefetch_distance",
+    "prefetch_line",
+    "stores_in_order",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,6 +85,25 @@ def prefetch_line(typing_context: Any, array: Any, row: Any, column: Any) -> Any
         return context.get_dummy_value()
 
     return types.void(array, row, column), generate
+
+
+def _fence(order: str) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def fence(typing_context: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            builder.fence(order)
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
+    return fence
+
+
+stores_in_order = _fence("release")
+"""`stores_in_order()`: who sees a store that comes after it sees those before it, if it reads `loads_in_order`."""
+
+loads_in_order = _fence("acquire")
+"""`loads_in_order()`: what is read after it is at least as new as what was read before it."""
 
 
 @kernel

@@ -2,7 +2,8 @@
 
 An optimizer is *lazy*: it touches the rows it is given and no others. Where
 Keras decays the moments of every row at every step, a row here keeps its
-moments as they are until it has a gradient again.
+moments as they are until it has a gradient again. A table whose optimizer spec
+says `lazy=False` makes up for that: see `embedding_store.catch_up`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +22,17 @@ from embedding_store.errors import BadSpec
 from embedding_store.spec import OptimizerSpec
 from embedding_store.store import Float32, Int64
 
-__all__ = ["RowOptimizer", "SlotSpec", "known_row_optimizers", "register_row_optimizer", "row_optimizer"]
+if TYPE_CHECKING:
+    from embedding_store.catch_up.dense_form import DenseForm
+
+__all__ = [
+    "RowOptimizer",
+    "SlotSpec",
+    "follows_steps",
+    "known_row_optimizers",
+    "register_row_optimizer",
+    "row_optimizer",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,8 @@ class RowOptimizer(ABC):
         whole_rows: Whether a row's columns can only be updated together.
         default_learning_rate: For commits that name none.
         hyperparameters: All by name, defaults included; of fused ones.
+        dense_form: What steps without a gradient do to rows, where the spec asks
+            for it (`lazy=False`) and they do anything; else None.
     """
 
     spec: OptimizerSpec
@@ -61,6 +75,7 @@ class RowOptimizer(ABC):
     whole_rows: bool = False
     default_learning_rate: float
     hyperparameters: Mapping[str, float] = MappingProxyType({})
+    dense_form: DenseForm | None = None
 
     def slot_width(self, dim: int) -> int:
         """float32 values that all slots of one row take."""
@@ -200,11 +215,21 @@ def row_optimizer(spec: OptimizerSpec) -> RowOptimizer:
     Raises:
         BadSpec: unknown name or hyperparameter (the known ones are listed), or
             a value out of range.
+        Unsupported: `lazy=False` of an optimizer that has no dense form.
     """
     factory = _registered.get(spec.name) or _fused().get(spec.name)
     if factory is None:
         raise BadSpec(f"unknown optimizer {spec.name!r} (known optimizers: {', '.join(known_row_optimizers())})")
-    return factory(spec)
+    optimizer = factory(spec)
+    if not spec.lazy:
+        form = _dense_form(optimizer)
+        optimizer.dense_form = None if form.still else form
+    return optimizer
+
+
+def follows_steps(spec: OptimizerSpec) -> bool:
+    """Whether steps move rows that have no gradient: `lazy=False`, of an optimizer for which that is another thing."""
+    return not spec.lazy and row_optimizer(spec).dense_form is not None
 
 
 def hyperparameters(spec: OptimizerSpec, defaults: Mapping[str, float]) -> dict[str, float]:
@@ -228,6 +253,13 @@ def require_share(spec: OptimizerSpec, name: str, value: float) -> None:
     """Raises `BadSpec` unless 0 <= value <= 1."""
     if not 0.0 <= value <= 1.0:
         raise BadSpec(f"optimizer {spec.name!r}: {name} must lie from 0 to 1, got {value}")
+
+
+def _dense_form(optimizer: RowOptimizer) -> DenseForm:
+    # Imported late: it needs this module's base class.
+    from embedding_store.catch_up.dense_form import dense_form
+
+    return dense_form(optimizer)
 
 
 @lru_cache(maxsize=1)

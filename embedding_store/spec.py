@@ -95,16 +95,20 @@ class OptimizerSpec:
         hyperparameters: Sorted pairs (name, value); booleans are 0.0 or 1.0.
             `learning_rate` is the default where a commit names none.
         keras_config: JSON of `keras.optimizers.serialize`, for "keras" only.
+        lazy: Whether a step moves the rows alone that have a gradient. False:
+            all of them, as Keras' dense optimizers do, at the cost of those alone.
     """
 
     name: str = "sgd"
     hyperparameters: tuple[tuple[str, float], ...] = (("learning_rate", 0.01),)
     keras_config: str = ""
+    lazy: bool = True
 
     @classmethod
-    def of(cls, name: str, **hyperparameters: float) -> OptimizerSpec:
+    def of(cls, name: str, *, lazy: bool = True, **hyperparameters: float) -> OptimizerSpec:
         """The spec of a fused optimizer, `OptimizerSpec.of("adagrad", learning_rate=0.1)`."""
-        return cls(name, tuple(sorted((key, float(value)) for key, value in hyperparameters.items())))
+        pairs = tuple(sorted((key, float(value)) for key, value in hyperparameters.items()))
+        return cls(name, pairs, lazy=lazy)
 
     def get(self, name: str, default: float) -> float:
         """The hyperparameter `name`, or `default` where the spec has none."""

@@ -18,7 +18,7 @@ _PARTS = {"admission": AdmissionSpec, "eviction": EvictionSpec}
 def spec_to_json(spec: TableSpec) -> str:
     """The spec as one JSON object; equal specs give equal text.
 
-    What a table does not have (admission, eviction, an origin) is left out.
+    What a table does not have (admission, eviction, an origin, rows that follow every step) is left out.
     """
     return json.dumps(_fields(spec), sort_keys=True)
 
@@ -40,6 +40,8 @@ def _fields(spec: TableSpec) -> dict[str, Any]:
     for name in ("admission", "eviction", "origin"):
         if getattr(spec, name) == getattr(_PLAIN, name):
             del fields[name]
+    if spec.optimizer.lazy:
+        del fields["optimizer"]["lazy"]
     if "origin" in fields:
         table, origin = spec.origin.table, fields["origin"]
         if table is None:
@@ -56,7 +58,9 @@ def _spec(fields: dict[str, Any]) -> TableSpec:
         **{
             **fields,
             "initializer": InitializerSpec(**fields["initializer"]),
-            "optimizer": OptimizerSpec(optimizer["name"], pairs, optimizer["keras_config"]),
+            "optimizer": OptimizerSpec(
+                optimizer["name"], pairs, optimizer["keras_config"], bool(optimizer.get("lazy", True))
+            ),
             **{name: kind(**fields[name]) for name, kind in _PARTS.items() if name in fields},
             **({"origin": _origin(fields["origin"])} if "origin" in fields else {}),
         }

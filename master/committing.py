@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
 
 from embedding_store.errors import ElastableError, StoreFailed, Unavailable
+from embedding_store.row_optimizer import follows_steps
 from embedding_store.store import Commit, EmbeddingStore
 from master.accumulate import Accumulated, accumulate
 from master.api import JobSpec, Push
@@ -56,6 +57,7 @@ class Committer:
         self._job = job_as_json(job)
         self._deadline_s = deadline_s
         self._foreseen: _Step | None = None
+        self._followers: list[str] | None = None
 
     def foresee(self) -> None:
         """Asks the optimizer for the next step's numbers now, while workers compute.
@@ -82,7 +84,7 @@ class Committer:
         step, self._foreseen = cast(_Step, self._foreseen), None
         gradient = clip(accumulate(pushes, self._average), step.clipping)
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
-        rates = {} if step.rate is None else dict.fromkeys(gradient.updates, _times(step.rate, share))
+        rates = {} if step.rate is None else dict.fromkeys(self._tables(gradient), _times(step.rate, share))
         commit = Commit(version, gradient.updates, version - 1 if step.number is None else step.number, rates)
         if self._store.keeps_records:
             self._commit_with_record(commit, gradient, share, progress(gradient))
@@ -91,6 +93,13 @@ class Committer:
             commit_rows(self._store, commit, self._deadline_s)
             self._apply(gradient, share)
         return gradient
+
+    def _tables(self, gradient: Accumulated) -> Iterable[str]:
+        """Those that a step has a learning rate for: those it updates, and those whose rows follow every step."""
+        if self._followers is None:
+            specs = self._store.specs().values()
+            self._followers = [spec.name for spec in specs if follows_steps(spec.optimizer)]
+        return [*gradient.updates, *self._followers]
 
     def _commit_with_record(self, commit: Commit, gradient: Accumulated, share: float, progress: Progress) -> None:
         """Rows, dense part and progress stand in one moment, in the store."""

@@ -38,6 +38,11 @@ def constrained(layer: str, optimizer: OptimizerSpec, constraint: Any) -> Optimi
     """
     if constraint is None:
         return optimizer
+    if not optimizer.lazy:
+        raise Unsupported(
+            f"embedding layer {layer!r}: embeddings_constraint reaches the rows that a batch touches, which is not "
+            "what lazy=False promises; leave one of them out"
+        )
     config = keras.constraints.serialize(constraint)
     try:
         _numpy_constraint(config)

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from embedding_store.errors import ModelError, Unsupported
-from embedding_store.row_optimizer import row_optimizer
+from embedding_store.row_optimizer import follows_steps, row_optimizer
 from embedding_store.spec import OptimizerSpec
 from master.keras_block import KERAS_BLOCK, canonical_config
 
@@ -124,13 +124,18 @@ def _refuse_callable_rate(optimizer: Any, kind: str) -> None:
         )
 
 
-def table_optimizer(optimizer: Any) -> OptimizerSpec:
+def table_optimizer(optimizer: Any, lazy: bool = True) -> OptimizerSpec:
     """The optimizer of a model's tables.
 
     One of Keras' own, by its exact class, becomes the fused optimizer of that
     name. Any other is run by Keras itself on the block of rows in question,
     where it treats rows separately. `weight_decay` is lazy: it decays the rows
-    that have a gradient. Clipping is left out: it is done jointly, before.
+    that have a gradient, unless `lazy` is False: then every row follows every
+    step, as in Keras. Clipping is left out: it is done jointly, before.
+
+    Args:
+        optimizer: A Keras optimizer.
+        lazy: Whether rows without a gradient stay as they are.
 
     Raises:
         ModelError: there is no optimizer.
@@ -142,10 +147,12 @@ def table_optimizer(optimizer: Any) -> OptimizerSpec:
     name, hyperparameters = _FUSED.get(type(optimizer), ("", ()))
     if name and set(config) <= {*_COMMON, *hyperparameters}:
         values = {key: float(config[key]) for key in hyperparameters}
-        return OptimizerSpec.of(name, learning_rate=rate, weight_decay=decay or 0.0, **values)
+        spec = OptimizerSpec.of(name, lazy=lazy, learning_rate=rate, weight_decay=decay or 0.0, **values)
+        follows_steps(spec)  # refuses one that cannot be other than lazy
+        return spec
     # JSON with sorted keys and without the name that Keras counts up, so that equal optimizers give equal specs.
     text = json.dumps(canonical_config(optimizer, rate, decay), sort_keys=True)
-    spec = OptimizerSpec(KERAS_BLOCK, (("learning_rate", rate),), text)
+    spec = OptimizerSpec(KERAS_BLOCK, (("learning_rate", rate),), text, lazy)
     row_optimizer(spec)  # refuses now, not at the first commit
     return spec
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -47,6 +48,7 @@ class StoreBacked:
     pretrained: Float32 | None = None
     admission: AdmissionSpec | None = None
     eviction: EvictionSpec | None = None
+    lazy: bool | None = None
     compute_dtype: Any
     _source: RowSource | None
     _seed: int
@@ -78,10 +80,13 @@ class StoreBacked:
             dtype=self.table_dtype or "float32",
             initializer=spec,
             seed=seed_of(self.embeddings_initializer, seed),
-            optimizer=optimizer or OptimizerSpec(),
+            optimizer=self._own(optimizer or OptimizerSpec()),
             admission=self.admission,
             eviction=self.eviction,
         )
+
+    def _own(self, optimizer: OptimizerSpec) -> OptimizerSpec:
+        return optimizer if self.lazy is None else replace(optimizer, lazy=self.lazy)
 
     @property
     def on_worker(self) -> bool:
@@ -177,6 +182,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             None: at its first gradient. Not with `input_dim`.
         eviction: An `et.EvictionSpec`: which rows are given up, and when; their
             ids read their initial values again. None: none. Not with `input_dim`.
+        lazy: False: rows that a batch does not touch follow its step, too, as in
+            Keras; True: they stay as they are; None: as the job says (`et.fit(lazy=)`).
         table_dtype: How the store keeps the rows: None or "float32", "bfloat16"
             or "float16". The layer reads float32 in any case; `dtype` is, as in
             Keras, what it computes in.
@@ -211,6 +218,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         table_dtype: str | None = None,
         admission: AdmissionSpec | Mapping[str, Any] | None = None,
         eviction: EvictionSpec | Mapping[str, Any] | None = None,
+        lazy: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -233,6 +241,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.table_dtype = table_dtype
         self.admission = membership_spec(self.name, AdmissionSpec, admission, input_dim)
         self.eviction = membership_spec(self.name, EvictionSpec, eviction, input_dim)
+        self.lazy = lazy
         self.pretrained = None if weights is None else _rows_given(self.name, weights, input_dim, output_dim)
         if self.pretrained is not None:
             self.pretrained = rounded_rows(table_dtype or "float32", self.pretrained)
@@ -283,6 +292,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             "table_dtype": self.table_dtype,
             "admission": membership_config(self.admission),
             "eviction": membership_config(self.eviction),
+            "lazy": self.lazy,
         }
 
     def save_own_variables(self, store: Any) -> None:

@@ -17,6 +17,7 @@ from embedding_store.errors import BadInput, StaleVersion, StoreFailed
 from embedding_store.files.row_budget import even_shares
 from embedding_store.range_pool import RangePool, available_cores
 from embedding_store.readers_writer_lock import ReadersWriterLock
+from embedding_store.row_optimizer import follows_steps
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64, RowSource
 from embedding_store.tables.grouping import Int32, unique_ids
@@ -132,13 +133,15 @@ class CachedSource(RowSource):
 
         Args:
             version: The version that stands now.
-            changed: Table name -> int64 `[n]`.
+            changed: Table name -> int64 `[n]`. Of tables whose rows follow every
+                step (`lazy=False`) all rows are forgotten.
         """
         with self._lock.writing():
             if self._at != version - 1:
                 self._move(version)
             else:
                 self._remove(changed)
+                self._clear_followers()
                 self._at = version
 
     def forget(self) -> None:
@@ -278,6 +281,12 @@ class CachedSource(RowSource):
             if name in self._caches:
                 self._caches[name].remove(ids)
         self._epoch += 1
+
+    def _clear_followers(self) -> None:
+        """A step has moved every row of some tables."""
+        for cache in self._caches.values():
+            if follows_steps(cache.spec.optimizer):
+                cache.clear()
 
     def _require_open(self) -> None:
         if self._closed:

@@ -23,7 +23,7 @@ from embedding_store.store import Int64, RowBlock
 
 __all__ = ["FileTable", "SavedIds", "sync_folder"]
 
-_IDS, _SIGHTINGS = "ids.int64", "sightings.uint8"
+_IDS, _SIGHTINGS, _STEPS = "ids.int64", "sightings.uint8", "steps.float64"
 _BLOCK = 1 << 18  # ids that are written at a time
 
 
@@ -40,6 +40,7 @@ class SavedIds:
         crc32: Of the file.
         direct: Whether row i lies at position i.
         sightings: Checksum of the file with the sketch of a table with admission; None: there is none.
+        steps: Checksum of the file with the steps of a table whose rows follow them; None: they do not.
     """
 
     count: int
@@ -47,6 +48,7 @@ class SavedIds:
     crc32: int
     direct: bool
     sightings: int | None = None
+    steps: int | None = None
 
 
 class FileTable(MemoryTable):
@@ -123,11 +125,9 @@ class FileTable(MemoryTable):
                 crc32, count = zlib.crc32(content, crc32), count + len(rows)
                 file.write(content)
         counters = self.sightings()
-        if counters is None:
-            return SavedIds(count, columns, crc32, self.direct)
-        with self._file(_SIGHTINGS) as file:
-            file.write(counters.tobytes())
-        return SavedIds(count, columns, crc32, self.direct, zlib.crc32(counters.tobytes()))
+        sightings = None if counters is None else self._save_file(_SIGHTINGS, counters.tobytes())
+        steps = None if self.following is None else self._save_file(_STEPS, self.following.steps.save())
+        return SavedIds(count, columns, crc32, self.direct, sightings, steps)
 
     def remove_files(self) -> None:
         """Closes the table and deletes its folder."""
@@ -162,6 +162,12 @@ class FileTable(MemoryTable):
             sync_folder(self._folder)
         except OSError as error:
             raise StoreFailed(f"{path} cannot be written: {error.strerror}") from error
+
+    def _save_file(self, name: str, content: bytes) -> int:
+        """Writes a whole file; its checksum."""
+        with self._file(name) as file:
+            file.write(content)
+        return zlib.crc32(content)
 
     def _saved_file(self, name: str, length: int | None, crc32: int) -> bytes:
         path = self._folder / name
@@ -205,6 +211,8 @@ class FileTable(MemoryTable):
         if saved.sightings is not None:
             counters = np.frombuffer(self._saved_file(_SIGHTINGS, None, saved.sightings), np.uint8)
             self.put_sightings(counters.copy())
+        if saved.steps is not None and self.following is not None:
+            self.following.steps.restore(self._saved_file(_STEPS, None, saved.steps))
 
 
 def sync_folder(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.fused.power import float32_power
+from embedding_store.fused.power import adam_rate
 from embedding_store.kernel import (
     LINE_VALUES,
     PREFETCH_VALUES,
@@ -28,7 +28,6 @@ _DEFAULTS = {
     "amsgrad": 0.0,
     "weight_decay": 0.0,
 }
-_ONE = np.float32(1)
 
 
 class Adam(FusedOptimizer):
@@ -64,13 +63,18 @@ class Adam(FusedOptimizer):
         learning_rate: float,
     ) -> None:
         """As in `RowOptimizer.apply_apart`."""
-        rate = np.float32(learning_rate)
-        powers = float32_power(self._beta_1, step + 1), float32_power(self._beta_2, step + 1)
-        alpha = rate * np.sqrt(_ONE - powers[1]) / (_ONE - powers[0])
         run = _amsgrad if self._amsgrad else _adam
+        run(weights, places, slots, positions, gradients, *self.scalars(step, learning_rate))
+
+    def scalars(
+        self, step: int, learning_rate: float
+    ) -> tuple[np.float32, np.float32, np.float32, np.float32, np.float32, np.float32]:
+        """What kernels are given for a step: rate, decay, alpha, 1 - beta_1, 1 - beta_2 and epsilon."""
+        rate = np.float32(learning_rate)
+        alpha = adam_rate(self._beta_1, self._beta_2, step, rate)
         # 1 - beta is rounded to float32 after the subtraction, as in Keras.
         shares = np.float32(1 - self._beta_1), np.float32(1 - self._beta_2)
-        run(weights, places, slots, positions, gradients, rate, self._decay, alpha, *shares, self._epsilon)
+        return (rate, self._decay, alpha, *shares, self._epsilon)
 
 
 @inlined

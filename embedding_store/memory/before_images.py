@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from embedding_store.catch_up.table_steps import TableSteps
 from embedding_store.memory.id_index import IdIndex
 from embedding_store.memory.row_gather import can_stream, gather
 from embedding_store.memory.row_touches import UInt32
@@ -30,14 +31,18 @@ class BeforeImages:
 
     Attributes:
         count: Rows that the table had at that version.
+        step: The step that rows had followed then, and oldest_step the oldest one that images may refer to, of a
+            table whose rows follow steps.
         sightings: The sketch of the table's admission as it was; None: as it is.
         frequencies: How often rows were touched, by position, before an
             eviction last began to count anew, and the number of that change in
             the table's sequence; None: no eviction has.
     """
 
-    def __init__(self, spec: TableSpec, slot_width: int, count: int) -> None:
+    def __init__(self, spec: TableSpec, slot_width: int, count: int, steps: TableSteps | None = None) -> None:
         self.count = count
+        self.step = None if steps is None else steps.now
+        self.oldest_step = None if steps is None else steps.first
         self.sightings: UInt8 | None = None
         self.frequencies: tuple[int, UInt32] | None = None
         self._dim, self._slot_width = spec.dim, slot_width
@@ -136,10 +141,9 @@ class BeforeImages:
         if self._index is not None:
             gather(self._weights.array, places, out, stream)
 
-    def slots(self, places: Int64) -> Float32:
-        """float32 `[n, slot_width]`, of images."""
-        slots: Float32 = self._slots.array[places]
-        return slots
+    def block(self, places: Int64) -> tuple[Float32, Float32]:
+        """Copies of images, as `TableRows.copy` gave them."""
+        return self._weights.array[places], self._slots.array[places]
 
     def take_over(self, newer: BeforeImages) -> None:
         """Is told that the pin after this one is gone: images that only it has are needed here.

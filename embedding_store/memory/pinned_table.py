@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from embedding_store.catch_up.following import Following
 from embedding_store.memory.before_images import BeforeImages
 from embedding_store.memory.row_directory import RowDirectory
+from embedding_store.memory.row_gather import scale_rows
 from embedding_store.memory.row_membership import RowMembership
 from embedding_store.memory.table_rows import TableRows
 from embedding_store.spec import TableSpec
@@ -32,6 +34,7 @@ class PinnedTable(TableReader):
         directory, rows, members: Of the table as it stands.
         since: What was saved for the version, for the next one that is pinned, and so on.
         sequence: Changes of rows so far of which images were taken.
+        following: Of a table whose rows follow steps.
     """
 
     def __init__(
@@ -42,8 +45,10 @@ class PinnedTable(TableReader):
         members: RowMembership,
         since: Sequence[BeforeImages],
         sequence: int,
+        following: Following | None = None,
     ) -> None:
         self.sequence = sequence
+        self._following = following
         self._since = since
         self._standing, self._standing_rows, self._members = directory, rows, members
         changed = any(images.rows for images in since)
@@ -58,7 +63,8 @@ class PinnedTable(TableReader):
     def sightings(self) -> UInt8 | None:
         """As in `EmbeddingStore.sightings`."""
         kept = next((images.sightings for images in self._since if images.sightings is not None), None)
-        return self._members.sightings() if kept is None else kept.copy()
+        counters = self._members.sightings() if kept is None else kept.copy()
+        return counters if self._following is None else self._following.with_decay(counters, self._since[0].step)
 
     def stored(self, ids: Int64) -> RowBlock:
         """Of `ids` int64 `[n]` the rows that held a value of their own, in that order."""
@@ -71,8 +77,7 @@ class PinnedTable(TableReader):
             of = np.flatnonzero(places >> _PLACE_BITS == number)
             if len(of):
                 some = places[of] & _PLACE
-                images.read(np.where(places >> _PLACE_BITS == number, places & _PLACE, -1), weights)
-                slots[of] = images.slots(some)
+                weights[of], slots[of] = self._standing_rows.seen(*images.block(some))
         return RowBlock(ids, weights, slots, self._touches(places))
 
     def unchanged(self, cursor: int, limit: int) -> tuple[RowBlock | None, int]:
@@ -117,6 +122,11 @@ class PinnedTable(TableReader):
                     ids = ids[places < 0]
             found.append(ids)
         return np.concatenate(found)
+
+    def _write_initial(self, ids: Int64, places: Int64, out: Float32) -> None:
+        """As in `TableReader._write_initial`."""
+        super()._write_initial(ids, places, out)
+        scale_rows(out, places, self._standing_rows.untouched)
 
     def _standing_block(self, positions: Int64) -> tuple[Float32, Float32]:
         """Rows that stand at `positions` int64 `[n]`; anything where they are negative."""
@@ -189,4 +199,8 @@ class _Rows:
         self._rows.read(np.where(of == 0, places, -1), out, stream)
         for number, images in enumerate(self._since, 1):
             if images.rows:
-                images.read(np.where(of == number, places & _PLACE, -1), out, stream)
+                if self._rows.follows:
+                    some = np.flatnonzero(of == number)
+                    out[some] = self._rows.seen(*images.block(places[some] & _PLACE))[0]
+                else:
+                    images.read(np.where(of == number, places & _PLACE, -1), out, stream)

@@ -9,7 +9,7 @@ from embedding_store.kernel import kernel
 from embedding_store.memory.row_moves import copy_row, drain_streams, prefetch_row, stream_row
 from embedding_store.store import Float32, Int64
 
-__all__ = ["Words", "can_stream", "gather", "gather_apart", "gather_marked", "rows_ahead", "scatter_rows"]
+__all__ = ["Words", "can_stream", "gather", "gather_apart", "gather_marked", "rows_ahead", "scale_rows", "scatter_rows"]
 
 Words = npt.NDArray[np.uint64]
 """64 bits a word: bit `i & 63` of word `i >> 6` says whether id i has a row."""
@@ -72,6 +72,12 @@ def gather_apart(rows: Float32, positions: Int64, places: Int64, out: Float32, s
 def scatter_rows(rows: Float32, places: Int64, out: Float32) -> None:
     """out[places[i]] = rows[i]; as `gather_apart`, of rows that lie in order."""
     _scatter(rows, places, out, can_stream(out))
+
+
+def scale_rows(rows: Float32, places: Int64, factor: np.float32) -> None:
+    """rows[places[i]] *= factor, in place; places int64 `[n]`, each once."""
+    if factor != 1:
+        rows[places] *= factor
 
 
 @kernel

@@ -235,7 +235,10 @@ class MemoryStore(TableLookups, EmbeddingStore):
         refuse_other_version(self._version, commit.version - 1)
         tables = [self._table(name) for name in commit.updates]
         updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
-        rates = [commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate) for table in tables]
+        for table in self._tables.values():
+            if table.following is not None:
+                table.following.steps.require_rate(self._rate(table, commit))
+        rates = [self._rate(table, commit) for table in tables]
         return [
             (table, table.stage(update, commit.step, rate), rate)
             for table, update, rate in zip(tables, updates, rates, strict=True)
@@ -252,9 +255,13 @@ class MemoryStore(TableLookups, EmbeddingStore):
 
         self._run([len(staged_update.update.ids) for _, staged_update, _ in staged], apply)
         for table in self._tables.values():
+            table.follow(commit.step, self._rate(table, commit))
             table.evict(commit.version)
         self._version = commit.version
         self._changes += 1
+
+    def _rate(self, table: MemoryTable, commit: Commit) -> float:
+        return commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate)
 
     def _run(self, lengths: Sequence[int], work: Callable[[int, int, int], None]) -> None:
         """Calls `work(table number, start, stop)`, the rows of all tables shared out over threads in pieces."""

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from embedding_store.catch_up.following import following
 from embedding_store.memory.id_index import IdIndex
 from embedding_store.memory.pinned_table import PinnedTable
 from embedding_store.memory.row_directory import DirectRows, RowDirectory
+from embedding_store.memory.row_gather import scale_rows
 from embedding_store.memory.row_membership import RowMembership
 from embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
 from embedding_store.memory.table_rows import MakeRows, TableRows, resident_rows
@@ -17,7 +19,7 @@ from embedding_store.range_pool import SERIAL, RangePool
 from embedding_store.row_dtypes import round_update
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
-from embedding_store.store import Int64, RowBlock, TableStatistics, TableUpdate, UInt8
+from embedding_store.store import Float32, Int64, RowBlock, TableStatistics, TableUpdate, UInt8
 from embedding_store.tables.scratch import Scratch
 from embedding_store.tables.table_reader import TableReader
 
@@ -76,17 +78,21 @@ class MemoryTable(TableReader):
         self._new_slab = new_slab
         self._make_rows = resident_rows(new_slab) if make_rows is None else make_rows
         self.optimizer = row_optimizer(spec.optimizer)
+        self.following = following(spec, self.optimizer)
+        if self.following is not None:
+            self._make_rows = self.following.rows(self._make_rows)
         self.slot_width = self.optimizer.slot_width(spec.dim)
         self._initial_slots = self.optimizer.initial_slots(spec.dim)
-        row_bytes = spec.weight_bytes + 4 * self.slot_width
+        kept_width = self.slot_width + (self.following is not None)
+        self._row_bytes = spec.weight_bytes + 4 * kept_width
         size = spec.vocabulary_size
-        self._direct = size if size is not None and size * row_bytes <= direct_bytes else None
+        self._direct = size if size is not None and size * self._row_bytes <= direct_bytes else None
         # Of updates: they are claimed and applied one at a time.
         self._positions = Scratch(np.int64)
         self._deleted = self._written = 0
         super().__init__(spec, *self._empty(spec))
         self._members = RowMembership(spec, self._directory.capacity, new_slab)
-        self.versions = TableVersions(spec, self.slot_width)
+        self.versions = TableVersions(spec, kept_width, None if self.following is None else self.following.steps)
 
     @property
     def count(self) -> int:
@@ -106,7 +112,9 @@ class MemoryTable(TableReader):
     def at(self, version: int) -> PinnedTable:
         """The table as it was at a pinned version, to read before anything changes."""
         since = self.versions.since(version)
-        return PinnedTable(self.spec, self._directory, self._rows, self._members, since, self.versions.sequence)
+        rows = self._rows.as_of(self.versions.step(version))
+        standing = (self._directory, rows, self._members)
+        return PinnedTable(self.spec, *standing, since, self.versions.sequence, self.following)
 
     def stage(self, update: TableUpdate, step: int, learning_rate: float) -> StagedUpdate:
         """Does everything about an update that can fail, and changes no row.
@@ -168,6 +176,16 @@ class MemoryTable(TableReader):
         positions[strangers] = places
         return fresh
 
+    def follow(self, step: int, learning_rate: float) -> None:
+        """Counts a step, for the rows that it did not update: one for every commit, whether it names the table or not.
+
+        Args:
+            step: As of `Commit`.
+            learning_rate: Of the step.
+        """
+        if self.following is not None:
+            self.following.take(step, learning_rate, self._directory, self._rows, self._members, self.versions)
+
     def evict(self, version: int) -> None:
         """Lets go of rows, as the table's eviction says for this version; cannot fail."""
         if self.versions:
@@ -223,30 +241,41 @@ class MemoryTable(TableReader):
 
     def statistics(self) -> TableStatistics:
         """As in `EmbeddingStore.table_statistics`; bytes of the address space that rows have come to use."""
-        row_bytes = self.spec.weight_bytes + 4 * self.slot_width + self._members.row_bytes
+        row_bytes = self._row_bytes + self._members.row_bytes
         held = self._directory.bytes + self._members.bytes + self._directory.positions_given * row_bytes
         gone = self._members.evicted, self._deleted
         return TableStatistics(self.count, held, self._members.refused, *gone, self._written)
 
     def sightings(self) -> UInt8 | None:
         """As in `EmbeddingStore.sightings`."""
-        return self._members.sightings()
+        counters = self._members.sightings()
+        return counters if self.following is None else self.following.with_decay(counters)
 
     def put_sightings(self, counters: UInt8) -> None:
         """As in `EmbeddingStore.put_sightings`."""
         self.versions.save_sightings(self._members)
-        self._members.put_sightings(counters)
+        if self.following is not None:
+            counters = self.following.take_decay(counters)
+        if len(counters) or self.following is None:
+            self._members.put_sightings(counters)
 
     def clear(self) -> None:
         """Forgets every row and sighting, and gives the memory back."""
         self._written += 1 + self.count
         self._rows.close()
+        if self.following is not None:
+            self.following.begin_anew()
         self._directory, self._rows = self._empty(self.spec)
         self._members = RowMembership(self.spec, self._directory.capacity, self._new_slab)
 
     def close(self) -> None:
         """Gives back what is not memory."""
         self._rows.close()
+
+    def _write_initial(self, ids: Int64, places: Int64, out: Float32) -> None:
+        """As in `TableReader._write_initial`."""
+        super()._write_initial(ids, places, out)
+        scale_rows(out, places, self._rows.untouched)
 
     def _save(self, staged: StagedUpdate, fresh: Int64, pool: RangePool) -> None:
         """Before rows of an update are changed, those at `staged.positions[fresh]` being new."""

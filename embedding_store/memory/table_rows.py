@@ -30,6 +30,20 @@ class TableRows(ABC):
         """Weights float32 `[rows, dim]` as `RowValues.plain`; None where they do not lie so in memory."""
         return None
 
+    @property
+    def plain_slots(self) -> Float32 | None:
+        """Slots float32 `[rows, slot_width]` beside `plain`; None where they do not lie so in memory."""
+        return None
+
+    @property
+    def untouched(self) -> np.float32:
+        """What the initial values of rows that were never updated are multiplied by."""
+        return np.float32(1)
+
+    def as_of(self, step: int | None) -> TableRows:
+        """The same rows, to be read as they were at a step (None: the present one)."""
+        return self
+
     @abstractmethod
     def grow(self, rows: int) -> None:
         """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
@@ -61,12 +75,21 @@ class TableRows(ABC):
         """Copies of weights float32 `[n, dim]` and slots float32 `[n, slot_width]`; no negative positions."""
 
     def copy(self, positions: Int64, weights: Float32, slots: Float32, stream: bool = False) -> None:
-        """As `block`, into `weights` float32 `[n, dim]` and `slots` float32 `[n, slot_width]`, both contiguous.
+        """Rows as they lie, into `weights` float32 `[n, dim]` and `slots` float32 `[n, kept_width]`, both contiguous.
 
         Rows of both at negative positions are left alone. `stream` as in `RowValues.read`, for the weights.
         """
         live = np.flatnonzero(positions >= 0)
         weights[live], slots[live] = self.block(positions[live])
+
+    @property
+    def follows(self) -> bool:
+        """Whether steps without a gradient move rows, so that `copy` gives other rows than `block`."""
+        return False
+
+    def seen(self, weights: Float32, slots: Float32) -> tuple[Float32, Float32]:
+        """Rows that `copy` gave, as `block` would have given them; the arrays may be changed and returned."""
+        return weights, slots
 
     def slabs(self) -> tuple[Slab, ...] | None:
         """As in `RowValues.slabs`; None: these rows are not for other processes to read."""
@@ -113,6 +136,12 @@ class ResidentRows(TableRows):
     def plain(self) -> Float32 | None:
         """As in `TableRows.plain`."""
         return self._weights.plain
+
+    @property
+    def plain_slots(self) -> Float32:
+        """As in `TableRows.plain_slots`."""
+        slots: Float32 = self._slots.array
+        return slots
 
     def grow(self, rows: int) -> None:
         """As in `TableRows.grow`."""

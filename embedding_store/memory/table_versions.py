@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from embedding_store.catch_up.table_steps import TableSteps
 from embedding_store.memory.before_images import BeforeImages
 from embedding_store.memory.row_membership import RowMembership
 from embedding_store.memory.table_rows import TableRows
@@ -30,8 +31,10 @@ class TableVersions:
         sequence: Counts changes of rows of which images were taken.
     """
 
-    def __init__(self, spec: TableSpec, slot_width: int) -> None:
+    def __init__(self, spec: TableSpec, slot_width: int, steps: TableSteps | None = None) -> None:
+        """`slot_width`: slots as rows are kept; `steps`: of a table whose rows follow them."""
         self.sequence = 0
+        self._steps = steps
         self._spec, self._slot_width = spec, slot_width
         self._images: dict[int, BeforeImages] = {}  # oldest version first
         self._make_room: MakeRoom = lambda size: None
@@ -42,7 +45,7 @@ class TableVersions:
 
     def begin(self, version: int, count: int, make_room: MakeRoom) -> None:
         """The current version is pinned, newer than all that are: the table has `count` rows."""
-        self._images[version] = BeforeImages(self._spec, self._slot_width, count)
+        self._images[version] = BeforeImages(self._spec, self._slot_width, count, self._steps)
         self._make_room = make_room
 
     def end(self, version: int) -> None:
@@ -64,6 +67,14 @@ class TableVersions:
         """Rows and bytes that are kept for a version."""
         images = self._images.get(version)
         return (0, 0) if images is None else (images.rows, images.bytes)
+
+    def step(self, version: int) -> int | None:
+        """The step that rows of a pinned version have followed; None: rows follow none."""
+        return self._images[version].step
+
+    def oldest_step(self) -> int | None:
+        """The oldest step that what is kept may refer to."""
+        return min((images.oldest_step for images in self._images.values() if images.oldest_step), default=None)
 
     def since(self, version: int) -> list[BeforeImages]:
         """What a pinned version reads, one after the other, before the table itself."""

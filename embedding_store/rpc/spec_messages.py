@@ -27,6 +27,7 @@ def spec_to_message(spec: TableSpec) -> store_pb2.TableSpec:
             name=spec.optimizer.name,
             hyperparameters=dict(spec.optimizer.hyperparameters),
             keras_config=spec.optimizer.keras_config,
+            dense=not spec.optimizer.lazy,
         ),
         admission=None if spec.admission is None else store_pb2.Admission(**asdict(spec.admission)),
         eviction=None if spec.eviction is None else store_pb2.Eviction(**asdict(spec.eviction)),
@@ -64,7 +65,7 @@ def _optimizer(message: store_pb2.TableSpec) -> OptimizerSpec:
     if not optimizer.name:
         raise BadSpec(f'table {message.name!r}: its optimizer has no name; use "sgd", "adagrad", "adam", ...')
     pairs = tuple(sorted(optimizer.hyperparameters.items()))
-    return OptimizerSpec(optimizer.name, pairs, optimizer.keras_config)
+    return OptimizerSpec(optimizer.name, pairs, optimizer.keras_config, lazy=not optimizer.dense)
 
 
 def _admission(message: store_pb2.Admission) -> AdmissionSpec:

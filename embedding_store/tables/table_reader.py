@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from embedding_store.checks import require_ids
-from embedding_store.initial_values import initial_rows, write_initial_rows
+from embedding_store.initial_values import write_initial_rows
 from embedding_store.memory.row_fold import fold_bags
 from embedding_store.memory.row_gather import Words, gather, gather_apart, gather_marked, scatter_rows
 from embedding_store.spec import TableSpec
@@ -94,7 +94,7 @@ class TableReader:
                 self._rows.read(positions, out, stream)
             unseen = np.flatnonzero(positions < 0) if missing else positions[:0]
         if len(unseen):
-            write_initial_rows(self.spec, ids[unseen], unseen, out)
+            self._write_initial(ids[unseen], unseen, out)
 
     def read_apart(self, ids: Int64, places: Int64, out: Float32, stream: bool = False) -> None:
         """The row of `ids[i]` into `out[places[i]]`; other arguments as those of `read`.
@@ -116,7 +116,7 @@ class TableReader:
         gather_apart(plain, positions, places, out, stream)
         if missing:
             unseen = np.flatnonzero(positions < 0)
-            write_initial_rows(self.spec, ids[unseen], places[unseen], out)
+            self._write_initial(ids[unseen], places[unseen], out)
 
     def fold(self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32) -> None:
         """Bags of `ids` int64 `[n]` into `out` float32 `[bags, dim]`; other arguments as those of `fold_bags`.
@@ -137,10 +137,14 @@ class TableReader:
         fresh = np.empty((missing, self.spec.dim), np.float32)
         if missing:
             unseen = np.flatnonzero(positions < 0)
-            initial_rows(self.spec, ids[unseen], fresh)
+            self._write_initial(ids[unseen], np.arange(missing), fresh)
             positions[unseen] = ~np.arange(missing)
         if rows is None:
             rows = np.empty((len(ids), self.spec.dim), np.float32)
             self._rows.read(positions, rows)
             positions = np.where(positions < 0, positions, np.arange(len(ids)))
         fold_bags(rows, fresh, positions, offsets, weights, combiner, out)
+
+    def _write_initial(self, ids: Int64, places: Int64, out: Float32) -> None:
+        """What `ids[i]`, which has no row, reads, into `out[places[i]]`."""
+        write_initial_rows(self.spec, ids, places, out)

@@ -139,15 +139,16 @@ def learning_rate_for(spec: TableSpec, optimizer: OptimizerSpec | None) -> float
     return given.default_learning_rate
 
 
-def _identity(optimizer: RowOptimizer) -> tuple[str, str, Mapping[str, float]]:
+def _identity(optimizer: RowOptimizer) -> tuple[str, str, bool, Mapping[str, float]]:
     """What two optimizers have in common that differ in their learning rates only."""
     named = {**dict(optimizer.spec.hyperparameters), **optimizer.hyperparameters, "learning_rate": 0.0}
-    return optimizer.spec.name, optimizer.spec.keras_config, named
+    return optimizer.spec.name, optimizer.spec.keras_config, optimizer.spec.lazy, named
 
 
 def _told(optimizer: RowOptimizer) -> str:
     named = {**dict(optimizer.spec.hyperparameters), **optimizer.hyperparameters}
-    return f"{optimizer.spec.name}({', '.join(f'{name}={value:g}' for name, value in sorted(named.items()))})"
+    told = ", ".join(f"{name}={value:g}" for name, value in sorted(named.items()))
+    return f"{optimizer.spec.name}({told})" + ("" if optimizer.spec.lazy else " with lazy=False")
 
 
 @dataclass(frozen=True, slots=True)

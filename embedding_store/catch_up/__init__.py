@@ -1,0 +1,1 @@
+"""Rows that follow every step, as Keras' dense ones do, and are caught up when they are next touched or read."""

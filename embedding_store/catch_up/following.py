@@ -1,0 +1,98 @@
+"""What a table in memory has where steps without a gradient move its rows, too."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from embedding_store.catch_up.rows import CaughtUpRows, caught_up_rows
+from embedding_store.catch_up.sweep import Sweep
+from embedding_store.catch_up.table_steps import TableSteps
+from embedding_store.errors import BadInput, Unsupported
+from embedding_store.memory.row_directory import RowDirectory
+from embedding_store.memory.row_membership import RowMembership
+from embedding_store.memory.table_rows import MakeRows, TableRows
+from embedding_store.memory.table_versions import TableVersions
+from embedding_store.range_pool import SERIAL
+from embedding_store.row_optimizer import RowOptimizer
+from embedding_store.spec import TableSpec
+from embedding_store.store import Int64, UInt8
+
+__all__ = ["Following", "following"]
+
+_DECAY_BYTES = 8
+
+
+class Following:
+    """The steps of one table, and the sweep that keeps them few.
+
+    Where the optimizer has weight decay, rows that were never updated decay,
+    too. How far they have is kept once for all of them, and travels with the
+    table's sketch of sightings, as its last 8 bytes.
+
+    Attributes:
+        steps: That the table has taken.
+    """
+
+    def __init__(self, steps: TableSteps) -> None:
+        self.steps = steps
+        self._sweep = Sweep(steps)
+
+    def rows(self, make_rows: MakeRows) -> MakeRows:
+        """Rows as `make_rows` makes them, that follow the steps."""
+        return caught_up_rows(make_rows, self.steps)
+
+    def take(
+        self,
+        step: int,
+        rate: float,
+        directory: RowDirectory,
+        rows: TableRows,
+        members: RowMembership,
+        versions: TableVersions,
+    ) -> None:
+        """Counts a step, once the rows that it updates have been; others are those of the table."""
+
+        def save(ids: Int64, positions: Int64) -> None:
+            if versions:
+                versions.save(ids, positions, rows, members, SERIAL)
+
+        self.steps.take(step, rate)
+        assert isinstance(rows, CaughtUpRows)
+        self._sweep.go_on(directory, rows, save, versions.oldest_step)
+
+    def begin_anew(self) -> None:
+        """Every row is forgotten."""
+        self.steps.begin_anew()
+        self._sweep.begin_anew()
+
+    def with_decay(self, counters: UInt8 | None, step: int | None = None) -> UInt8 | None:
+        """The table's sketch, with what decay has made of rows that were never updated, until a step (None: now)."""
+        if not self.steps.form.decay:
+            return counters
+        decay = np.frombuffer(self.steps.untouched(step), np.uint8)
+        return decay.copy() if counters is None else np.concatenate((counters, decay))
+
+    def take_decay(self, counters: UInt8) -> UInt8:
+        """The sketch in what `with_decay` gave; the rest counts from now on."""
+        if not self.steps.form.decay:
+            return counters
+        if len(counters) < _DECAY_BYTES:
+            raise BadInput(f"{len(counters)} bytes of sightings do not hold the decay of rows that were never updated")
+        self.steps.put_untouched(counters[-_DECAY_BYTES:].tobytes())
+        return counters[:-_DECAY_BYTES]
+
+
+def following(spec: TableSpec, optimizer: RowOptimizer) -> Following | None:
+    """What a table needs to follow steps; None: they only move rows that have a gradient.
+
+    Raises:
+        Unsupported: rows of the table's dtype cannot follow.
+    """
+    if optimizer.dense_form is None:
+        return None
+    if spec.dtype != "float32":
+        raise Unsupported(
+            f"table {spec.name!r}: lazy=False needs float32 rows, as catching up moves them by less than {spec.dtype} "
+            "can tell; leave lazy=True, or keep the table in float32"
+        )
+    return Following(TableSteps(spec.name, optimizer.dense_form))

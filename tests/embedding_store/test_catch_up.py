@@ -1,0 +1,199 @@
+"""Rows that follow every step: equal to Keras' dense optimizers over a thousand steps of sparse batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
+from embedding_store.catch_up.segments import segments_of
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.store import Float32, Int64
+
+ROWS, DIM, STEPS = 48, 4, 1000
+TOLERANCE = 1e-5
+
+CASES: dict[str, tuple[type, dict[str, Any]]] = {
+    "sgd momentum": (keras.optimizers.SGD, {"momentum": 0.9}),
+    "sgd nesterov": (keras.optimizers.SGD, {"momentum": 0.95, "nesterov": True}),
+    "sgd, decay alone": (keras.optimizers.SGD, {"weight_decay": 0.02}),
+    "adagrad, decay": (keras.optimizers.Adagrad, {"weight_decay": 0.02}),
+    "adam": (keras.optimizers.Adam, {}),
+    "adam 0.8 0.9": (keras.optimizers.Adam, {"beta_1": 0.8, "beta_2": 0.9}),
+    "adam 0.99 0.999": (keras.optimizers.Adam, {"beta_1": 0.99}),
+    "adam 0.9 0.99": (keras.optimizers.Adam, {"beta_2": 0.99}),
+    "adam 0 0.999": (keras.optimizers.Adam, {"beta_1": 0.0}),
+    "adam 0.5 0.9999": (keras.optimizers.Adam, {"beta_1": 0.5, "beta_2": 0.9999}),
+    "adam large epsilon": (keras.optimizers.Adam, {"epsilon": 1e-2}),
+    "amsgrad": (keras.optimizers.Adam, {"amsgrad": True}),
+    "adamw": (keras.optimizers.AdamW, {"weight_decay": 0.01}),
+    "adamw amsgrad": (keras.optimizers.AdamW, {"weight_decay": 0.01, "amsgrad": True}),
+    "adam, decay": (keras.optimizers.Adam, {"weight_decay": 0.02}),
+    "rmsprop": (keras.optimizers.RMSprop, {}),
+    "rmsprop momentum": (keras.optimizers.RMSprop, {"momentum": 0.9}),
+    "rmsprop centered": (keras.optimizers.RMSprop, {"centered": True, "weight_decay": 0.01}),
+    "rmsprop centered momentum": (keras.optimizers.RMSprop, {"centered": True, "momentum": 0.8}),
+    "adamax": (keras.optimizers.Adamax, {}),
+    "adadelta": (keras.optimizers.Adadelta, {"rho": 0.9}),
+}
+
+Batch = tuple[Int64, Float32, float]
+"""Ids, each once, their gradients, and the learning rate."""
+
+
+@lru_cache(maxsize=1)
+def batches() -> tuple[Batch, ...]:
+    """A thousand steps.
+
+    Rows 0 to 15 come and go, 16 to 23 come in every 100th step or more seldom,
+    24 once, early, with what Adam's epsilon meets; 25 at the first step and at
+    step 900; others never. Every seventh step touches nothing. The rate warms
+    up, falls, stands still at zero, and begins anew.
+    """
+    random = np.random.default_rng(5)
+    made = []
+    for step in range(STEPS):
+        often = random.choice(16, size=0 if step % 7 == 6 else random.integers(1, 5), replace=False)
+        ids = [*often, *(16 + i for i in range(8) if step % (100 + 40 * i) == 3)]
+        ids += [24] * (step == 2) + [25] * (step in (0, 900))
+        gradients = random.normal(size=(len(ids), DIM)) * 10.0 ** random.integers(-9, 1, size=(len(ids), DIM))
+        rate = 0.01 * min(1.0, step / 20) * (1 + np.cos(step % 500 / 500 * np.pi)) / 2
+        made.append((np.array(ids, np.int64), gradients.astype(np.float32), 0.0 if 490 < step < 500 else float(rate)))
+    return tuple(made)
+
+
+def spec_of(optimizer: Any) -> OptimizerSpec:
+    from master.keras_optimizer import table_optimizer
+
+    return table_optimizer(optimizer, lazy=False)
+
+
+def of_keras(optimizer: Any, start: Float32) -> tuple[Float32, list[Float32]]:
+    """A dense variable after Keras' steps, and its slots."""
+    variable = keras.Variable(start, dtype="float32")
+    optimizer.build([variable])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(gradients: Any, rate: Any) -> None:
+        optimizer.learning_rate.assign(rate)
+        optimizer.apply([gradients], [variable])
+
+    for ids, gradients, rate in batches():
+        dense = np.zeros(start.shape, np.float32)
+        dense[ids] = gradients
+        step(tf.constant(dense), tf.constant(rate, tf.float32))
+    own = (optimizer.iterations, optimizer.learning_rate)
+    slots = [np.array(slot) for slot in optimizer.variables if not any(slot is known for known in own)]
+    return np.array(variable), [slot for slot in slots if slot.shape == start.shape]
+
+
+def of_store(store: MemoryStore, every: int | None = None) -> None:
+    """The same steps on the store's table "t", which is read after each `every`th."""
+    for step, (ids, gradients, rate) in enumerate(batches()):
+        updates: Mapping[str, TableUpdate] = {"t": TableUpdate(ids, gradients)} if len(ids) else {}
+        store.commit(Commit(step + 1, updates, step, {"t": rate}))
+        if every and step % every == 0:
+            store.lookup({"t": np.arange(ROWS)})
+
+
+def close(ours: Float32, theirs: Float32, tolerance: float = TOLERANCE) -> bool:
+    """Whether values agree, relative to themselves or, where they are small, to the size of them all."""
+    return np.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(np.sqrt(np.mean(np.square(theirs)))))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_thousand_sparse_steps_equal_keras_dense_ones(case: str) -> None:
+    kind, settings = CASES[case]
+    table = TableSpec("t", DIM, ROWS, optimizer=spec_of(kind(learning_rate=0.01, **settings)))
+    with MemoryStore(threads=1) as store:
+        store.create_table(table)
+        ids = np.arange(ROWS)
+        start = store.lookup({"t": ids})["t"]
+        of_store(store)
+        ours, block = store.lookup({"t": ids})["t"], store.read_rows("t", ids)
+    theirs, slots = of_keras(kind(learning_rate=0.01, **settings), start)
+    assert close(ours, theirs), np.abs(ours - theirs).max()
+    assert np.array_equal(block.weights, ours[block.ids])
+    names = [slot.name for slot in row_optimizer(table.optimizer).slots]
+    assert len(names) == len(slots)
+    for number, (name, slot) in enumerate(zip(names, slots, strict=True)):
+        assert close(block.slots[:, number * DIM : (number + 1) * DIM], slot[block.ids]), name
+    # Rows that the batches leave alone do move, which lazy ones would not.
+    if settings.get("weight_decay"):
+        assert not np.array_equal(ours[30:], start[30:])
+
+
+def test_lazy_rows_are_not_what_keras_has() -> None:
+    """That the batches tell one from the other."""
+    table = TableSpec("t", DIM, ROWS, optimizer=OptimizerSpec.of("adam", learning_rate=0.01))
+    with MemoryStore(threads=1) as store:
+        store.create_table(table)
+        start = store.lookup({"t": np.arange(ROWS)})["t"]
+        of_store(store)
+        ours = store.lookup({"t": np.arange(ROWS)})["t"]
+    assert not close(ours, of_keras(keras.optimizers.Adam(0.01), start)[0], 1e-3)
+
+
+@pytest.mark.parametrize("beta_2", [0.5, 0.9, 0.999, 0.99999])
+@pytest.mark.parametrize("beta_1", [0.3, 0.9, 0.995])
+def test_one_gap_equals_the_sum_in_double(beta_1: float, beta_2: float) -> None:
+    """Any pair of betas, any gap, any size of gradients beside epsilon."""
+    sizes = 10.0 ** np.arange(-12, 3)
+    optimizer = OptimizerSpec.of("adam", lazy=False, learning_rate=0.1, beta_1=beta_1, beta_2=beta_2)
+    form = row_optimizer(optimizer).dense_form
+    assert form is not None
+    with MemoryStore(threads=1) as store:
+        store.create_table(TableSpec("t", len(sizes), 2, optimizer=optimizer))
+        ids = np.zeros(1, np.int64)
+        store.commit(Commit(1, {"t": TableUpdate(ids, sizes[None].astype(np.float32))}, 0, {}))
+        block = store.read_rows("t", ids)
+        m, v = (part.astype(np.float64) for part in np.split(block.slots[0], 2))
+        w, moved = block.weights[0].astype(np.float64), np.zeros(len(sizes))
+        for step in range(1, 901):
+            m, v = m * form.factors[0], v * form.factors[1]
+            moved += form.scale(step, 0.1) * m / (np.sqrt(v) + form.epsilon)
+            store.commit(Commit(step + 1, {}, step, {}))
+            if step in (1, 2, 3, 10, 50, 333, 900):
+                ours = store.lookup({"t": ids})["t"][0]
+                assert np.allclose(ours, w + moved, rtol=1e-6, atol=2e-6 * np.abs(moved).max())
+
+
+def test_few_pieces_are_enough_for_the_betas_that_people_use() -> None:
+    def pieces(**betas: float) -> tuple[int, int]:
+        form = row_optimizer(OptimizerSpec.of("adam", lazy=False, **betas)).dense_form
+        assert form is not None
+        found = segments_of(form)
+        return len(found.starts), found.degree
+
+    assert pieces() == (1, 3)
+    assert pieces(beta_1=0.95) == (1, 7)
+    assert pieces(beta_2=0.99) == (2, 7)
+    assert pieces(amsgrad=1.0) == (1, 0)
+
+
+def test_reading_changes_nothing() -> None:
+    optimizer = OptimizerSpec.of("adamw", lazy=False, learning_rate=0.01)
+    results = []
+    for every in (None, 1, 13):
+        with MemoryStore(threads=1) as store:
+            store.create_table(TableSpec("t", DIM, ROWS, optimizer=optimizer))
+            of_store(store, every)
+            results.append(store.lookup({"t": np.arange(ROWS)})["t"].tobytes())
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("direct_bytes", [0, 1 << 20])
+def test_threads_and_layout_change_no_bit(direct_bytes: int) -> None:
+    results = []
+    for threads in (1, 3):
+        with MemoryStore(threads=threads, direct_bytes=direct_bytes) as store:
+            store.create_table(TableSpec("t", DIM, ROWS, optimizer=OptimizerSpec.of("adam", lazy=False)))
+            of_store(store)
+            results.append(store.lookup({"t": np.arange(ROWS)})["t"].tobytes())
+    assert len(set(results)) == 1
