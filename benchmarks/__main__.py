@@ -20,6 +20,7 @@ _BENCHES = (
     "redis_rows",
     "tiers",
     "pins",
+    "checkpoints",
     "peers",
     "click",
     "promises",
