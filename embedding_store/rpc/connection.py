@@ -46,6 +46,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 _FIRST_PAUSE_S = 0.05
+# Its own: a person who seeds the generator of all expects the numbers that follow, also where a thread waits.
+_CHANCE = random.Random()
 _LONGEST_PAUSE_S = 2.0
 
 
@@ -121,7 +123,7 @@ class Connection:
                         self._turning.leave(at)
                     # Pauses of many workers spread out, so that they do not return all at once.
                     pause = min(pause * 2, _LONGEST_PAUSE_S)
-                    wait = pause * random.uniform(0.5, 1.0)
+                    wait = pause * _CHANCE.uniform(0.5, 1.0)
                     if not is_transient(error) or time.monotonic() + wait >= end or self._closed.wait(wait):
                         raise
 

@@ -42,6 +42,7 @@ _CODES: dict[type[ElastableError], grpc.StatusCode] = {
     errors.JobFailed: grpc.StatusCode.ABORTED,
     errors.ElastableError: grpc.StatusCode.UNKNOWN,
 }
+_TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
 _CLASSES: dict[str, type[ElastableError]] = {name: getattr(errors, name) for name in errors.__all__}
 
 
@@ -119,15 +120,15 @@ def translated(error: grpc.RpcError, address: str, deadline_s: float) -> Elastab
         return DeadlineExceeded(f"{address} gave no answer within the deadline of {deadline_s:g} s")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Unsupported(f"{address} does not serve this call ({details})")
-    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED):
+    if code in _TRANSIENT:
         return Unavailable(f"{address} cannot be reached within the deadline of {deadline_s:g} s ({details})")
     return StoreFailed(f"{address} failed: {details or code}")
 
 
 def is_transient(error: grpc.RpcError) -> bool:
-    """True where the server was not reached or had no thread free, so that a repeat may help."""
+    """True where the server was not reached, had no thread free, or stopped in mid-call, so that a repeat may help."""
     code, _, name = _parts(error)
-    return not name and code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    return not name and code in _TRANSIENT
 
 
 def _parts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -162,3 +163,13 @@ def test_a_letter_for_the_process_before_finds_nothing_at_the_one_that_follows(h
     with pytest.raises(Unsupported, match="is not known here"):
         stores[1].outboxes.read(letters[0], plan)
     assert isinstance(stores[1].outboxes, Outboxes)
+
+
+def test_a_call_that_waits_does_not_disturb_the_generator_of_all() -> None:
+    """A model is built from seeds that Keras draws of it, perhaps while another thread waits for a server."""
+    random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    with RemoteSource(free_addresses(1)[0], deadline_s=0.4) as source, pytest.raises(Unavailable):
+        source.version()
+    assert random.random() == expected
