@@ -17,8 +17,9 @@ __all__ = ["Begin", "CheckpointWriter"]
 
 _log = logging.getLogger(__name__)
 
-_LEASE_S = 60.0
-_RENEW_EVERY_S = 10.0
+# A master that takes the place of one that died waits for its pins.
+_LEASE_S = 30.0
+_RENEW_EVERY_S = 5.0
 
 Begin = Callable[[EmbeddingStore | Pin, Mapping[str, Tensor], Progress], Callable[[], str]]
 """Begins a checkpoint of (rows, dense tensors, progress); what it returns writes it, and returns where it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from master.version_record import VersionRecord
 __all__ = ["Beginning", "fill_store"]
 
 _log = logging.getLogger(__name__)
+
+_PINS_END_S = 90.0  # longer than the leases of a master that died
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +155,26 @@ def _claim_store(store: EmbeddingStore, overwrite: bool) -> None:
             f"the store holds {len(held)} tables at version {store.version()} ({', '.join(sorted(held)[:5])}): go on "
             "from its checkpoint with --resume, drop them with --overwrite, or use another ?namespace= in its URL"
         )
+    _await_pins(store)
     for name in held:
         store.drop_table(name)
     store.reset_version(0)
+
+
+def _await_pins(store: EmbeddingStore) -> None:
+    """Until what a master that died had pinned has run out: no table is dropped before. Readers that live go on."""
+    give_up = time.monotonic() + _PINS_END_S
+    told = False
+    while (pins := store.pins()) and time.monotonic() < give_up:
+        left = max(pin.lease_left_s for pin in pins)
+        if not told:
+            told = True
+            _log.warning(
+                "versions %s of the store are pinned; if it was by a master that died they are free in %.0f s",
+                ", ".join(map(str, sorted({pin.version for pin in pins}))),
+                left,
+            )
+        time.sleep(min(max(left, 0.01), 0.25))
 
 
 _SAME = (

@@ -15,7 +15,7 @@ __all__ = ["LEASE_S", "SideEvaluation"]
 _log = logging.getLogger(__name__)
 
 #: Of the pin: it outlives a master that died by no more.
-LEASE_S = 60.0
+LEASE_S = 30.0
 _RENEW_EVERY_S = LEASE_S / 6
 
 

@@ -1,0 +1,64 @@
+"""A job takes a store over in which a master that died has left pins."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+
+from elastable.resume import fill_store
+from embedding_store.errors import BadInput
+from embedding_store.memory.store import MemoryStore
+from embedding_store.spec import TableSpec
+from embedding_store.store import RowBlock
+from master.api import JobSpec
+from master.dense import NoDense
+from master.progress import Progress
+
+SPEC = TableSpec("t", 2, 10)
+
+
+def left_behind() -> MemoryStore:
+    """A store with a row at version 3."""
+    store = MemoryStore(threads=1)
+    store.create_table(SPEC)
+    store.put("t", [RowBlock(np.array([4]), np.ones((1, 2), np.float32), np.empty((1, 0), np.float32))])
+    store.reset_version(3)
+    return store
+
+
+def begin(store: MemoryStore) -> Progress:
+    begun = fill_store(
+        store, {"t": SPEC}, NoDense(), JobSpec(), checkpoint=None, resume=False, overwrite=True  # type: ignore[arg-type]
+    )  # fmt: skip
+    return begun.progress
+
+
+def test_leases_of_the_dead_are_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    with left_behind() as store:
+        store.pin(lease_s=0.4)
+        with caplog.at_level(logging.WARNING):
+            assert begin(store) == Progress()
+        assert (store.version(), store.row_count("t")) == (0, 0)
+    (told,) = [record.message for record in caplog.records if "pinned" in record.message]
+    assert told.startswith("versions 3 of the store are pinned")
+
+
+def test_a_pin_that_lives_on_is_not_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastable.resume._PINS_END_S", 0.3)
+    with left_behind() as store, store.pin(lease_s=600.0) as pin:
+        with pytest.raises(BadInput, match="'t' cannot be dropped while versions are pinned"):
+            begin(store)
+        np.testing.assert_array_equal(pin.lookup({"t": np.array([4])})["t"], [[1.0, 1.0]])
+
+
+def test_a_pin_that_is_released_is_not_waited_for_any_longer() -> None:
+    with left_behind() as store:
+        pin = store.pin(lease_s=600.0)
+        releasing = threading.Timer(0.2, pin.release)
+        releasing.start()
+        begin(store)
+        releasing.join(10)
+        assert store.row_count("t") == 0
