@@ -1,0 +1,81 @@
+"""`make chaos`: seeded schedules of faults on real processes, and the tally of how they ended."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # whose threads would not survive a fork
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.chaos.conductor import LIMIT_S
+from tests.chaos.run import Run, run_schedules
+from tests.chaos.sabotage import PROOFS, SABOTAGES
+from tests.chaos.schedules import KINDS, schedule_of
+from tests.chaos.tally import print_failure, print_noticed, print_tally
+
+__all__ = ["main"]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs the schedules asked for; 1 if any of them diverged, or an error on purpose did not."""
+    asked = _parsed(words)
+    kinds = asked.kind or list(KINDS)
+    seeds = [asked.seed] if asked.seed is not None else range(asked.first_seed, asked.first_seed + asked.schedules)
+    schedules = [
+        schedule_of(kind, seed, asked.model, asked.faults)
+        for number, seed in enumerate(seeds)
+        for kind in (kinds if asked.seed is not None else [kinds[number % len(kinds)]])
+    ]
+    pairs = [(schedule, asked.sabotage) for schedule in schedules]
+    if asked.noticed:
+        pairs = [(schedule, sabotage) for sabotage, schedule in PROOFS.items()]
+    home = asked.home or Path(tempfile.mkdtemp(prefix="chaos-", dir=_fast_folder()))
+    runs: list[Run] = []
+    for run in run_schedules(pairs, home, asked.jobs, asked.limit):
+        runs.append(run)
+        if run.divergences and not asked.noticed:
+            print_failure(run)
+        elif asked.verbose:
+            print(run.line(), flush=True)
+        if not run.divergences and not asked.keep:
+            shutil.rmtree(run.home, ignore_errors=True)
+    if asked.noticed:
+        return print_noticed(runs)
+    print_tally(runs)
+    failed = any(run.divergences for run in runs)
+    if not failed and not asked.keep:
+        shutil.rmtree(home, ignore_errors=True)
+    return int(failed)
+
+
+def _parsed(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make chaos ARGS=...", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=300, help="how many")
+    parser.add_argument("--seed", type=int, help="this one alone, of every kind asked for")
+    parser.add_argument("--first-seed", type=int, default=1, help="seeds count from here")
+    parser.add_argument("--kind", choices=KINDS, action="append", help="of store; may be repeated [all]")
+    parser.add_argument("--model", choices=("light", "keras"), help="[one in ten is of Keras]")
+    parser.add_argument("--faults", type=int, help="so many in every schedule [1 to 4]")
+    parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1), help="schedules at a time")
+    parser.add_argument("--sabotage", choices=sorted(SABOTAGES), default="", help="an error to be noticed")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a schedule has failed")
+    parser.add_argument("--noticed", action="store_true", help="only show that errors put in on purpose are noticed")
+    parser.add_argument("--home", type=Path, help="folder for logs [a new one; kept where something diverged]")
+    parser.add_argument("--keep", action="store_true", help="keep all logs")
+    parser.add_argument("--verbose", action="store_true", help="a line for every schedule")
+    return parser.parse_args(words)
+
+
+def _fast_folder() -> str | None:
+    """Where fsync costs nothing: what is killed here are processes, never the machine."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

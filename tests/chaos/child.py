@@ -1,0 +1,177 @@
+"""A process of a cluster: the `elastable` command itself, in a fork of a process that has imported everything.
+
+A fork that trains costs about a second of a core; starting Python and
+importing TensorFlow costs five. The parent has imported modules and nothing
+else: no thread, no channel, no TensorFlow device exists before the fork.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.gates import Gates, lay_gates
+from tests.chaos.light_job import use_light_model
+from tests.chaos.sabotage import SABOTAGES
+
+__all__ = ["ChildPlan", "fork_child", "import_everything"]
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class ChildPlan:
+    """What one process is to be.
+
+    Attributes:
+        role: "master", "worker" or "store".
+        model: As of `tests.chaos.schedules.Shape`.
+        arguments: Of the command.
+        log: File that gets what it writes.
+        environment: Added to the parent's.
+        armed: Gates it waits at.
+        checkpoints: The folder of checkpoints.
+        ports: Ports in URLs of stores that this process replaces by others: its own links.
+        sabotage: Name of what it does wrong on purpose; "": nothing.
+    """
+
+    role: str
+    model: str
+    arguments: Sequence[str]
+    log: Path
+    environment: Mapping[str, str]
+    armed: frozenset[tuple[str, int]]
+    checkpoints: Path
+    ports: Mapping[int, int] = field(default_factory=dict)
+    sabotage: str = ""
+
+
+def import_everything() -> None:
+    """Imports what any process needs. To be called before the first fork, in a process of one thread.
+
+    Raises:
+        RuntimeError: something that was imported has started a thread.
+    """
+    from elastable.quiet import import_tensorflow
+
+    os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    import_tensorflow()
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    import matplotlib
+
+    import elastable.bare_server
+    import elastable.commands.job
+    import elastable.commands.work
+    import elastable.master_process
+    import elastable.worker_process  # noqa: F401
+    from embedding_store.spec import OptimizerSpec
+    from embedding_store.warm import warm_lookups, warm_updates
+
+    matplotlib.use("Agg")
+    importlib.import_module("matplotlib.pyplot")
+    warm_lookups()
+    warm_updates([OptimizerSpec.of(name) for name in ("sgd", "adagrad", "adam")])
+    _trace_without_autograph()
+    threads = [name for name in map(_thread_name, os.listdir("/proc/self/task")) if name == "python"]
+    if len(threads) > 1:
+        raise RuntimeError(f"{len(threads)} threads before the first fork: set OPENBLAS_NUM_THREADS=1")
+
+
+def _trace_without_autograph() -> None:
+    """Rewriting Keras' Python for TensorFlow takes longer than the whole job; nothing here needs it."""
+    import tensorflow as tf
+
+    plain = tf.function
+    tf.function = lambda *arguments, **named: plain(*arguments, **{"autograph": False, **named})
+
+
+def _thread_name(thread: str) -> str:
+    return Path(f"/proc/self/task/{thread}/comm").read_text().strip()[:6]
+
+
+def fork_child(plan: ChildPlan) -> tuple[int, socket.socket]:
+    """Starts the process; its id, and the socket on which its gates speak."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        ours.setblocking(False)
+        return pid, ours
+    code = 1
+    try:
+        code = _run(plan, theirs.detach(), parent)
+    except BaseException:  # noqa: BLE001 - nothing of the parent may run on here
+        traceback.print_exc()
+    finally:
+        _flush()
+        os._exit(code)
+
+
+def _run(plan: ChildPlan, control: int, parent: int) -> int:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1
+    log = os.open(plan.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    # Sockets of proxies and of other processes' gates are the parent's: a copy would keep them open.
+    os.dup2(control, 3)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    os.environ.update(plan.environment)
+    gates = Gates(socket.socket(fileno=3), plan.armed)
+    _use_own_links(plan.ports)
+    if plan.model == "light":
+        use_light_model()
+    lay_gates(gates, plan.role, plan.checkpoints)
+    if plan.sabotage:
+        SABOTAGES[plan.sabotage](plan.role)
+    if plan.role == "master":
+        gates.reach("start", int(plan.environment["CHAOS_LIFE"]))
+    return _command(plan.arguments)
+
+
+def _use_own_links(ports: Mapping[int, int]) -> None:
+    """Makes a worker reach the store through links of its own, and not through those that the master names."""
+    from elastable import worker_process
+
+    plain: Callable[[str], Any] = worker_process.open_source  # type: ignore[attr-defined]
+
+    def through_own_link(url: str) -> Any:
+        for theirs, own in ports.items():
+            url = url.replace(f"127.0.0.1:{theirs}", f"127.0.0.1:{own}")
+        return plain(url)
+
+    worker_process.open_source = through_own_link  # type: ignore[attr-defined]
+
+
+def _command(arguments: Sequence[str]) -> int:
+    from elastable.command import main
+
+    sys.argv = ["elastable", *arguments]
+    try:
+        main()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            continue

@@ -1,0 +1,288 @@
+"""The processes of one schedule and the links between them, in one loop of one thread, which may fork at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.child import ChildPlan, fork_child
+from tests.chaos.command_lines import arguments_of
+from tests.chaos.links import Link, Timers
+from tests.chaos.schedules import Schedule
+from tests.servers import Server, redis_binary, valkey_binary
+
+__all__ = ["Cluster", "Failed", "Process"]
+
+_MOST_LIVES = 12
+_RESTART_S = 0.05
+_LEFT_TOO_EARLY_S = 6.0
+_PR_SET_CHILD_SUBREAPER = 36
+_PLAIN_OUTPUT = {"NO_COLOR": "1", "COLUMNS": "200"}
+
+
+class Failed(Exception):
+    """The schedule cannot go on; says why."""
+
+
+@dataclass
+class Process:
+    """One life of one process of the cluster.
+
+    Attributes:
+        role: "master", "worker" or "store".
+        number: Which one of its role.
+        pid: Its process id.
+        control: To its gates; None: it has closed its end.
+        pidfd: Becomes readable when it ends.
+        killed: Whether it was, by a fault, or has been given up for another in its place.
+        at_work: Of a master: whether its job has begun.
+    """
+
+    role: str
+    number: int
+    pid: int
+    control: socket.socket | None
+    pidfd: int
+    killed: bool = False
+    superseded: bool = False
+    at_work: bool = False
+
+
+class Cluster:
+    """Starts what a schedule needs, starts again what ended, and hears what gates say.
+
+    Args:
+        schedule: What is run.
+        home: Folder for all that is written.
+        sabotage: Name of an error put into the product.
+        reached: Called with (gate, number, process) when a process waits at a gate; of a gate that a proxy
+            watches, the process is None.
+
+    Attributes:
+        over: Whether a master has ended well.
+        acknowledged: The newest version that a master has told of.
+        lost: Promises that were broken, in words.
+        gave_up: "role code" of processes that ended by themselves before the job did.
+    """
+
+    def __init__(
+        self, schedule: Schedule, home: Path, sabotage: str, reached: Callable[[str, int, Process | None], None]
+    ) -> None:
+        self.schedule, self.home, self._sabotage, self._reached = schedule, home, sabotage, reached
+        self.selector = selectors.DefaultSelector()
+        self.timers = Timers()
+        self.processes: dict[int, Process] = {}
+        self.links: dict[str, list[Link]] = {}
+        self.redis: Server | None = None
+        self.redis_pause = _RESTART_S
+        self.over = False
+        self.acknowledged = 0
+        self.lost: list[str] = []
+        self.gave_up: Counter[str] = Counter()
+        self.armed = {(fault.gate, fault.number) for fault in schedule.faults}
+        self._lives: Counter[str] = Counter()
+        self._redis_fd = -1
+        home.mkdir(parents=True)
+        self.checkpoints.mkdir()
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where masters save."""
+        return self.home / "checkpoints"
+
+    def begin(self, give_up: float) -> None:
+        """Starts everything. Raises `Failed` where the store does not start before `give_up`."""
+        # Orphans become children of this process: none gets lost.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self.links["worker-master"] = [Link(self.selector, self.timers) for _ in range(self.schedule.workers)]
+        if self.schedule.kind == "redis":
+            self._begin_redis()
+        if self.schedule.kind == "served":
+            self._link_store("store", None)
+            self.start("store", 0)
+            while self.links["master-store"][0].target is None:
+                self.turn()
+                if time.monotonic() > give_up:
+                    raise Failed("the store does not start")
+        self.start("master", 0)
+        for number in range(self.schedule.workers):
+            self.start("worker", number)
+
+    def turn(self) -> None:
+        """Waits for something to happen, a quarter of a second at most, and sees to it."""
+        wait = self.timers.run()
+        for key, events in self.selector.select(wait):
+            if self.selector.get_map().get(key.fd) is key:  # not closed, nor another, since
+                key.data(events)
+
+    # Processes.
+
+    def start(self, role: str, number: int) -> None:
+        """Starts a life of a process. Raises `Failed` where there have been too many."""
+        self._lives[f"{role}-{number}"] += 1
+        life = self._lives[f"{role}-{number}"]
+        log = self.home / f"{role}-{number}.log"
+        if life > _MOST_LIVES:
+            raise Failed(f"{role} {number} has lived {_MOST_LIVES} times; see {log}")
+        shape = self.schedule.shape
+        plan = ChildPlan(
+            role=role,
+            model=shape.model,
+            arguments=arguments_of(self.schedule, role, number, self.home, self.links, self.saved()),
+            log=log,
+            environment={
+                "CHAOS_OPTIMIZER": shape.optimizer,
+                "CHAOS_LIFE": str(life),
+                "NO_COLOR": "1",
+                "COLUMNS": "200",
+            },
+            armed=frozenset(self.armed),
+            checkpoints=self.checkpoints,
+            ports=self._own_ports(number) if role == "worker" else {},
+            sabotage=self._sabotage,
+        )
+        pid, control = fork_child(plan)
+        process = Process(role, number, pid, control, os.pidfd_open(pid))
+        self.processes[pid] = process
+        self.selector.register(control, selectors.EVENT_READ, lambda _: self._hear(process))
+        self.selector.register(process.pidfd, selectors.EVENT_READ, lambda _: self._bury(process))
+
+    def start_again(self, role: str, number: int, after_s: float) -> None:
+        """Starts the next life of a process in a while, unless the job is over by then."""
+        self.timers.after(max(after_s, _RESTART_S), lambda: None if self.over else self.start(role, number))
+
+    def saved(self) -> int:
+        """The newest version in a checkpoint that is whole; 0: there is none."""
+        found = self.checkpoints.glob("ckpt-*/manifest.json")
+        return max((int(manifest.parent.name.split("-")[1]) for manifest in found), default=0)
+
+    def _own_ports(self, number: int) -> dict[int, int]:
+        return {
+            links[0].port: self.links[name.replace("master", "worker")][number].port
+            for name, links in self.links.items()
+            if name in ("master-redis", "master-store")
+        }
+
+    def _hear(self, process: Process) -> None:
+        assert process.control is not None
+        try:
+            said = process.control.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if not said:
+            self.selector.unregister(process.control)
+            process.control.close()
+            process.control = None
+            return
+        self._heed(process, json.loads(said))
+
+    def _heed(self, process: Process, message: dict[str, Any]) -> None:
+        if "gate" in message:
+            self._reached(message["gate"], message["number"], process)
+            if process.control is not None:
+                with contextlib.suppress(OSError):  # it may have been killed
+                    process.control.send(b"go")
+        elif "address" in message:
+            port = int(message["address"].rpartition(":")[2])
+            names = ("worker-master",) if process.role == "master" else ("master-store", "worker-store")
+            for link in (link for name in names for link in self.links[name]):
+                link.target = port
+        elif "begins" in message:
+            process.at_work = True
+            promised = self.acknowledged if self.schedule.kind == "redis" else self.saved()
+            if message["begins"] < promised:
+                self.lost.append(f"version {promised} stood, and the master goes on at {message['begins']}")
+        elif "version" in message:
+            self.acknowledged = max(self.acknowledged, message["version"])
+
+    def _bury(self, process: Process) -> None:
+        self.selector.unregister(process.pidfd)
+        os.close(process.pidfd)
+        _, status = os.waitpid(process.pid, 0)
+        del self.processes[process.pid]
+        while process.control is not None:  # what it said last
+            self._hear(process)
+        code = os.waitstatus_to_exitcode(status)
+        if process.role == "master" and code == 0:
+            self.over = True
+        if self.over or process.superseded:
+            return
+        if process.role == "worker" and code == 0:
+            # It was told that the job is over. Should the master die before it has saved, there is work again.
+            self.start_again("worker", process.number, _LEFT_TOO_EARLY_S)
+            return
+        if not process.killed:
+            self.gave_up[f"{process.role} {code}{' at work' if process.at_work else ''}"] += 1
+        if not process.killed or process.role == "worker":
+            # The successor of another one that was killed is started by who killed it.
+            self.start_again(process.role, process.number, _RESTART_S)
+
+    # Stores.
+
+    def _link_store(self, store: str, target: int | None) -> None:
+        master, *workers = (Link(self.selector, self.timers, target) for _ in range(1 + self.schedule.workers))
+        self.links[f"master-{store}"], self.links[f"worker-{store}"] = [master], workers
+        master.awaited = {number for gate, number in self.armed if gate == "exec"}
+        master.on_transaction = lambda number: self._reached("exec", number, None)
+
+    def _begin_redis(self) -> None:
+        binary = redis_binary() or valkey_binary()
+        assert binary is not None, "no redis-server and no valkey-server"
+        folder = self.home / "redis"
+        folder.mkdir()
+        self.redis = Server(binary, folder, ("--appendonly", "yes", "--appendfsync", "always"))
+        self._start_redis()
+        self._link_store("redis", self.redis.port)
+
+    def _start_redis(self) -> None:
+        assert self.redis is not None
+        self.redis.start()
+        assert self.redis.process is not None
+        self._redis_fd = os.pidfd_open(self.redis.process.pid)
+        self.selector.register(self._redis_fd, selectors.EVENT_READ, lambda _: self._redis_died())
+
+    def _redis_died(self) -> None:
+        assert self.redis is not None
+        self.selector.unregister(self._redis_fd)
+        os.close(self._redis_fd)
+        self.redis.kill()
+        self.timers.after(self.redis_pause, self._start_redis)
+
+    # The end.
+
+    def ask_where_they_are(self) -> None:
+        """Every process writes the stacks of its threads to its log."""
+        for process in self.processes.values():
+            os.kill(process.pid, signal.SIGCONT)
+            os.kill(process.pid, signal.SIGUSR1)
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            self.turn()
+
+    def close(self) -> list[str]:
+        """Ends everything; processes that nobody knew of, in words."""
+        for process in self.processes.values():
+            os.kill(process.pid, signal.SIGKILL)
+            os.waitpid(process.pid, 0)
+        if self.redis is not None:
+            self.redis.kill()
+        for link in (link for links in self.links.values() for link in links):
+            link.close()
+        left = [int(word) for word in Path("/proc/thread-self/children").read_text().split()]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        return [f"process {pid} was left over" for pid in left]

@@ -1,0 +1,53 @@
+"""What the processes of a schedule are started with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.chaos.links import Link
+from tests.chaos.schedules import LEASE_S, Schedule
+
+__all__ = ["arguments_of", "store_url"]
+
+_DEADLINE_S = 20.0  # of the product's calls: longer than any fault lasts
+_MODELS = {"keras": Path(__file__).with_name("job.py"), "light": Path(__file__).with_name("light_job.py")}
+
+
+def arguments_of(
+    schedule: Schedule, role: str, number: int, home: Path, links: Mapping[str, Sequence[Link]], saved: int
+) -> list[str]:
+    """The words behind `elastable`.
+
+    Args:
+        schedule: What is run.
+        role: "master", "worker" or "store".
+        number: Which one of its role.
+        home: The schedule's folder.
+        links: By name.
+        saved: The newest version in a checkpoint.
+    """
+    transport = ["--transport", schedule.transport]
+    if role == "worker":
+        address = f"127.0.0.1:{links['worker-master'][number].port}"
+        return ["worker", "--master", address, "--deadline", f"{_DEADLINE_S:g}", *transport]
+    if role == "store":
+        return ["master", "--listen", f"127.0.0.1:{links['master-store'][0].target or 0}", *transport]
+    words = ["master", str(_MODELS[schedule.shape.model]), "--listen", "127.0.0.1:0", *transport]
+    words += ["--store", store_url(schedule, links), "--deadline", f"{_DEADLINE_S:g}", "--lease", f"{LEASE_S:g}"]
+    words += ["--epochs", str(schedule.shape.epochs), "--micro-batch-size", "8", "--seed", "11"]
+    words += ["--grads-to-wait", str(schedule.shape.grads_to_wait), "--evaluate-every", str(schedule.evaluate_every)]
+    words += ["--run-dir", str(home / "runs"), "--no-export", "--checkpoint-dir", str(home / "checkpoints")]
+    words += ["--checkpoint-every", str(schedule.checkpoint_every), "--keep", "0", "--resume"]
+    if schedule.kind == "served" and not saved:
+        words += ["--overwrite"]  # what a master left in the store that died before its first checkpoint
+    return words
+
+
+def store_url(schedule: Schedule, links: Mapping[str, Sequence[Link]]) -> str:
+    """Where the master's rows are, through its link."""
+    if schedule.kind == "redis":
+        return f"redis://127.0.0.1:{links['master-redis'][0].port}?partitions=4&deadline=2"
+    if schedule.kind == "served":
+        return f"grpc://127.0.0.1:{links['master-store'][0].port}"
+    return "memory"

@@ -1,0 +1,143 @@
+"""Runs one schedule: strikes when the job is where the schedule says, and compares how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.cluster import Cluster, Failed, Process
+from tests.chaos.schedules import Schedule
+from tests.chaos.strikes import STRIKES
+from tests.chaos.verdict import Ending, divergences, ending_of, store_differs
+
+__all__ = ["LIMIT_S", "Outcome", "conduct"]
+
+LIMIT_S = 180.0
+"""A schedule that takes longer has failed."""
+
+_LEAVE_S = 45.0
+
+
+@dataclass
+class Outcome:
+    """How a schedule ended.
+
+    Attributes:
+        divergences: What is not as it must be; none: all is well.
+        struck: "action target" of every fault that took place.
+        missed: Faults whose place the job did not pass.
+        gave_up: "role code" of processes that ended by themselves before the job did, and how often.
+        seconds: It took.
+        ending: What the job left, where it ended.
+    """
+
+    divergences: list[str] = field(default_factory=list)
+    struck: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    gave_up: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    ending: Ending | None = None
+
+
+def conduct(
+    schedule: Schedule, home: Path, expected: Ending | None, sabotage: str = "", limit_s: float = LIMIT_S
+) -> Outcome:
+    """Runs the schedule in this process, which must have a single thread.
+
+    Args:
+        schedule: What to run.
+        home: A folder of its own, for everything it writes.
+        expected: What an undisturbed job leaves; None: this is the undisturbed one.
+        sabotage: Name of an error put into the product.
+        limit_s: After which it has failed.
+    """
+    began = time.monotonic()
+    outcome = Outcome()
+    conductor = _Conductor(schedule, home, sabotage, outcome)
+    try:
+        conductor.run(limit_s)
+        outcome.ending = ending_of(home)
+        if expected is not None:
+            outcome.divergences += divergences(outcome.ending, expected, schedule)
+        outcome.divergences += conductor.look_into_store(outcome.ending)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the schedule did not end as it must
+        outcome.divergences.append(f"{type(error).__name__}: {error}")
+    finally:
+        conductor.close()
+        outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+class _Conductor:
+    def __init__(self, schedule: Schedule, home: Path, sabotage: str, outcome: Outcome) -> None:
+        self._schedule = schedule
+        self._outcome = outcome
+        self._pending = list(schedule.faults)
+        self._cluster = Cluster(schedule, home, sabotage, self._strike)
+
+    def run(self, limit_s: float) -> None:
+        """Until the master has ended well and everybody has left.
+
+        Raises:
+            Failed: it did not come to that.
+        """
+        give_up = time.monotonic() + limit_s
+        self._cluster.begin(give_up)
+        while not self._cluster.over:
+            self._cluster.turn()
+            if time.monotonic() > give_up:
+                self._cluster.ask_where_they_are()
+                raise Failed(f"the job has not ended after {limit_s:g} s")
+        self._let_leave()
+
+    def _strike(self, gate: str, number: int, at: Process | None) -> None:
+        for fault in [fault for fault in self._pending if (fault.gate, fault.number) == (gate, number)]:
+            if self._cluster.over:
+                return
+            self._pending.remove(fault)
+            if STRIKES[fault.action](self._cluster, fault, at):
+                self._outcome.struck.append(f"{fault.action} {fault.target}")
+        self._cluster.armed.discard((gate, number))
+
+    def _let_leave(self) -> None:
+        """After the master's end workers leave by themselves, or find out that there is nobody."""
+        for process in self._cluster.processes.values():
+            if process.role == "store":
+                os.kill(process.pid, signal.SIGTERM)
+            elif process.superseded:
+                os.kill(process.pid, signal.SIGKILL)
+        give_up = time.monotonic() + _LEAVE_S
+        while self._cluster.processes:
+            self._cluster.turn()
+            if time.monotonic() > give_up:
+                self._cluster.ask_where_they_are()
+                left = [f"{process.role} {process.number}" for process in self._cluster.processes.values()]
+                raise Failed(f"left over {_LEAVE_S:g} s after the end of the job: {', '.join(left)}")
+
+    def look_into_store(self, ending: Ending) -> list[str]:
+        """What the store itself holds, where it is still there."""
+        if self._schedule.kind != "redis":
+            return []
+        redis = self._cluster.redis
+        assert redis is not None
+        while redis.process is None:
+            self._cluster.turn()
+        return store_differs(f"{redis.url}?partitions=4", ending)
+
+    def close(self) -> None:
+        """Ends what is left, and says what should not have been."""
+        outcome, cluster = self._outcome, self._cluster
+        outcome.divergences += [*cluster.lost, *cluster.close()]
+        outcome.gave_up = cluster.gave_up
+        filled = any(fault.action == "fill" and fault.target == "master" for fault in self._schedule.faults)
+        for told, count in cluster.gave_up.items():
+            excused = self._schedule.kind == "served" or (filled and told.startswith("master 8"))
+            if told.startswith("master") and told.endswith("at work") and not excused:
+                outcome.divergences.append(
+                    f"{told} gave up {count} times, though no fault was longer than its deadline"
+                )
+        outcome.missed = [str(fault) for fault in self._pending]

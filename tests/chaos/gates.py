@@ -1,0 +1,215 @@
+"""Places in a process at which a fault may strike: the process waits there until the conductor lets it go on.
+
+A gate is a name and a number that says how far the job is: ("computed", 29)
+is behind the computation of micro-batch 29, whoever computes it. Gates are
+laid around the product's own methods, in the process that runs them; only
+those that a schedule names cost anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["GATES", "Gates", "lay_gates"]
+
+_LIMIT_S = 120.0
+_MESSAGE_BYTES = 1 << 16
+
+GATES = {
+    "prepared": "a worker has read and planned a micro-batch",
+    "looked-up": "a worker has the rows of a micro-batch",
+    "computed": "a worker has computed a micro-batch and told nobody",
+    "reported": "a worker has the answer to its push",
+    "arrived": "the push of a micro-batch is at the master, not counted",
+    "counted": "the push of a micro-batch is counted, not answered",
+    "commit": "a version is about to be committed",
+    "rows": "the rows of a version are committed, perhaps not all else",
+    "version": "a version stands and is acknowledged",
+    "disk": "the n-th file operation on checkpoints in one life of a master",
+    "restore": "the n-th block of rows restored in one life of a master",
+    "stored": "a store of its own process has committed a version",
+    "exec": "the n-th transaction of the master has reached Redis (seen by the proxy)",
+    "start": "the n-th life of the master begins",
+}
+"""All gates, and where each lies."""
+
+
+class Gates:
+    """One process's side of its gates. Any thread may reach one.
+
+    Args:
+        control: To the conductor, of kind SOCK_SEQPACKET.
+        armed: Gates that are waited at, once each.
+    """
+
+    def __init__(self, control: socket.socket, armed: Iterable[tuple[str, int]]) -> None:
+        self._control = control
+        self._control.settimeout(_LIMIT_S)
+        self._armed = set(armed)
+        self._turn = threading.Lock()
+
+    def reach(self, name: str, number: int) -> None:
+        """Waits where the gate is armed."""
+        if (name, number) not in self._armed:
+            return
+        with self._turn:
+            if (name, number) in self._armed:
+                self._armed.discard((name, number))
+                self._say(gate=name, number=number)
+                if not self._control.recv(_MESSAGE_BYTES):
+                    os._exit(1)  # the conductor is gone
+
+    def tell(self, **what: Any) -> None:
+        """Says something, and does not wait."""
+        with self._turn:
+            self._say(**what)
+
+    def _say(self, **what: Any) -> None:
+        self._control.send(json.dumps(what).encode())
+
+
+def lay_gates(gates: Gates, role: str, checkpoints: Path) -> None:
+    """Lays the gates of a role around the product's methods, in this process.
+
+    Args:
+        gates: Where they lead.
+        role: "master", "worker" or "store".
+        checkpoints: The folder whose file operations count as "disk".
+    """
+    if role == "worker":
+        _lay_worker(gates)
+    else:
+        _lay_server(gates)
+    if role == "master":
+        _lay_master(gates)
+        _lay_disk(gates, checkpoints)
+    if role == "store":
+        _lay_store(gates)
+
+
+def _around(
+    owner: Any,
+    name: str,
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+) -> None:
+    """Calls `before(*arguments)` and `after(result, *arguments)` around a method."""
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def around(*arguments: Any, **named: Any) -> Any:
+        if before is not None:
+            before(*arguments)
+        result = plain(*arguments, **named)
+        if after is not None:
+            after(result, *arguments)
+        return result
+
+    setattr(owner, name, around)
+
+
+def _lay_worker(gates: Gates) -> None:
+    from master.client import MasterClient
+    from tests.chaos.light_job import Computer
+    from worker.compute import MicroBatchComputer
+
+    def number(prepared: Any) -> int:
+        # Evaluated micro-batches have numbers of their own, which begin at 0 again.
+        return int(prepared.task.micro_batch) if prepared.task.kind == "train" else -1
+
+    for computer in (MicroBatchComputer, Computer):
+        _around(computer, "prepare", after=lambda prepared, *_: gates.reach("prepared", number(prepared)))
+        _around(
+            computer,
+            "train",
+            before=lambda _, prepared, *__: gates.reach("looked-up", number(prepared)),
+            after=lambda _, __, prepared, *___: gates.reach("computed", number(prepared)),
+        )
+    _around(
+        MasterClient,
+        "report_gradient",
+        after=lambda _, __, push: gates.reach("reported", push.id.micro_batch),
+    )
+
+
+def _lay_server(gates: Gates) -> None:
+    from embedding_store.rpc.server import GrpcServer
+
+    _around(GrpcServer, "__init__", after=lambda _, server, *__: gates.tell(address=server.address))
+
+
+def _lay_master(gates: Gates) -> None:
+    from elastable.job_hooks import JobHooks
+    from master.committing import Committer
+    from master.core import Master
+
+    _around(
+        Master,
+        "report_gradient",
+        before=lambda _, push: gates.reach("arrived", push.id.micro_batch),
+        after=lambda _, __, push: gates.reach("counted", push.id.micro_batch),
+    )
+    _around(Master, "run", before=lambda master, *_: gates.tell(begins=master.progress().version))
+    _around(Committer, "commit", before=lambda _, version, *__: gates.reach("commit", version))
+
+    def stands(_: Any, version: int, *__: Any) -> None:
+        gates.tell(version=version)
+        gates.reach("version", version)
+
+    _around(JobHooks, "on_version", before=stands)
+    for kind in _stores():
+        _around(kind, "commit", after=lambda _, __, commit, *___: gates.reach("rows", commit.version))
+        _around(kind, "put", after=_counting(gates, "restore"))
+
+
+def _lay_store(gates: Gates) -> None:
+    from embedding_store.memory.store import MemoryStore
+
+    _around(MemoryStore, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
+
+
+def _stores() -> tuple[type, ...]:
+    from embedding_store.memory.store import MemoryStore
+    from embedding_store.redis.store import RedisStore
+    from embedding_store.rpc.remote_store import RemoteStore
+
+    return MemoryStore, RedisStore, RemoteStore
+
+
+def _counting(gates: Gates, name: str) -> Callable[..., None]:
+    seen = 0
+
+    def count(*_: Any) -> None:
+        nonlocal seen
+        seen += 1
+        gates.reach(name, seen)
+
+    return count
+
+
+def _lay_disk(gates: Gates, checkpoints: Path) -> None:
+    """Every file operation of Python itself below `checkpoints`; those of libraries in other languages are not seen."""
+    folder, count, busy = str(checkpoints), _counting(gates, "disk"), threading.local()
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _FILE_EVENTS or getattr(busy, "now", False):
+            return
+        busy.now = True
+        try:
+            if any(isinstance(word, str | os.PathLike) and os.fspath(word).startswith(folder) for word in arguments):
+                count()
+        finally:
+            busy.now = False
+
+    sys.addaudithook(look)
+
+
+_FILE_EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "shutil.rmtree"}

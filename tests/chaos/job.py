@@ -1,0 +1,56 @@
+"""The model file of the chaos suite: small, with every kind of state that a fault could tear, and a count of trainings.
+
+Table "counted" has one row for each record, whose gradient is the same each
+time: what an optimizer makes of it tells how often the record was trained
+(`tests.chaos.records.trainings`). CHAOS_OPTIMIZER in the environment names the optimizer.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import keras
+
+import elastable as et
+from tests.chaos.records import ACCUMULATOR, BETA_1, RATE, records_of
+
+__all__ = ["data", "model"]
+
+_OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(RATE),
+    "adagrad": lambda: keras.optimizers.Adagrad(RATE, initial_accumulator_value=ACCUMULATOR),
+    "adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9), beta_1=BETA_1),
+}
+
+
+def data(split: str) -> Any:
+    """See `tests.chaos.records`."""
+    return records_of(split)
+
+
+def _loss(wanted: Any, given: Any) -> Any:
+    # The second column is the record's own row: its gradient is one over the records of the micro-batch.
+    return keras.ops.mean(keras.ops.square(wanted[:, 0] - given[:, 0]) + given[:, 1])
+
+
+def _error(wanted: Any, given: Any) -> Any:
+    return keras.ops.abs(wanted[:, 0] - given[:, 0])
+
+
+def model() -> keras.Model:
+    """Three tables, BatchNormalization, Dropout and two dense layers."""
+    inputs = {
+        "own": keras.Input((), dtype="int64", name="own"),
+        "user": keras.Input((), dtype="int64", name="user"),
+        "words": keras.Input((3,), dtype="int64", name="words"),
+    }
+    own = et.Embedding(1, embeddings_initializer="zeros", name="counted")(inputs["own"])
+    user = et.Embedding(4, input_dim=40, name="users")(inputs["user"])
+    said = et.Embedding(3, name="words_said", combiner="mean")(inputs["words"])
+    joined = keras.layers.Concatenate()([user, said])
+    hidden = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization()(joined))
+    told = keras.layers.Dense(1)(keras.layers.Dense(6, "tanh")(hidden))
+    made = keras.Model(inputs, keras.layers.Concatenate()([told, own]))
+    made.compile(_OPTIMIZERS[os.environ["CHAOS_OPTIMIZER"]](), _loss, metrics=[_error])
+    return made

@@ -1,0 +1,209 @@
+"""The model file of most schedules: the same job in NumPy, so that a process is at work in a fraction of a second.
+
+Everything but Keras and TensorFlow is the product's own: the command, master,
+worker, wire, stores, checkpoints. `use_light_model` puts this model in the
+place of Keras' in a process that has just been forked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from embedding_store.errors import CheckpointError
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from master.api import DenseSnapshot, Slices, Tensor
+from tests.chaos.records import ACCUMULATOR, BETA_1, RATE, records_of
+
+__all__ = ["Computer", "data", "model", "use_light_model"]
+
+_USER, _WORDS = 4, 3
+_DROPPED = 0.2
+_MOMENTUM = np.float32(0.9)
+_METRICS = ("loss", "error")
+
+
+def data(split: str) -> Any:
+    """As in `tests.chaos.job`."""
+    return records_of(split)
+
+
+def model() -> Any:
+    """What stands for a Keras model; it only has to look like one from afar."""
+    return SimpleNamespace(compute_loss=None, stop_training=False)
+
+
+def _tables(seed: int) -> dict[str, TableSpec]:
+    optimizer = {
+        "sgd": OptimizerSpec.of("sgd", learning_rate=RATE),
+        "adagrad": OptimizerSpec.of("adagrad", learning_rate=RATE, initial_accumulator_value=ACCUMULATOR),
+        "adam": OptimizerSpec.of("adam", learning_rate=RATE, beta_1=BETA_1),
+    }[os.environ["CHAOS_OPTIMIZER"]]
+    specs = (
+        TableSpec("counted", 1, None, initializer=InitializerSpec("zeros"), seed=seed, optimizer=optimizer),
+        TableSpec("users", _USER, 40, seed=seed, optimizer=optimizer),
+        TableSpec("words_said", _WORDS, None, seed=seed, optimizer=optimizer),
+    )
+    return {spec.name: spec for spec in specs}
+
+
+class _Dense:
+    """Variables with momentum, a state, and a rate that falls with the steps; keeps `master.dense.DensePart`."""
+
+    def __init__(self, model: Any) -> None:
+        from master.keras_optimizer import Clipping
+        from master.push_check import TensorSpec
+
+        width = _USER + _WORDS
+        self.variables = (TensorSpec("weights", (width,), np.dtype(np.float32)),)
+        self.states = (TensorSpec("seen", (width,), np.dtype(np.float32)),)
+        self.clipping = Clipping()
+        self._tensors: dict[str, Tensor] = {
+            "variables/00000": np.linspace(-1, 1, width).astype(np.float32),
+            "states/00000": np.zeros(width, np.float32),
+            "optimizer/00000": np.array(0, np.int64),
+            "optimizer/00001": np.zeros(width, np.float32),
+        }
+
+    def step(self) -> int:
+        return int(self._tensors["optimizer/00000"])
+
+    def learning_rate(self) -> float:
+        return RATE  # constant, as rows that count must move by the same each time
+
+    def snapshot(self, version: int) -> DenseSnapshot:
+        return DenseSnapshot(
+            version, (self._tensors["variables/00000"],), (self._tensors["states/00000"],), ("weights",), ("seen",)
+        )
+
+    def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
+        step, before = self.step(), self._tensors["optimizer/00001"]
+        rate = np.float32(RATE * 0.99**step * rate_share)
+        moved = _MOMENTUM * before - rate * gradients[0]
+        self._tensors = {
+            "variables/00000": self._tensors["variables/00000"] + moved,
+            "states/00000": states[0].copy(),
+            "optimizer/00000": np.array(step + 1, np.int64),
+            "optimizer/00001": moved,
+        }
+
+    def skip(self) -> None:
+        self._tensors = {**self._tensors, "optimizer/00000": np.array(self.step() + 1, np.int64)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self._tensors)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        if not self._tensors.keys() <= tensors.keys():
+            raise CheckpointError(f"the checkpoint holds {sorted(tensors)}, not {sorted(self._tensors)}")
+        self._tensors = {key: np.array(tensors[key]) for key in self._tensors}
+
+
+class _Metrics:
+    """Sums and a count; keeps what is used of `master.metrics.MetricBook`."""
+
+    def __init__(self, model: Any = None) -> None:
+        from master.push_check import TensorSpec
+
+        self.specs = tuple(TensorSpec(name, (), np.dtype(np.float32)) for name in (*_METRICS, "records"))
+
+    def results(self, total: tuple[Tensor, ...], prefix: str = "") -> dict[str, float]:
+        if not total:
+            return {}
+        return {prefix + name: float(total[place] / total[-1]) for place, name in enumerate(_METRICS)}
+
+
+class Computer:
+    """Gradients of a product of looked-up rows with the dense variables; keeps `worker.compute.MicroBatchComputer`."""
+
+    def __init__(self, job: Any, readers: Mapping[Any, Any], specs: Mapping[str, TableSpec]) -> None:
+        self._job, self._readers, self._specs = job, readers, specs
+        self._snapshot: DenseSnapshot | None = None
+
+    def prepare(self, task: Any) -> Any:
+        from master.record_order import record_order
+        from worker.compute import Prepared
+        from worker.id_set import make_id_sets
+
+        reader = self._readers[task.kind]
+        shuffled = self._job.shuffle and task.kind == "train"
+        order = record_order(len(reader), task.epoch, self._job.seed, shuffled, reader.shuffle_block)
+        batch = reader.take(order.take(task.start, task.stop))
+        calls = [np.ascontiguousarray(batch[0][name]).reshape(-1) for name in ("own", "user", "words")]
+        ids = make_id_sets(list(self._specs_in_order()), calls, self._specs)
+        return Prepared(task, batch, ids, task.stop - task.start)
+
+    @staticmethod
+    def _specs_in_order() -> tuple[str, ...]:
+        return "counted", "users", "words_said"
+
+    def hold(self, snapshot: DenseSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def train(self, prepared: Any, bets: Mapping[str, Any]) -> Any:
+        from worker.train_step import StepResult
+
+        assert self._snapshot is not None
+        count = np.float32(prepared.records)
+        chance = np.random.default_rng((self._job.seed, prepared.task.micro_batch))
+        kept = (chance.random((prepared.records, _USER + _WORDS)) >= _DROPPED).astype(np.float32)
+        features, loss, away = self._forward(prepared, bets, kept)
+        weights = self._snapshot.variables[0]
+        moved = (2 * away / count)[:, None]
+        by_feature = moved * weights * kept
+        words = np.repeat(by_feature[:, _USER:] / np.float32(3), 3, axis=0)
+        gradients = (np.full((prepared.records, 1), 1 / count, np.float32), by_feature[:, :_USER], words)
+        slices = {
+            table: Slices(prepared.ids.unique[table][inverse], np.ascontiguousarray(values, np.float32))
+            for table, inverse, values in zip(self._specs_in_order(), prepared.ids.inverses, gradients, strict=True)
+        }
+        seen = np.float32(0.9) * self._snapshot.states[0] + np.float32(0.1) * features.mean(axis=0, dtype=np.float32)
+        dense = (moved * features).sum(axis=0, dtype=np.float32)
+        return StepResult(float(loss.sum()), (dense,), slices, (seen,), self._counts(loss, away))
+
+    def evaluate(self, prepared: Any, bets: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        _, loss, away = self._forward(prepared, bets, np.float32(1))
+        return self._counts(loss, away)
+
+    def _forward(self, prepared: Any, bets: Mapping[str, Any], kept: Any) -> tuple[Any, Any, Any]:
+        assert self._snapshot is not None
+        own, user, words = (
+            bets[table][inverse] for table, inverse in zip(self._specs_in_order(), prepared.ids.inverses, strict=True)
+        )
+        said = words.reshape(prepared.records, 3, _WORDS).mean(axis=1, dtype=np.float32)
+        features = np.concatenate((user, said), axis=1) * kept
+        away = (features * self._snapshot.variables[0]).sum(axis=1, dtype=np.float32) - prepared.batch[1][:, 0]
+        return features, away * away + own[:, 0], away
+
+    @staticmethod
+    def _counts(loss: Any, away: Any) -> tuple[Tensor, ...]:
+        return tuple(np.array(value, np.float32) for value in (loss.sum(), np.abs(away).sum(), len(away)))
+
+
+def use_light_model() -> None:
+    """Makes this process build this model where the product builds one of Keras."""
+    import elastable.prepare as prepare
+    import elastable.worker_process as worker_process
+
+    def discovered(file: Any, offload_above: int, seed: int) -> tuple[Any, Any, dict[str, TableSpec]]:
+        return file.reader("train"), file.model(), _tables(seed)
+
+    def computer(job: Any, file: Any, readers: Any, source: Any) -> Computer:
+        return Computer(job, readers, source.specs())
+
+    for name, stand_in in (
+        ("_discovered", discovered),
+        ("keep_on_worker", lambda model, tables: None),
+        ("DenseState", _Dense),
+        ("MetricBook", _Metrics),
+        ("store_layers", lambda model: []),
+        ("pretrained_rows", lambda layers: {}),
+    ):
+        assert hasattr(prepare, name), f"elastable.prepare has no {name} any more"
+        setattr(prepare, name, stand_in)
+    assert hasattr(worker_process, "_computer")
+    worker_process._computer = computer  # type: ignore[assignment]

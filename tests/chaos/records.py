@@ -1,0 +1,51 @@
+"""Records of the chaos suite's job, and how often they were trained: what needs no TensorFlow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ACCUMULATOR", "BETA_1", "MICRO_BATCH", "RATE", "RECORDS", "VALIDATION", "records_of", "trainings"]
+
+RECORDS = 256
+VALIDATION = 48
+MICRO_BATCH = 8
+RATE = 0.125
+BETA_1 = 0.9
+ACCUMULATOR = 0.5
+
+
+def records_of(split: str) -> tuple[dict[str, Any], Any]:
+    """Each record has an id of its own, a user, three words, and a number that depends on the last two."""
+    count = RECORDS if split == "train" else VALIDATION
+    random = np.random.default_rng(3 if split == "train" else 4)
+    users = random.integers(0, 40, count)
+    words = np.random.default_rng(5).integers(-(2**62), 2**62, 60)[random.integers(0, 60, (count, 3))]
+    wanted = np.sin(users + (words % 7).sum(axis=1)).astype(np.float32)[:, np.newaxis]
+    # Records of the validation split are looked up, too: ids that no record of the other has.
+    own = np.arange(count) if split == "train" else RECORDS + np.arange(count)
+    return {"own": own, "user": users, "words": words}, wanted
+
+
+def trainings(optimizer: str, weights: np.ndarray, slots: np.ndarray, grads_to_wait: int) -> np.ndarray:
+    """How often each record was trained, of its row in "counted": float64 `[n]`, exact for "sgd"; NaN for nonsense.
+
+    Every training of a record adds the same gradient to its row.
+
+    Args:
+        optimizer: As in CHAOS_OPTIMIZER.
+        weights: float32 `[n, 1]`.
+        slots: float32 `[n, slots]`.
+        grads_to_wait: Micro-batches of a version.
+    """
+    gradient = 1.0 / (MICRO_BATCH * grads_to_wait)
+    wide = slots.astype(np.float64)
+    if optimizer == "sgd":
+        return -weights[:, 0].astype(np.float64) / (RATE * gradient)
+    if optimizer == "adagrad":
+        return (wide[:, 0] - ACCUMULATOR) / gradient**2
+    # The first moment after n equal gradients is gradient x (1 - beta_1 ** n).
+    with np.errstate(invalid="ignore", divide="ignore"):
+        counts: np.ndarray = np.log1p(-wide[:, 0] / gradient) / np.log(BETA_1)
+    return counts

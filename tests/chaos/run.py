@@ -1,0 +1,131 @@
+"""Many schedules, a few at a time, each conducted in a fork of a process that has imported everything."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tests.chaos.child import import_everything
+from tests.chaos.conductor import LIMIT_S, Outcome, conduct
+from tests.chaos.schedules import Schedule, Shape
+from tests.chaos.verdict import Ending
+
+__all__ = ["Run", "run_schedules"]
+
+
+@dataclass
+class Run:
+    """A schedule that was run; see `Outcome`."""
+
+    schedule: Schedule
+    home: Path
+    sabotage: str
+    divergences: list[str]
+    struck: list[str]
+    missed: list[str]
+    gave_up: Counter[str]
+    seconds: float
+
+    def line(self) -> str:
+        """What was done, and how it ended."""
+        told = f"{self.seconds:6.1f} s  {self.schedule}"
+        if self.gave_up:
+            told += f"; gave up: {dict(self.gave_up)}"
+        return told + (f"; not reached: {', '.join(self.missed)}" if self.missed else "")
+
+
+def run_schedules(
+    asked: Sequence[tuple[Schedule, str]], home: Path, jobs: int, limit_s: float = LIMIT_S
+) -> Iterator[Run]:
+    """Runs schedules as they come, undisturbed jobs of their shapes before them.
+
+    Args:
+        asked: Schedules, each with the name of an error put into the product ("": none).
+        home: Folder for all that they write.
+        jobs: Schedules at a time.
+        limit_s: After which a schedule has failed.
+
+    Yields:
+        Each as it ends.
+
+    Raises:
+        RuntimeError: an undisturbed job failed.
+    """
+    import_everything()
+    gc.collect()
+    gc.freeze()  # forks share the pages of what is never looked at
+    shapes = sorted({schedule.shape for schedule, _ in asked}, key=str)
+    calm = [
+        Schedule("memory", -1 - number, shape, 1, checkpoint_every=0, evaluate_every=1, transport="grpc", faults=())
+        for number, shape in enumerate(shapes)
+    ]
+    endings: dict[Shape, Path] = {}
+    for run in _run_all([(schedule, None, "") for schedule in calm], home, jobs, LIMIT_S):
+        if run.divergences:
+            raise RuntimeError(f"the undisturbed job failed: {run.divergences}; see {run.home}")
+        endings[run.schedule.shape] = run.home
+    yield from _run_all([(schedule, endings[schedule.shape], wrong) for schedule, wrong in asked], home, jobs, limit_s)
+
+
+def _run_all(
+    asked: Sequence[tuple[Schedule, Path | None, str]], home: Path, jobs: int, limit_s: float
+) -> Iterator[Run]:
+    running: dict[int, tuple[Schedule, Path, str]] = {}
+    waiting = list(reversed(asked))
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            schedule, expected, sabotage = waiting.pop()
+            place = home / f"{schedule.kind}-{sabotage or schedule.seed}"
+            running[_fork(schedule, place, expected, sabotage, limit_s)] = (schedule, place, sabotage)
+        pid, status = os.waitpid(-1, 0)
+        if pid in running:
+            yield _read(*running.pop(pid), os.waitstatus_to_exitcode(status))
+
+
+def _fork(schedule: Schedule, place: Path, expected: Path | None, sabotage: str, limit_s: float) -> int:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        outcome = conduct(schedule, place, None if expected is None else _load(expected), sabotage, limit_s)
+        _write(outcome, place)
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing of the parent may run on here
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _write(outcome: Outcome, place: Path) -> None:
+    if outcome.ending is not None:
+        np.savez(place / "ending.npz", **outcome.ending.numbers)  # type: ignore[arg-type]
+        told = {"progress": outcome.ending.progress, "evaluations": outcome.ending.evaluations}
+        (place / "ending.json").write_text(json.dumps(told))
+    told = {name: getattr(outcome, name) for name in ("divergences", "struck", "missed", "gave_up", "seconds")}
+    (place / "outcome.json").write_text(json.dumps(told))
+
+
+def _load(place: Path) -> Ending:
+    with np.load(place / "ending.npz", allow_pickle=False) as loaded:
+        numbers = {name: loaded[name] for name in loaded.files}
+    told = json.loads((place / "ending.json").read_text())
+    return Ending(numbers, told["progress"], [(version, found) for version, found in told["evaluations"]])
+
+
+def _read(schedule: Schedule, place: Path, sabotage: str, code: int) -> Run:
+    if code:
+        return Run(schedule, place, sabotage, [f"its conductor ended with {code}"], [], [], Counter(), 0.0)
+    told = json.loads((place / "outcome.json").read_text())
+    return Run(schedule, place, sabotage, **{**told, "gave_up": Counter(told["gave_up"])})

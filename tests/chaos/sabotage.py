@@ -1,0 +1,169 @@
+"""Errors put into a process on purpose: a suite that does not notice them would notice nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.chaos.schedules import Fault, Schedule, Shape
+
+__all__ = ["PROOFS", "SABOTAGES"]
+
+
+def _repeated_push(role: str) -> None:
+    """A worker's retry trains its records once more."""
+    if role != "worker":
+        return
+    from master.client import MasterClient
+
+    plain = MasterClient.report_gradient
+    pushes = 0
+
+    def twice(self: Any, push: Any) -> Any:
+        nonlocal pushes
+        pushes += 1
+        if pushes % 7 == 0:  # as if the first answer had been lost
+            plain(self, push)
+        return plain(self, push)
+
+    MasterClient.report_gradient = twice  # type: ignore[method-assign]
+
+
+def _counts_twice(role: str) -> None:
+    """A master that takes a repeated push for a new one."""
+    _repeated_push(role)
+    if role != "master":
+        return
+    from master.pushes import SyncPushes, Ticket
+
+    plain_ready, plain_judge = SyncPushes.ready, SyncPushes.judge
+    again: list[Ticket] = []
+
+    def judge(self: Any, push: Any, version: int) -> Any:
+        found = plain_judge(self, push, version)
+        if isinstance(found, tuple) and found[0] == "duplicate":
+            again.append(Ticket(push, push.id))
+        return found
+
+    def ready(self: Any) -> Any:
+        tickets = plain_ready(self)
+        if tickets is not None:
+            tickets = [*tickets, *again]
+            again.clear()
+        return tickets
+
+    SyncPushes.judge = judge  # type: ignore[method-assign]
+    SyncPushes.ready = ready  # type: ignore[method-assign]
+
+
+def _forgets_slots(role: str) -> None:
+    """A master that restores rows without what their optimizer knew."""
+    if role != "master":
+        return
+    from embedding_store.memory.store import MemoryStore
+    from embedding_store.redis.store import RedisStore
+    from embedding_store.store import RowBlock
+
+    for kind in (MemoryStore, RedisStore):
+
+        def put(self: Any, table: str, blocks: Any, plain: Callable[..., None] = kind.put) -> None:
+            plain(self, table, (RowBlock(block.ids, block.weights, np.ones_like(block.slots)) for block in blocks))
+
+        kind.put = put  # type: ignore[method-assign]
+
+
+def _loses_a_micro_batch(role: str) -> None:
+    """A master that makes a version without its last micro-batch, once."""
+    if role != "master":
+        return
+    from master.pushes import SyncPushes
+
+    plain = SyncPushes.ready
+    made = 0
+
+    def ready(self: Any) -> Any:
+        nonlocal made
+        tickets = plain(self)
+        if tickets is not None:
+            made += 1
+            if made == 5:
+                return tickets[:-1]
+        return tickets
+
+    SyncPushes.ready = ready  # type: ignore[method-assign]
+
+
+def _old_checkpoint(role: str) -> None:
+    """A master that goes on from an older checkpoint than the newest: the numbers are right, versions are lost."""
+    if role != "master":
+        return
+    from elastable import prepare
+
+    plain = prepare.find_checkpoint  # type: ignore[attr-defined]
+
+    def oldest(place: Any) -> Any:
+        plain(place)
+        return str(min(Path(place).glob("ckpt-*")))
+
+    prepare.find_checkpoint = oldest  # type: ignore[attr-defined]
+
+
+def _forgets_a_partition(role: str) -> None:
+    """A recovery that takes the stamp of one partition back, and leaves its rows as the dead master left them."""
+    if role != "master":
+        return
+    from embedding_store.redis import recovery
+
+    plain = recovery._write_images
+
+    def write(topology: Any, catalog: Any, table: Any, images: Any, names: Any, deadline: Any) -> None:
+        if images:
+            first = min(images)
+            image = images[first]
+            nothing = {name: getattr(image, name)[:0] for name in ("ids", "weights", "slots")}
+            images = {**images, first: replace(image, held=0, **nothing)}
+        plain(topology, catalog, table, images, names, deadline)
+
+    recovery._write_images = write
+
+
+def _keeps_nobody_out(role: str) -> None:
+    """A master that takes over and does not keep the one before it from writing."""
+    if role != "master":
+        return
+    from embedding_store.redis.ownership import Ownership
+
+    Ownership._end_others = lambda *_: None  # type: ignore[method-assign,assignment]
+    Ownership.require = lambda *_: None  # type: ignore[method-assign,assignment]
+
+
+SABOTAGES: dict[str, Callable[[str], None]] = {
+    "counts-twice": _counts_twice,
+    "forgets-a-partition": _forgets_a_partition,
+    "forgets-slots": _forgets_slots,
+    "keeps-nobody-out": _keeps_nobody_out,
+    "loses-a-micro-batch": _loses_a_micro_batch,
+    "old-checkpoint": _old_checkpoint,
+    "repeated-push": _repeated_push,
+}
+"""By name: puts an error into a process of that role. "repeated-push" is none: a right master counts it once."""
+
+
+def _proof(kind: str, optimizer: str, *faults: Fault) -> Schedule:
+    return Schedule(kind, 0, Shape("light", optimizer, 4), 2, 2, 3, "grpc", faults)
+
+
+PROOFS: dict[str, Schedule] = {
+    "counts-twice": _proof("memory", "sgd"),
+    "forgets-a-partition": _proof("redis", "adam", Fault("exec", 101, "kill", "master", 0.1)),
+    "forgets-slots": _proof("memory", "adam", Fault("version", 9, "kill", "master", 0.1)),
+    "keeps-nobody-out": _proof("redis", "adam", Fault("exec", 41, "supersede", "master", 1.5)),
+    "loses-a-micro-batch": _proof("memory", "adagrad"),
+    "old-checkpoint": _proof("memory", "sgd", Fault("version", 9, "kill", "master", 0.1)),
+    "repeated-push": _proof("memory", "adagrad", Fault("computed", 30, "cut", "worker-master", 0.1)),
+}
+"""A schedule for each, in which the error shows."""

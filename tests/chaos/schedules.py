@@ -1,0 +1,204 @@
+"""Schedules of faults: a pure function of a kind and a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.chaos.records import MICRO_BATCH, RECORDS
+
+__all__ = ["KINDS", "LEASE_S", "Fault", "Schedule", "Shape", "schedule_of"]
+
+KINDS = ("memory", "redis", "served")
+"""Where rows are: in the master, in Redis, in a store of a process of its own."""
+
+LEASE_S = 1.0
+"""Of a micro-batch, in every schedule: so that a fault may be longer."""
+
+_EPOCHS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is computed; schedules of one shape end with the same numbers.
+
+    Attributes:
+        model: "light" (NumPy, `tests.chaos.light_job`) or "keras" (`tests.chaos.job`).
+        optimizer: As in CHAOS_OPTIMIZER of `tests.chaos.job`.
+        grads_to_wait: Micro-batches of a version.
+    """
+
+    model: str
+    optimizer: str
+    grads_to_wait: int
+
+    @property
+    def micro_batches(self) -> int:
+        """Of the whole job."""
+        return _EPOCHS * RECORDS // MICRO_BATCH
+
+    @property
+    def versions(self) -> int:
+        """Of the whole job."""
+        return self.micro_batches // self.grads_to_wait
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the records."""
+        return _EPOCHS
+
+
+_OPTIMIZERS = ("sgd", "adagrad", "adam", "adam")
+_KERAS_OF_ALL = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens when the job is at a certain place.
+
+    Attributes:
+        gate, number: Where; see `tests.chaos.gates`.
+        action: One of `tests.chaos.strikes.STRIKES`.
+        target: "master", "worker" (the one at the gate, or any), "redis",
+            "store", or a link as "worker-master".
+        seconds: How long it lasts; of a killed process, until it is started again.
+    """
+
+    gate: str
+    number: int
+    action: str
+    target: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.target} at {self.gate} {self.number} ({self.seconds:.2f} s)"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One job and its faults.
+
+    Attributes:
+        kind: One of `KINDS`.
+        seed: That it was made from.
+        shape: What is computed.
+        workers: How many there are.
+        checkpoint_every: Versions between checkpoints.
+        evaluate_every: Versions between evaluations beside training.
+        transport: As of `elastable master`.
+        faults: In no particular order.
+    """
+
+    kind: str
+    seed: int
+    shape: Shape
+    workers: int
+    checkpoint_every: int
+    evaluate_every: int
+    transport: str
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        told = "; ".join(map(str, self.faults)) or "no fault"
+        return (
+            f"{self.kind} {self.seed}: {self.shape.model}, {self.shape.optimizer} x {self.shape.grads_to_wait}, "
+            f"{self.workers} workers, a checkpoint every {self.checkpoint_every} versions, an evaluation every "
+            f"{self.evaluate_every}, transport {self.transport}: {told}"
+        )
+
+
+_WORKER_GATES = ("prepared", "looked-up", "computed", "reported")
+_PUSH_GATES = ("arrived", "counted")
+_VERSION_GATES = ("commit", "rows", "version")
+
+# Action and target, and how often of all.
+_ALWAYS = (
+    ("kill worker", 6), ("kill master", 5), ("supersede master", 2),
+    ("stop worker", 4), ("stop master", 2), ("cut worker-master", 4),
+    ("delay worker-master", 2), ("silence worker-master", 1), ("fill master", 2),
+)  # fmt: skip
+_OF_KIND: dict[str, tuple[tuple[str, int], ...]] = {
+    "memory": (),
+    "redis": (
+        ("kill redis", 4), ("stop redis", 2), ("fill redis", 2), ("cut master-redis", 4), ("cut worker-redis", 2),
+        ("delay master-redis", 1), ("delay worker-redis", 1), ("silence worker-redis", 1), ("silence master-redis", 1),
+    ),
+    "served": (
+        ("kill store", 2), ("stop store", 2), ("cut master-store", 4), ("cut worker-store", 2),
+        ("delay master-store", 1), ("delay worker-store", 1),
+    ),
+}  # fmt: skip
+
+
+def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | None = None) -> Schedule:
+    """The schedule of that kind and seed.
+
+    Args:
+        kind: One of `KINDS`.
+        seed: Any number.
+        model: As of `Shape`; None: one in ten is of Keras.
+        faults: How many; None: one to four.
+    """
+    # A string: the hash of a tuple differs between processes.
+    chance = random.Random(f"{kind}/{seed}")
+    drawn = "keras" if chance.random() < _KERAS_OF_ALL else "light"
+    shape = Shape(model or drawn, chance.choice(_OPTIMIZERS), chance.choice((2, 4, 4)))
+    count = chance.choice((1, 1, 2, 2, 3, 4)) if faults is None else faults
+    struck = tuple(fault for _ in range(count) for fault in _faults(chance, kind, shape))
+    return Schedule(
+        kind=kind,
+        seed=seed,
+        shape=shape,
+        workers=chance.choice((1, 2, 2, 3)),
+        checkpoint_every=chance.choice((2, 3, 5)),
+        evaluate_every=chance.choice((1, 3, 5)),
+        transport=chance.choice(("auto", "grpc")),
+        faults=struck,
+    )
+
+
+def _faults(chance: random.Random, kind: str, shape: Shape) -> list[Fault]:
+    words = _drawn(chance, (*_ALWAYS, *_OF_KIND[kind]))
+    action, target = words.split()
+    gate, number = _place(chance, kind, shape, target)
+    if action == "fill" and target == "master":
+        gate, number = "disk", chance.randrange(1, 60)
+    found = [Fault(gate, number, action, target, _seconds(chance, action))]
+    if (action, target) == ("kill", "master") and chance.random() < 0.25:
+        # Again, while it takes over.
+        gate = chance.choice(("start", "restore", "disk"))
+        found.append(Fault(gate, 2 if gate == "start" else chance.randrange(1, 5), "kill", "master", 0.1))
+    return found
+
+
+def _drawn(chance: random.Random, weighted: Sequence[tuple[str, int]]) -> str:
+    return chance.choices([words for words, _ in weighted], [weight for _, weight in weighted])[0]
+
+
+def _place(chance: random.Random, kind: str, shape: Shape, target: str) -> tuple[str, int]:
+    if target == "worker":
+        gates: tuple[str, ...] = _WORKER_GATES
+    elif target in ("redis", "store") or "-" in target:
+        gates = (*_WORKER_GATES[1:], *_PUSH_GATES, *_VERSION_GATES)
+    else:
+        gates = (*_PUSH_GATES, *_VERSION_GATES, *_VERSION_GATES, "disk")
+    own = {"redis": ("exec",) * 6, "served": ("stored",) * 4}.get(kind, ())
+    gate = chance.choice((*gates, *(own if target != "worker" else ())))
+    if gate in ("commit", "rows", "version", "stored"):
+        return gate, chance.randrange(1, shape.versions)
+    if gate == "disk":
+        return gate, chance.randrange(1, 80)
+    if gate == "exec":
+        return gate, chance.randrange(1, 12 * shape.versions)
+    return gate, chance.randrange(shape.micro_batches - shape.grads_to_wait)
+
+
+def _seconds(chance: random.Random, action: str) -> float:
+    if action in ("kill", "fill"):
+        return chance.choice((0.0, 0.1, 0.5))
+    if action in ("stop", "supersede"):
+        return chance.choice((0.1, 0.5, 1.5 * LEASE_S))
+    if action == "silence":
+        return chance.choice((0.5, 1.5 * LEASE_S))
+    return 0.5

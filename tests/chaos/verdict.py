@@ -1,0 +1,135 @@
+"""Whether a disturbed job ended as an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from embedding_store.open_store import open_store
+from master.checkpoints.checkpoint import open_checkpoint
+from master.checkpoints.places import find_checkpoint
+from tests.chaos.records import RECORDS, trainings
+from tests.chaos.schedules import Schedule, Shape
+
+__all__ = ["Ending", "divergences", "ending_of", "store_differs"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """All that a job leaves.
+
+    Attributes:
+        numbers: Every row, slot and dense tensor by name.
+        progress: Its place and its metrics, as JSON.
+        evaluations: What was measured of a version beside training, by version, as JSON; for each time it was.
+    """
+
+    numbers: dict[str, np.ndarray]
+    progress: str
+    evaluations: list[tuple[int, str]]
+
+
+def ending_of(home: Path) -> Ending:
+    """What the newest checkpoint and the run directories below `home` hold."""
+    saved = open_checkpoint(find_checkpoint(home / "checkpoints"))
+    numbers = dict(saved.dense())
+    for table in saved.manifest.tables:
+        blocks = list(saved.rows(table))
+        ids = np.concatenate([block.ids for block in blocks])
+        order = np.argsort(ids)
+        numbers[f"{table}/ids"] = ids[order]
+        numbers[f"{table}/weights"] = np.concatenate([block.weights for block in blocks])[order]
+        numbers[f"{table}/slots"] = np.concatenate([block.slots for block in blocks])[order]
+    evaluations = [found for file in sorted((home / "runs").glob("2*/metrics.jsonl")) for found in _evaluations(file)]
+    return Ending(numbers, replace(saved.progress(), sequences={}).to_json(), evaluations)
+
+
+def _evaluations(file: Path) -> list[tuple[int, str]]:
+    found = []
+    for text in file.read_text().splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue  # torn by a kill or a full disk
+        if line["kind"] == "evaluation":
+            values = {name: value for name, value in line.items() if name not in ("kind", "seconds")}
+            found.append((int(line["version"]), json.dumps(values, sort_keys=True)))
+    return found
+
+
+def divergences(ours: Ending, expected: Ending, schedule: Schedule) -> list[str]:
+    """What differs to the bit, and which records were not trained once an epoch."""
+    told = []
+    if ours.numbers.keys() != expected.numbers.keys():
+        told.append(f"other tensors: {sorted(ours.numbers.keys() ^ expected.numbers.keys())}")
+    for name in sorted(ours.numbers.keys() & expected.numbers.keys()):
+        mine, theirs = ours.numbers[name], expected.numbers[name]
+        if mine.tobytes() != theirs.tobytes():
+            apart = np.abs(mine - theirs).max() if mine.shape == theirs.shape else f"{mine.shape} and {theirs.shape}"
+            told.append(f"{name} differs (by {apart})")
+    if ours.progress != expected.progress:
+        told.append(f"progress differs: {_differences(ours.progress, expected.progress)}")
+    return told + _miscounted(ours, schedule.shape) + _mismeasured(ours, expected, schedule)
+
+
+def _mismeasured(ours: Ending, expected: Ending, schedule: Schedule) -> list[str]:
+    """Evaluations that are not those of their version; and, where no master fell, not one of each that was due."""
+    right = dict(expected.evaluations)
+    told = [
+        f"the evaluation of version {version} is {found}, not {right.get(version)}"
+        for version, found in ours.evaluations
+        if right.get(version) != found
+    ]
+    undisturbed = not any(fault.target == "master" or fault.action == "fill" for fault in schedule.faults)
+    if undisturbed and schedule.kind != "served":
+        versions = sorted(version for version, _ in ours.evaluations)
+        due = [version for version in sorted(right) if version % schedule.evaluate_every == 0]
+        if versions != due:
+            told.append(f"versions {versions} were evaluated, not {due}")
+    return told
+
+
+def _differences(ours: str, theirs: str) -> str:
+    one, other = json.loads(ours), json.loads(theirs)
+    return ", ".join(f"{key} {one.get(key)} is not {other.get(key)}" for key in one if one.get(key) != other.get(key))
+
+
+def _miscounted(ours: Ending, shape: Shape) -> list[str]:
+    ids = ours.numbers.get("counted/ids", np.empty(0, np.int64))
+    if not np.array_equal(ids, np.arange(RECORDS)):
+        return [f"{len(ids)} records have a row, not {RECORDS}"]
+    counts = trainings(
+        shape.optimizer, ours.numbers["counted/weights"], ours.numbers["counted/slots"], shape.grads_to_wait
+    )
+    wrong = np.flatnonzero(~(np.abs(counts - shape.epochs) <= 0.01))
+    if not len(wrong):
+        return []
+    told = ", ".join(f"record {record} {counts[record]:.2f} times" for record in wrong[:4])
+    return [f"{len(wrong)} records were not trained {shape.epochs} times: {told}"]
+
+
+def store_differs(url: str, ending: Ending) -> list[str]:
+    """What a store that outlives the job holds otherwise than its last checkpoint."""
+    told = []
+    store = open_store(url)
+    try:
+        for table in store.specs():
+            blocks = list(store.scan(table))
+            ids = np.concatenate([block.ids for block in blocks])
+            order = np.argsort(ids)
+            parts = {
+                "ids": ids[order],
+                "weights": np.concatenate([block.weights for block in blocks])[order],
+                "slots": np.concatenate([block.slots for block in blocks])[order],
+            }
+            told += [
+                f"{table}/{name} in the store is not that of the checkpoint"
+                for name, values in parts.items()
+                if values.tobytes() != ending.numbers[f"{table}/{name}"].tobytes()
+            ]
+    finally:
+        store.close()
+    return told
