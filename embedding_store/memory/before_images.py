@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from embedding_store.catch_up.table_steps import TableSteps
-from embedding_store.memory.id_index import IdIndex
+from embedding_store.memory.image_rows import ImageRows
 from embedding_store.memory.row_gather import can_stream, gather
 from embedding_store.memory.row_touches import UInt32
-from embedding_store.memory.slab import Slab
 from embedding_store.memory.table_rows import TableRows
 from embedding_store.range_pool import RangePool
-from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64, UInt8
 
 __all__ = ["BeforeImages"]
 
 _FOUND_A_THREAD = 1 << 14
 _COPIED_A_THREAD = 1 << 12
-_INDEX_BYTES = 33  # of a row, at most
-_FIRST_BYTES = 64 << 10  # of an index of few rows
 _POSITION, _SEQUENCE = 0, 1
 
 
@@ -39,66 +37,69 @@ class BeforeImages:
             the table's sequence; None: no eviction has.
     """
 
-    def __init__(self, spec: TableSpec, slot_width: int, count: int, steps: TableSteps | None = None) -> None:
+    def __init__(self, memory: Callable[[], ImageRows], count: int, steps: TableSteps | None = None) -> None:
+        """`memory`: makes room, empty, when the first image is taken; `count` and `steps` as the attributes."""
         self.count = count
         self.step = None if steps is None else steps.now
         self.oldest_step = None if steps is None else steps.first
         self.sightings: UInt8 | None = None
         self.frequencies: tuple[int, UInt32] | None = None
-        self._dim, self._slot_width = spec.dim, slot_width
-        self._touched = spec.eviction is not None
-        self._row_bytes = 4 * (self._dim + self._slot_width) + 16 + (16 if self._touched else 0)
-        self._index: IdIndex | None = None  # memory is taken with the first image
+        self._memory = memory
+        self._rows: ImageRows | None = None
 
     @property
     def rows(self) -> int:
         """Images."""
-        return 0 if self._index is None else self._index.count
+        return 0 if self._rows is None else self._rows.count
 
-    def room(self, more: int) -> int:
-        """Bytes that `more` further images take at most."""
-        return more * (self._row_bytes + _INDEX_BYTES) + (_FIRST_BYTES if self._index is None else 0)
+    @property
+    def memory(self) -> ImageRows | None:
+        """Where the images lie; None: there are none."""
+        return self._rows
+
+    def begun(self) -> ImageRows:
+        """As `memory`, made where there is none. Raises `MemoryError`."""
+        if self._rows is None:
+            self._rows = self._memory()
+        return self._rows
 
     @property
     def bytes(self) -> int:
         """Bytes of memory that this takes."""
         apart = 0 if self.sightings is None else self.sightings.nbytes
         apart += 0 if self.frequencies is None else self.frequencies[1].nbytes
-        if self._index is None:
-            return apart
-        return apart + self._index.bytes + self.rows * self._row_bytes
+        return apart if self._rows is None else apart + self._rows.bytes
 
     @property
     def ids(self) -> Int64:
         """int64 `[rows]`, of every image, in the order in which they were taken. A view, to read."""
-        return np.empty(0, np.int64) if self._index is None else self._index.row_ids
+        return np.empty(0, np.int64) if self._rows is None else self._rows.ids
 
     @property
     def positions(self) -> Int64:
         """int64 `[rows]`: where in the table the row lay; -1: there was none. A view, to read."""
-        return np.empty(0, np.int64) if self._index is None else self._origins.array[: self.rows, _POSITION]
+        return np.empty(0, np.int64) if self._rows is None else self._rows.origins.array[: self.rows, _POSITION]
 
     @property
     def sequences(self) -> Int64:
         """int64 `[rows]`: the number in the table's sequence of changes of the row's first one. A view, to read."""
-        return np.empty(0, np.int64) if self._index is None else self._origins.array[: self.rows, _SEQUENCE]
+        return np.empty(0, np.int64) if self._rows is None else self._rows.origins.array[: self.rows, _SEQUENCE]
 
     @property
     def touches(self) -> Int64:
         """int64 `[rows, 2]`, `RowBlock.touches` of a table with eviction. A view, to read."""
-        touches: Int64 = self._touches.array[: self.rows]
-        return touches
+        return np.empty((0, 2), np.int64) if self._rows is None else self._rows.touches.array[: self.rows]
 
     def find(self, ids: Int64, places: Int64) -> int:
         """Writes which image is each id's into `places` int64 `[n]`, -1 for none; returns how many have none."""
-        if self._index is None:
+        if self._rows is None:
             places[:] = -1
             return len(ids)
-        return self._index.find(ids, places)
+        return self._rows.find(ids, places)
 
     def strangers(self, ids: Int64, pool: RangePool) -> Int64:
         """int64: indices of those of `ids` int64 `[n]` that have no image."""
-        if self._index is None:
+        if self._rows is None:
             return np.arange(len(ids))
         places, missing = np.empty(len(ids), np.int64), list[int]()
 
@@ -123,12 +124,13 @@ class BeforeImages:
         Raises:
             MemoryError: there is no room; nothing has changed.
         """
-        start, stop = self._claim(ids)
-        self._origins.array[start:stop, _POSITION] = positions
-        self._origins.array[start:stop, _SEQUENCE] = sequence
+        held = self.begun()
+        start, stop = held.add(ids)
+        held.origins.array[start:stop, _POSITION] = positions
+        held.origins.array[start:stop, _SEQUENCE] = sequence
         if touches is not None:
-            self._touches.array[start:stop] = touches
-        weights, slots = self._weights.array[start:stop], self._slots.array[start:stop]
+            held.touches.array[start:stop] = touches
+        weights, slots = held.weights.array[start:stop], held.slots.array[start:stop]
         stream = can_stream(weights)
 
         def copy(begin: int, end: int) -> None:
@@ -138,12 +140,13 @@ class BeforeImages:
 
     def read(self, places: Int64, out: Float32, stream: bool = False) -> None:
         """Weights of images into `out` float32 `[n, dim]`; rows of `out` at negative places are left alone."""
-        if self._index is not None:
-            gather(self._weights.array, places, out, stream)
+        if self._rows is not None:
+            gather(self._rows.weights.array, places, out, stream)
 
     def block(self, places: Int64) -> tuple[Float32, Float32]:
         """Copies of images, as `TableRows.copy` gave them."""
-        return self._weights.array[places], self._slots.array[places]
+        held = self.begun()
+        return held.weights.array[places], held.slots.array[places]
 
     def take_over(self, newer: BeforeImages) -> None:
         """Is told that the pin after this one is gone: images that only it has are needed here.
@@ -155,34 +158,11 @@ class BeforeImages:
             places = np.empty(newer.rows, np.int64)
             self.find(newer.ids, places)
             chosen = np.flatnonzero(places < 0)
-            start, stop = self._claim(newer.ids[chosen])
-            for ours, theirs in zip(self._slabs(), newer._slabs(), strict=True):
+            held, theirs_held = self.begun(), newer.begun()
+            start, stop = held.add(newer.ids[chosen])
+            for ours, theirs in zip(held.slabs, theirs_held.slabs, strict=True):
                 np.take(theirs.array, chosen, axis=0, out=ours.array[start:stop], mode="clip")
         if self.sightings is None:
             self.sightings = newer.sightings
         if self.frequencies is None:
             self.frequencies = newer.frequencies
-
-    def _claim(self, ids: Int64) -> tuple[int, int]:
-        """Places for new images, side by side: the first, and the one after the last."""
-        index = self._begun()
-        index.reserve(len(ids))
-        for slab in self._slabs():
-            slab.grow(index.capacity)
-        start = index.positions_given
-        index.claim(ids, np.empty(len(ids), np.int64))
-        return start, index.positions_given
-
-    def _begun(self) -> IdIndex:
-        if self._index is None:
-            index = IdIndex()
-            self._weights = Slab(index.capacity, self._dim)
-            self._slots = Slab(index.capacity, self._slot_width)
-            self._origins = Slab(index.capacity, 2, np.int64)
-            if self._touched:
-                self._touches = Slab(index.capacity, 2, np.int64)
-            self._index = index
-        return self._index
-
-    def _slabs(self) -> list[Slab]:
-        return [self._weights, self._slots, self._origins, *([self._touches] if self._touched else [])]

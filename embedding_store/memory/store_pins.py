@@ -12,6 +12,7 @@ from embedding_store.pins import PinStatistics, not_pinned, refuse_while_pinned
 
 __all__ = ["Lease", "StorePins"]
 
+_SPARE_S = 300.0  # for which memory of a pin is kept for the next one: pages cost more than what is written to them
 _REMEMBERED = 256  # versions whose pins are gone, for messages
 
 
@@ -47,6 +48,7 @@ class StorePins:
         self._tables, self._most_bytes, self._clock = tables, most_bytes, clock
         self._leases: dict[int, list[Lease]] = {}  # oldest version first
         self._ended: dict[int, str] = {}  # why, of versions that were pinned
+        self._freed_at: float | None = None  # since when memory is kept for the next pin
         self._estimate = 0  # of bytes taken: at least so many, but for what was freed since
 
     @property
@@ -95,6 +97,8 @@ class StorePins:
     def sweep(self) -> None:
         """Ends leases that have run out. Alone."""
         if not self._leases:
+            if self._freed_at is not None and self._clock() - self._freed_at > _SPARE_S:
+                self._drop_spares()
             return
         for lease in [lease for held in self._leases.values() for lease in held if self._late(lease)]:
             self.release(lease, _not_renewed(lease))
@@ -141,10 +145,10 @@ class StorePins:
     def _make_room(self, size: int) -> None:
         """As `table_versions.MakeRoom`."""
         if self._estimate + size > self._most_bytes:
-            self._estimate = self._taken()
+            self._drop_spares()
             while self._leases and self._estimate + size > self._most_bytes:
                 self._give_up(next(iter(self._leases)), self._too_much(size))
-                self._estimate = self._taken()
+                self._drop_spares()
         self._estimate += size
 
     def _too_much(self, size: int) -> str:
@@ -155,8 +159,12 @@ class StorePins:
             f"before_image_bytes allows {self._most_bytes}"
         )
 
-    def _taken(self) -> int:
-        return sum(self._size(version)[1] for version in self._leases)
+    def _drop_spares(self) -> None:
+        """Gives memory back that is kept for the next pin, and counts anew what is taken."""
+        self._freed_at = None
+        for table in self._tables.values():
+            table.versions.drop_spare()
+        self._estimate = sum(self._size(version)[1] for version in self._leases)
 
     def _give_up(self, version: int, why: str) -> None:
         for lease in list(self._leases[version]):
@@ -165,6 +173,7 @@ class StorePins:
     def _end(self, version: int, why: str) -> None:
         del self._leases[version]
         self._remember(version, why)
+        self._freed_at = self._clock()
         try:
             for table in self._tables.values():
                 table.versions.end(version)

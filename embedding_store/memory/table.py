@@ -92,7 +92,8 @@ class MemoryTable(TableReader):
         self._deleted = self._written = 0
         super().__init__(spec, *self._empty(spec))
         self._members = RowMembership(spec, self._directory.capacity, new_slab)
-        self.versions = TableVersions(spec, kept_width, None if self.following is None else self.following.steps)
+        steps = None if self.following is None else self.following.steps
+        self.versions = TableVersions(spec, kept_width, steps, self._direct)
 
     @property
     def count(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from embedding_store.catch_up.table_steps import TableSteps
 from embedding_store.memory.before_images import BeforeImages
+from embedding_store.memory.image_rows import ImageRows, first_bytes
 from embedding_store.memory.row_membership import RowMembership
 from embedding_store.memory.table_rows import TableRows
 from embedding_store.range_pool import RangePool
@@ -18,6 +19,7 @@ MakeRoom = Callable[[int], None]
 """Gives pins up, the oldest first, until so many bytes more may be taken; `MAX_BYTES` gives all of them up."""
 
 MAX_BYTES = 1 << 62
+_BESIDE = 65  # bytes of an image beside its row, at most
 
 
 class TableVersions:
@@ -31,11 +33,16 @@ class TableVersions:
         sequence: Counts changes of rows of which images were taken.
     """
 
-    def __init__(self, spec: TableSpec, slot_width: int, steps: TableSteps | None = None) -> None:
-        """`slot_width`: slots as rows are kept; `steps`: of a table whose rows follow them."""
+    def __init__(
+        self, spec: TableSpec, slot_width: int, steps: TableSteps | None = None, direct: int | None = None
+    ) -> None:
+        """`slot_width`: slots as rows are kept; `steps`: of a table whose rows follow them; `direct`: its size, where
+        row i lies at position i.
+        """
         self.sequence = 0
         self._steps = steps
-        self._spec, self._slot_width = spec, slot_width
+        self._spec, self._slot_width, self._direct = spec, slot_width, direct
+        self._spare: ImageRows | None = None  # memory that was used before, for the next version
         self._images: dict[int, BeforeImages] = {}  # oldest version first
         self._make_room: MakeRoom = lambda size: None
 
@@ -45,7 +52,7 @@ class TableVersions:
 
     def begin(self, version: int, count: int, make_room: MakeRoom) -> None:
         """The current version is pinned, newer than all that are: the table has `count` rows."""
-        self._images[version] = BeforeImages(self._spec, self._slot_width, count, self._steps)
+        self._images[version] = BeforeImages(self._memory, count, self._steps)
         self._make_room = make_room
 
     def end(self, version: int) -> None:
@@ -57,11 +64,24 @@ class TableVersions:
         older = [other for other in self._images if other < version]
         if older:
             self._images[older[-1]].take_over(self._images[version])
-        del self._images[version]
+        memory = self._images.pop(version).memory
+        if memory is not None and self._spare is None:
+            memory.clear()
+            self._spare = memory
 
     def forget(self) -> None:
         """Nobody needs any version any more."""
         self._images.clear()
+        self._spare = None
+
+    def drop_spare(self) -> None:
+        """Gives memory back that is kept for the next version."""
+        self._spare = None
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of memory that is kept for the next version."""
+        return 0 if self._spare is None else self._spare.bytes
 
     def size(self, version: int) -> tuple[int, int]:
         """Rows and bytes that are kept for a version."""
@@ -97,7 +117,7 @@ class TableVersions:
                 return
             if len(chosen) < len(ids):
                 ids, positions = ids[chosen], positions[chosen]
-            self._make_room(images.room(len(ids)))
+            self._make_room(self._room(images, len(ids)))
             if self._newest() is not images:
                 return  # there is no pin any more
             touches = members.touches(positions)
@@ -128,6 +148,17 @@ class TableVersions:
             images.frequencies = None if frequencies is None else (self.sequence, frequencies)
         except MemoryError:
             self._make_room(MAX_BYTES)
+
+    def _room(self, images: BeforeImages, more: int) -> int:
+        """Bytes that `more` further images take at most."""
+        held = images.memory or self._spare
+        if held is not None:
+            return held.room(more)
+        return first_bytes(self._direct) + more * (4 * (self._spec.dim + self._slot_width) + _BESIDE)
+
+    def _memory(self) -> ImageRows:
+        spare, self._spare = self._spare, None
+        return spare or ImageRows(self._spec, self._slot_width, self._direct)
 
     def _newest(self) -> BeforeImages | None:
         return next(reversed(self._images.values()), None)
