@@ -1,0 +1,320 @@
+"""Rows that follow every step, in every store that has them: the numbers of one in memory, whatever is done to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedding_store import (
+    AdmissionSpec,
+    CachedStore,
+    Commit,
+    EvictionSpec,
+    FileStore,
+    IndexedSlices,
+    MemoryStore,
+    OptimizerSpec,
+    PartitionedStore,
+    RowBlock,
+    TableSpec,
+    TableUpdate,
+    repartition,
+)
+from embedding_store.catch_up import following, table_steps
+from embedding_store.conversion import convert_table
+from embedding_store.errors import BadInput, BadSpec, Unsupported
+from embedding_store.open_store import open_store
+from embedding_store.placed_store import PlacedStore
+from embedding_store.redis.store import RedisStore
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
+from embedding_store.shared.store import SharedMemoryStore
+from embedding_store.spec_json import spec_from_json, spec_to_json
+from embedding_store.store import EmbeddingStore, Float32
+
+ADAMW = OptimizerSpec.of("adamw", lazy=False, learning_rate=0.01, weight_decay=0.1)
+DIM, ROWS = 6, 30
+IDS = np.arange(ROWS)
+MOST = 64
+
+
+def table(name: str = "t", size: int | None = ROWS, optimizer: OptimizerSpec = ADAMW, **settings: object) -> TableSpec:
+    return TableSpec(name, DIM, size, optimizer=optimizer, **settings)  # type: ignore[arg-type]
+
+
+def step(store: EmbeddingStore, number: int) -> None:
+    """The step to version `number`, of a seeded job: few rows, every fifth time none."""
+    random = np.random.default_rng(number)
+    ids = random.choice(ROWS - 5, size=0 if number % 5 == 0 else 3, replace=False)
+    gradients = random.normal(size=(len(ids), DIM)).astype(np.float32)
+    updates = {"t": TableUpdate(ids, gradients)} if len(ids) else {}
+    store.commit(Commit(number, updates, number - 1, {"t": 0.01 + 0.005 * np.sin(number)}))
+
+
+def steps(store: EmbeddingStore, first: int, last: int) -> None:
+    for number in range(first, last + 1):
+        step(store, number)
+
+
+def rows(store: EmbeddingStore, version: int | None = None) -> Float32:
+    return store.lookup({"t": IDS}, version)["t"]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, Float32]:
+    """What one table in memory holds after each of 120 steps."""
+    found = {}
+    with MemoryStore(threads=1) as store:
+        store.create_table(table())
+        for number in range(1, 121):
+            step(store, number)
+            found[number] = rows(store)
+    return found
+
+
+Make = Callable[[ExitStack, Path], EmbeddingStore]
+
+
+def served(held: ExitStack, tmp_path: Path) -> EmbeddingStore:
+    store = held.enter_context(MemoryStore(threads=1))
+    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, True)]))
+    return open_store(f"grpc://{server.address}")
+
+
+STORES: dict[str, Make] = {
+    "memory": lambda held, path: MemoryStore(threads=2),
+    "indexed": lambda held, path: MemoryStore(threads=1, direct_bytes=0),
+    "file": lambda held, path: FileStore(path / "file", 1 << 20, threads=1),
+    "token": lambda held, path: PartitionedStore([MemoryStore(1), MemoryStore(1), MemoryStore(1)], "token"),
+    "encoding": lambda held, path: PartitionedStore([MemoryStore(1), FileStore(path / "half", 1 << 20)], "encoding"),
+    "cached": lambda held, path: CachedStore(MemoryStore(1), rows=16),
+    "placed": lambda held, path: PlacedStore(
+        {"memory": MemoryStore(1), "file": FileStore(path / "file", 1 << 20)}, {"t": "file"}, "memory"
+    ),
+    "shared": lambda held, path: SharedMemoryStore(1),
+    "remote": served,
+}
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddingStore]:
+    with ExitStack() as held, STORES[request.param](held, tmp_path) as made:
+        made.create_table(table())
+        yield made
+
+
+def test_every_store_has_the_numbers_of_one_in_memory(store: EmbeddingStore, expected: dict[int, Float32]) -> None:
+    for number in range(1, 41):
+        step(store, number)
+        if number in (1, 20, 21, 40):
+            assert np.array_equal(rows(store), expected[number]), number
+    block = store.read_rows("t", np.array([3, 0, 17]))
+    assert np.array_equal(block.weights, expected[40][[3, 0, 17]])
+    assert block.slots.shape == (3, 2 * DIM)
+    scanned = list(store.scan("t", 7))
+    assert sum(len(some.ids) for some in scanned) == store.row_count("t")
+    for some in scanned:
+        assert np.array_equal(some.weights, expected[40][some.ids])
+    bags = store.table("t").lookup(IDS, combiner="sum", offsets=np.array([0, 10, 10, ROWS]))
+    assert np.allclose(bags[[0, 2]], [expected[40][:10].sum(0), expected[40][10:].sum(0)], rtol=1e-5, atol=1e-6)
+
+
+def test_a_pinned_version_stays_as_it_was(store: EmbeddingStore, expected: dict[int, Float32]) -> None:
+    steps(store, 1, 10)
+    first = store.pin()
+    steps(store, 11, 17)
+    with first, store.pin() as second:
+        decay = second.sightings("t")
+        steps(store, 18, 40)
+        for pin, version in ((first, 10), (second, 17)):
+            assert np.array_equal(pin.lookup({"t": IDS})["t"], expected[version])
+            assert np.array_equal(rows(store, version), expected[version])
+            for block in pin.scan("t", 5):
+                assert np.array_equal(block.weights, expected[version][block.ids])
+            block = pin.read_rows("t", IDS)
+            assert np.array_equal(block.weights, expected[version][block.ids])
+        later = second.sightings("t")
+        assert decay is not None
+        assert later is not None
+        assert np.array_equal(decay, later)
+        assert np.array_equal(rows(store), expected[40])
+
+
+def test_restored_rows_go_on_from_where_they_were(store: EmbeddingStore, expected: dict[int, Float32]) -> None:
+    """Rows count as caught up when they are put; rows that were never updated go on to decay."""
+    with MemoryStore(threads=1) as before:
+        before.create_table(table())
+        steps(before, 1, 20)
+        store.put("t", before.scan("t", 4))
+        sketch = before.sightings("t")
+    assert sketch is not None
+    store.put_sightings("t", sketch)
+    store.reset_version(20)
+    assert np.array_equal(rows(store), expected[20])
+    steps(store, 21, 60)
+    assert np.allclose(rows(store), expected[60], rtol=2e-6, atol=1e-7)
+
+
+def test_what_was_cleared_begins_anew(store: EmbeddingStore) -> None:
+    initial = rows(store)
+    steps(store, 1, 20)
+    assert not np.array_equal(rows(store), initial)
+    store.clear("t")
+    assert np.array_equal(rows(store), initial)
+    step(store, 21)
+    assert not np.array_equal(rows(store), initial)
+
+
+def test_files_open_again_with_rows_that_are_behind(tmp_path: Path, expected: dict[int, Float32]) -> None:
+    for first, last in ((1, 15), (16, 16), (17, 60)):
+        with FileStore(tmp_path, 1 << 20, threads=1) as store:
+            store.create_table(table())
+            steps(store, first, last)
+            assert np.array_equal(rows(store), expected[last])
+
+
+@pytest.mark.parametrize("kind", ["memory", "indexed", "file"])
+def test_steps_that_nobody_needs_are_forgotten(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[int, Float32]
+) -> None:
+    """A row is brought to the present before its last step is forgotten, and pinned versions keep theirs."""
+    monkeypatch.setattr(table_steps, "_FEWEST", 8)
+    monkeypatch.setattr(following, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
+    with ExitStack() as held, STORES[kind](held, tmp_path) as store:
+        assert isinstance(store, MemoryStore)
+        store.create_table(table())
+        remembered = store._tables["t"].following
+        assert remembered is not None
+        longest = 0
+        pin = None
+        for number in range(1, 121):
+            step(store, number)
+            longest = max(longest, remembered.steps.now - remembered.steps.first)
+            if number == 30:
+                pin = store.pin()
+            if number == 75:
+                assert pin is not None
+                assert np.allclose(pin.lookup({"t": IDS})["t"], expected[30], rtol=1e-6, atol=1e-8)
+                pin.release()
+        assert remembered.steps.first > 50
+        assert longest < 2 * MOST
+        assert np.allclose(rows(store), expected[120], rtol=3e-6, atol=1e-7)
+
+
+def test_evicted_rows_are_rows_that_were_never_updated() -> None:
+    with MemoryStore(threads=1) as store:
+        store.create_table(table(size=None, eviction=EvictionSpec(max_age=3)))
+        ids, ones = np.array([7, 8]), np.ones((2, DIM), np.float32)
+        store.commit(Commit(1, {"t": TableUpdate(ids, ones)}, 0, {}))
+        for number in range(2, 7):
+            store.commit(Commit(number, {"t": TableUpdate(ids[:1], ones[:1])}, number - 1, {}))
+        assert store.row_count("t") == 1
+        with MemoryStore(threads=1) as other:
+            other.create_table(table(size=None))
+            for number in range(1, 7):
+                other.commit(Commit(number, {}, number - 1, {}))
+            assert np.array_equal(store.lookup({"t": ids})["t"][1], other.lookup({"t": ids})["t"][1])
+
+
+def test_decay_travels_beside_sightings() -> None:
+    with MemoryStore(threads=1) as store, MemoryStore(threads=1) as other:
+        spec = table(size=None, admission=AdmissionSpec(2, 16))
+        for one in (store, other):
+            one.create_table(spec)
+        steps(store, 1, 9)
+        sketch = store.sightings("t")
+        assert sketch is not None
+        assert len(sketch) == 16 + 8
+        other.put("t", store.scan("t"))
+        other.put_sightings("t", sketch)
+        other.reset_version(9)
+        assert np.array_equal(rows(store), rows(other))
+        again = other.sightings("t")
+        assert again is not None
+        assert np.array_equal(again, sketch)
+        with pytest.raises(BadInput, match="decay"):
+            other.put_sightings("t", np.zeros(3, np.uint8))
+
+
+def test_repartition_and_conversion_keep_the_numbers(expected: dict[int, Float32]) -> None:
+    with MemoryStore(1) as store, PartitionedStore([MemoryStore(1), MemoryStore(1)]) as two, MemoryStore(1) as plain:
+        store.create_table(table())
+        steps(store, 1, 12)
+        repartition(store, two)
+        assert np.array_equal(rows(two), expected[12])
+        convert_table(two, "t", plain, "float32")
+        assert np.array_equal(rows(plain), expected[12])
+        with pytest.raises(Unsupported, match="never updated"):
+            convert_table(two, "t", MemoryStore(1), "int8")
+
+
+def test_a_slow_table_steps_when_another_one_is_updated() -> None:
+    """`update_tables` commits to one store: every table there counts the step."""
+    with MemoryStore(1) as store:
+        a, b = (store.table(table(name)) for name in "ab")
+        ones = IndexedSlices(np.ones((1, DIM), np.float32), np.array([1]))
+        a.update(None, ones)
+        before = a.lookup(np.array([1]))
+        b.update(None, ones)
+        assert not np.array_equal(a.lookup(np.array([1])), before)
+
+
+def test_specs_say_it_everywhere() -> None:
+    spec = table()
+    assert spec_from_json(spec_to_json(spec)) == spec
+    assert "lazy" not in spec_to_json(table(optimizer=OptimizerSpec.of("adam")))
+    assert spec != table(optimizer=OptimizerSpec("adamw", ADAMW.hyperparameters))
+
+
+def test_optimizers_that_move_nothing_need_nothing() -> None:
+    with MemoryStore(1) as store:
+        store.create_table(table(optimizer=OptimizerSpec.of("sgd", lazy=False)))
+        assert store._tables["t"].following is None
+
+
+@pytest.mark.parametrize("name", ["ftrl", "nadam", "lion"])
+def test_optimizers_without_a_dense_form_are_refused(name: str) -> None:
+    with MemoryStore(1) as store, pytest.raises(Unsupported, match=r"no dense-equivalent form.*adam.*rmsprop, .*sgd"):
+        store.create_table(table(optimizer=OptimizerSpec.of(name, lazy=False)))
+
+
+def test_what_cannot_follow_is_refused_by_name(redis_url: str) -> None:
+    with RedisStore(redis_url) as store:
+        with pytest.raises(Unsupported, match="'t': redis has no rows that follow every step"):
+            store.create_table(table())
+        store.create_table(table(optimizer=OptimizerSpec.of("adagrad", lazy=False)))  # nothing to follow
+    with MemoryStore(1) as memory:
+        with pytest.raises(Unsupported, match="'t': lazy=False needs float32"):
+            memory.create_table(table(dtype="bfloat16"))
+        assert not memory.specs()
+        with pytest.raises(BadSpec, match="below 1"):
+            memory.create_table(table(optimizer=OptimizerSpec.of("sgd", momentum=1.0, lazy=False)))
+        with pytest.raises(BadSpec, match="epsilon"):
+            memory.create_table(table(optimizer=OptimizerSpec.of("adam", epsilon=0.0, lazy=False)))
+        memory.create_table(table())
+        before = rows(memory)
+        with pytest.raises(BadInput, match=r"'t': weight_decay 0\.1 times learning rate 10 is not below 1"):
+            memory.commit(Commit(1, {}, 0, {"t": 10.0}))
+        assert memory.version() == 0
+        assert np.array_equal(rows(memory), before)
+
+
+def test_workers_do_not_gather_such_rows_for_themselves() -> None:
+    with SharedMemoryStore(1) as store:
+        store.create_table(table())
+        store.create_table(table("plain", optimizer=OptimizerSpec.of("adam")))
+        _, laid_out = store._layout()
+        assert [layout.spec.name for layout, _ in laid_out] == ["plain"]
+
+
+def test_fresh_rows_are_what_they_are_put_as() -> None:
+    with MemoryStore(1) as store:
+        store.create_table(table())
+        steps(store, 1, 6)
+        block = RowBlock(IDS[-2:], np.ones((2, DIM), np.float32), np.zeros((2, 2 * DIM), np.float32))
+        store.put("t", [block])
+        assert np.array_equal(rows(store)[-2:], block.weights)
