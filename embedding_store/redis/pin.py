@@ -59,8 +59,7 @@ class RedisPin(Pin):
         """As in `Pin.scan`."""
         self._require_standing()
         catalog, found, topology, seconds = self._store.where(table)
-        partitions = range(found.partitions)
-        ids = (ids_then(topology, catalog, found, p, self._entry.moment, seconds) for p in partitions)
+        ids = ids_then(topology, catalog, found, self._entry.moment, seconds)
         return in_blocks(ids, require_block_rows(block_rows), lambda some: self._rows(table, some))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:

@@ -14,10 +14,10 @@ from embedding_store.redis.topology import Topology
 from embedding_store.redis.transactions import run_transactions
 from embedding_store.store import Int64, RowBlock
 
-__all__ = ["ids_in", "ids_then", "in_blocks", "rows_then"]
+__all__ = ["ids_now", "ids_then", "in_blocks", "rows_then"]
 
 _SCAN_BYTES = 1 << 22  # of one HSCAN reply, about
-_PARTITIONS_AT_ONCE = 16  # whose before-images are in memory together
+_PARTITIONS_AT_ONCE = 32  # whose ids and before-images are in memory together
 
 
 def in_blocks(ids: Iterable[Int64], block_rows: int, read: Callable[[Int64], RowBlock | None]) -> Iterator[RowBlock]:
@@ -40,47 +40,61 @@ def in_blocks(ids: Iterable[Int64], block_rows: int, read: Callable[[Int64], Row
         yield block
 
 
-def ids_in(topology: Topology, key: bytes, row_bytes: int, seconds: float) -> Int64:
-    """All ids of a partition, each once: HSCAN may show one twice. `seconds`: deadline of each reply."""
-    cursor, fields = b"0", list[bytes]()
-    while True:
-        words = ("HSCAN", key, cursor, "COUNT", max(1, min(10_000, _SCAN_BYTES // row_bytes)))
-        cursor, found = topology.call([(key, words)], Deadline(seconds))[0]
-        fields += [field for field in found[::2] if len(field) == 8]
-        if cursor == b"0":
-            return np.unique(np.frombuffer(b"".join(fields), "<i8").astype(np.int64))
+def ids_now(topology: Topology, catalog: Catalog, table: TableKeys, seconds: float) -> Iterator[Int64]:
+    """All ids of a table, each once, those of some partitions at a time. `seconds`: deadline of each round."""
+    for chosen in _at_once(table):
+        keys = [catalog.names[table.first + partition][0] for partition in chosen]
+        yield np.concatenate(_scanned(topology, keys, table.spec.weight_bytes, seconds))
 
 
-def ids_then(
-    topology: Topology, catalog: Catalog, table: TableKeys, partition: int, moment: Moment, seconds: float
-) -> Int64:
-    """Ids among which are all that had a row in a partition at a pinned moment, each once.
+def ids_then(topology: Topology, catalog: Catalog, table: TableKeys, moment: Moment, seconds: float) -> Iterator[Int64]:
+    """As `ids_now`, ids among which are all that had a row at a pinned moment.
 
     Rows that were deleted since are looked for last: what the scan did not find
     any more is there.
     """
-    key, _, before = catalog.names[table.first + partition]
-    present = ids_in(topology, key, table.spec.weight_bytes, seconds)
-    fields = topology.call([(before, ("HKEYS", before))], Deadline(seconds))[0]
-    names = _beyond(fields, moment)
-    fetched = fetch_listed(topology, catalog, table, 0, [(partition, name) for name in names], Deadline(seconds))
-    gone = [image.ids[: image.held] for _, _, image in fetched if not image.left]
-    return np.unique(np.concatenate((present, *gone))) if gone else present
+    for chosen in _at_once(table):
+        keys = [catalog.names[table.first + partition] for partition in chosen]
+        present = _scanned(topology, [weights for weights, _, _ in keys], table.spec.weight_bytes, seconds)
+        told = topology.call([(before, ("HKEYS", before)) for _, _, before in keys], Deadline(seconds))
+        asked = [(p, name) for p, fields in zip(chosen, told, strict=True) for name in _beyond(fields, moment)]
+        fetched = fetch_listed(topology, catalog, table, 0, asked, Deadline(seconds))
+        gone = [image.ids[: image.held] for _, _, image in fetched if not image.left]
+        yield np.unique(np.concatenate((*present, *gone)))
+
+
+def _scanned(topology: Topology, keys: list[bytes], row_bytes: int, seconds: float) -> list[Int64]:
+    """All ids of some partitions, each once: HSCAN may show one twice."""
+    count = max(1, min(10_000, _SCAN_BYTES // row_bytes) // len(keys))
+    fields: list[list[bytes]] = [[] for _ in keys]
+    cursors = dict.fromkeys(range(len(keys)), b"0")
+    while cursors:
+        words = [(keys[place], ("HSCAN", keys[place], cursor, "COUNT", count)) for place, cursor in cursors.items()]
+        replies = topology.call(words, Deadline(seconds))
+        for place, (cursor, found) in zip(list(cursors), replies, strict=True):
+            fields[place] += [field for field in found[::2] if len(field) == 8]
+            cursors[place] = cursor
+            if cursor == b"0":
+                del cursors[place]
+    return [np.unique(np.frombuffer(b"".join(some), "<i8").astype(np.int64)) for some in fields]
+
+
+def _at_once(table: TableKeys) -> Iterator[range]:
+    for start in range(0, table.partitions, _PARTITIONS_AT_ONCE):
+        yield range(start, min(start + _PARTITIONS_AT_ONCE, table.partitions))
 
 
 def rows_then(topology: Topology, catalog: Catalog, table: TableKeys, moment: Moment, seconds: float) -> int:
     """How many rows a table had at a pinned moment."""
     count = 0
-    for start in range(0, table.partitions, _PARTITIONS_AT_ONCE):
-        chosen = range(start, min(start + _PARTITIONS_AT_ONCE, table.partitions))
+    for chosen in _at_once(table):
         keys = [catalog.names[table.first + partition] for partition in chosen]
         # Rows now, and what was changed until now, in one moment.
-        asked = [(weights, [("HLEN", weights), ("HKEYS", before)]) for weights, _, before in keys]
-        told = run_transactions(topology, asked, Deadline(seconds))
-        for partition, (length, fields) in zip(chosen, told, strict=True):
-            names = [(partition, name) for name in _beyond(fields, moment)]
-            images = [image for _, _, image in fetch_listed(topology, catalog, table, 0, names, Deadline(seconds))]
-            count += length - 1 + _gained(images)  # each holds its stamp, too
+        counted = [(weights, [("HLEN", weights), ("HKEYS", before)]) for weights, _, before in keys]
+        told = run_transactions(topology, counted, Deadline(seconds))
+        asked = [(p, name) for p, (_, fields) in zip(chosen, told, strict=True) for name in _beyond(fields, moment)]
+        images = [image for _, _, image in fetch_listed(topology, catalog, table, 0, asked, Deadline(seconds))]
+        count += sum(length - 1 for length, _ in told) + _gained(images)  # each holds its stamp, too
     return count
 
 

@@ -19,7 +19,7 @@ from embedding_store.redis.pin_registry import PinRegistry
 from embedding_store.redis.reader import RedisReader
 from embedding_store.redis.registry import Registry, read_registry, version_of
 from embedding_store.redis.row_commits import RowCommits
-from embedding_store.redis.row_scan import ids_in, in_blocks
+from embedding_store.redis.row_scan import ids_now, in_blocks
 from embedding_store.redis.row_update import block_with_slots, refuse_torn_rows
 from embedding_store.redis.schema import (
     STAMP_FIELD,
@@ -35,7 +35,7 @@ from embedding_store.redis.transfer import read_block
 from embedding_store.redis.url import RedisUrl
 from embedding_store.redis.writer import Writer
 from embedding_store.row_blocks import joined_rows
-from embedding_store.row_optimizer import row_optimizer
+from embedding_store.row_optimizer import follows_steps, row_optimizer
 from embedding_store.spec import TableSpec
 from embedding_store.store import (
     Commit,
@@ -81,7 +81,7 @@ class RedisStore(RedisReader, EmbeddingStore):
         """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer.
 
         An existing table keeps the number of partitions it was made with.
-        Raises `Unsupported` for admission and eviction.
+        Raises `Unsupported` for admission and eviction, and for `lazy=False`.
         """
         for part in ("admission", "eviction"):
             if getattr(spec, part) is not None:
@@ -89,6 +89,11 @@ class RedisStore(RedisReader, EmbeddingStore):
                     f"table {spec.name!r}: redis has no {part}; keep the table in a store in memory, or leave "
                     f"{part} out and delete rows by their ids"
                 )
+        if follows_steps(spec.optimizer):
+            raise Unsupported(
+                f"table {spec.name!r}: redis has no rows that follow every step (lazy=False), as workers read weights "
+                "alone there; keep the table in a store in memory or in files, or leave lazy=True"
+            )
         row_optimizer(spec.optimizer)
         deadline = self.deadline()
         key, record = tables_key(self.url.namespace), TableRecord(spec, self.url.partitions)
@@ -229,8 +234,7 @@ class RedisStore(RedisReader, EmbeddingStore):
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """As in `EmbeddingStore.scan`; the deadline holds for each block by itself."""
         found = self._table(table, self.deadline())
-        width, seconds = found.spec.weight_bytes, self.url.deadline
-        ids = (ids_in(self._topology, key, width, seconds) for key, _, _ in self._names(found))
+        ids = ids_now(self._topology, self._catalog, found, self.url.deadline)
         return in_blocks(ids, require_block_rows(block_rows), lambda some: self._rows_of(table, some))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:

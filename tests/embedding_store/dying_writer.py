@@ -1,19 +1,23 @@
-"""A process that writes to Redis and dies after its n-th write: right after it, with nothing that follows sent."""
+"""A process that writes to Redis and dies, or is stopped, after its n-th write: with nothing that follows sent."""
 
 from __future__ import annotations
 
+import fcntl
 import select
-from collections.abc import Iterator
+import termios
+import time
+from array import array
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from embedding_store.redis.connection import Connection
 
-__all__ = ["Died", "Writes", "dying_after"]
+__all__ = ["Died", "Writes", "die", "dying_after"]
 
 _WRITES = {b"SET", b"DEL", b"HSET", b"HSETNX", b"HDEL", b"UNLINK", b"EXEC"}
-_QUIET_S = 0.03
+_QUIET_S, _LONGEST_S = 0.03, 10.0
 
 
 class Died(BaseException):
@@ -43,6 +47,10 @@ class Writes:
         """Takes note of what was sent; whether that was the last write."""
         self.count += len(self._streams[connection].take(request))
         return self._most is not None and self.count >= self._most
+
+    def go_on(self) -> None:
+        """No write is the last one any more."""
+        self._most = None
 
 
 class _Commands:
@@ -89,19 +97,38 @@ def _command(text: bytes, at: int) -> tuple[bytes, int] | None:
     return name, behind
 
 
+def _wait_for_effect(connection: Connection) -> None:
+    """What was sent shall have happened: its replies are there. They are left where they are."""
+    waiting, before = select.select([connection.socket], [], [], _LONGEST_S)[0], -1
+    while waiting and (there := _received(connection)) != before:
+        time.sleep(_QUIET_S)
+        before = there
+
+
+def _received(connection: Connection) -> int:
+    """Bytes that wait to be received."""
+    size = array("i", [0])
+    fcntl.ioctl(connection.socket, termios.FIONREAD, size)
+    return size[0]
+
+
+def die() -> None:
+    """The end of the process, as its parts see it."""
+    raise Died
+
+
 @contextmanager
-def dying_after(monkeypatch: pytest.MonkeyPatch, writes: int | None) -> Iterator[Writes]:
-    """Within the block the process dies once it has sent so many writes (None: it lives, they are counted)."""
+def dying_after(monkeypatch: pytest.MonkeyPatch, writes: int | None, end: Callable[[], None] = die) -> Iterator[Writes]:
+    """Within the block the process meets its `end` once it has sent so many writes (None: they are counted)."""
     state, send = Writes(writes), Connection.send
 
     def counted(connection: Connection, request: memoryview) -> int:
         stop = state.allowed(connection, request)
         sent = send(connection, request if stop is None else request[:stop])
         if state.sent(connection, request[:sent].tobytes()):
-            # What was sent shall have happened.
-            while select.select([connection.socket], [], [], _QUIET_S)[0] and connection.receive(0):
-                pass
-            raise Died
+            _wait_for_effect(connection)
+            end()
+            state.go_on()  # it was only stopped
         return sent
 
     with monkeypatch.context() as patch:
