@@ -142,6 +142,7 @@ class FileStore(MemoryStore):
             finally:
                 self._close_files()
                 self._closed = True
+                self._pins.close()
                 self._tables.clear()
         self._pool.close()
 

@@ -219,6 +219,7 @@ class MemoryStore(TableLookups, EmbeddingStore):
         """Frees the memory; afterwards every table is unknown."""
         with self._lock.writing():
             self._closed = True
+            self._pins.close()
             self._tables.clear()
             self._changes += 1
         self._pool.close()

@@ -94,6 +94,13 @@ class StorePins:
             if not held:
                 self._end(lease.version, why)
 
+    def close(self) -> None:
+        """Every lease ends with the store. Alone."""
+        for held in self._leases.values():
+            for lease in held:
+                lease.gone = "its store was closed"
+        self._leases.clear()
+
     def sweep(self) -> None:
         """Ends leases that have run out. Alone."""
         if not self._leases:

@@ -234,6 +234,20 @@ def test_a_pin_ends_with_its_store(tmp_path: Path) -> None:
             again.pin(1)
 
 
+@pytest.mark.parametrize("make", [MemoryStore, SharedMemoryStore])
+def test_releasing_after_the_store_was_closed_is_harmless(make: type[MemoryStore]) -> None:
+    store = make(1)
+    store.create_table(SPEC)
+    pin = store.pin()
+    store.close()
+    pin.release()
+    for call in (lambda: pin.row_count("t"), lambda: pin.lookup({"t": int64(1)}), store.pin):
+        with pytest.raises(StoreFailed, match="closed"):
+            call()
+    with pytest.raises(StaleVersion, match="closed"):
+        pin.renew()
+
+
 def test_readers_of_shared_memory_ask_for_pinned_versions() -> None:
     ids = np.arange(500)
     with ExitStack() as held:
