@@ -207,6 +207,38 @@ def test_after_every_change_of_an_object_store() -> None:
     assert point > 40
 
 
+def test_nothing_is_renamed_before_it_is_on_the_disk(tmp_path: Path) -> None:
+    class Watched(LocalFiles):
+        """Knows which bytes and which names a loss of power would take."""
+
+        def _put(self, number: int, part: Part) -> int:
+            with lock:
+                at_risk.add(os.readlink(f"/proc/self/fd/{number}"))
+            return super()._put(number, part)
+
+        def _sync(self, number: int) -> None:
+            super()._sync(number)
+            with lock:
+                at_risk.discard(os.readlink(f"/proc/self/fd/{number}"))
+                synced.append(os.readlink(f"/proc/self/fd/{number}"))
+
+        def _rename(self, old: str, new: str) -> None:
+            if not new.startswith("ckpt-"):
+                return super()._rename(old, new)
+            assert at_risk == set()
+            assert synced[-1] == str(tmp_path / old)
+            assert {str(file) for file in (tmp_path / old).iterdir()} <= set(synced)
+            super()._rename(old, new)
+            renamed.append(new)
+            return None
+
+    lock, at_risk, synced, renamed = threading.Lock(), set[str](), list[str](), list[str]()
+    with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
+        run(Watched(tmp_path), store, lambda version, _: None)
+    assert len(renamed) == VERSIONS
+    assert synced[-1] == str(tmp_path)  # the new names in it
+
+
 @pytest.mark.parametrize("point", range(0, 120, 7))
 def test_a_full_disk_leaves_what_was_there_and_no_draft(tmp_path: Path, point: int) -> None:
     with created(MemoryStore(threads=1), [FIXED, DYNAMIC]) as store:
