@@ -29,6 +29,7 @@ class BeforeImages:
 
     Attributes:
         count: Rows that the table had at that version.
+        tells_of_none: Whether any image says that there was no row.
         step: The step that rows had followed then, and oldest_step the oldest one that images may refer to, of a
             table whose rows follow steps.
         sightings: The sketch of the table's admission as it was; None: as it is.
@@ -40,6 +41,7 @@ class BeforeImages:
     def __init__(self, memory: Callable[[], ImageRows], count: int, steps: TableSteps | None = None) -> None:
         """`memory`: makes room, empty, when the first image is taken; `count` and `steps` as the attributes."""
         self.count = count
+        self.tells_of_none = False
         self.step = None if steps is None else steps.now
         self.oldest_step = None if steps is None else steps.first
         self.sightings: UInt8 | None = None
@@ -126,6 +128,7 @@ class BeforeImages:
         """
         held = self.begun()
         start, stop = held.add(ids)
+        self.tells_of_none |= bool((positions < 0).any())
         held.origins.array[start:stop, _POSITION] = positions
         held.origins.array[start:stop, _SEQUENCE] = sequence
         if touches is not None:
@@ -162,6 +165,7 @@ class BeforeImages:
             start, stop = held.add(newer.ids[chosen])
             for ours, theirs in zip(held.slabs, theirs_held.slabs, strict=True):
                 np.take(theirs.array, chosen, axis=0, out=ours.array[start:stop], mode="clip")
+            self.tells_of_none |= newer.tells_of_none
         if self.sightings is None:
             self.sightings = newer.sightings
         if self.frequencies is None:

@@ -182,7 +182,9 @@ class _Places:
             if images.find(ids, found) < len(ids):
                 saved = np.flatnonzero(found >= 0)
                 images_of = found[saved]
-                places[saved] = np.where(images.positions[images_of] < 0, -1, images_of | (number << _PLACE_BITS))
+                places[saved] = images_of | (number << _PLACE_BITS)
+                if images.tells_of_none:
+                    places[saved[images.positions[images_of] < 0]] = -1
         return int(np.count_nonzero(places < 0))
 
 
