@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -15,7 +16,17 @@ from rich.text import Text
 
 from master.api import JobStatus
 
-__all__ = ["JobProgress", "summary_table"]
+__all__ = ["JobConsole", "JobProgress", "summary_table"]
+
+
+class JobConsole(Console):
+    """A console that loses lines where they cannot be written: a disk that is full, or a reader that has gone,
+    behind standard output ends no job."""
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """As in `rich.console.Console`; raises no `OSError`."""
+        with contextlib.suppress(OSError):
+            super().print(*objects, **settings)
 
 
 class _Rate(ProgressColumn):

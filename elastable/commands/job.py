@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from elastable.commands.arguments import Transport
 from elastable.options import JobOptions
+from elastable.progress import JobConsole
 from elastable.quiet import import_tensorflow
 
 __all__ = ["master", "train"]
@@ -200,7 +200,7 @@ def train(
     import_tensorflow()
     from elastable.master_process import run_job
 
-    raise typer.Exit(run_job(job, local_workers=workers, console=Console()))
+    raise typer.Exit(run_job(job, local_workers=workers, console=JobConsole()))
 
 
 @_with_job_options
@@ -219,9 +219,9 @@ def master(
     if model_file is None:
         from elastable.bare_server import run_bare_server
 
-        raise typer.Exit(run_bare_server(options["store"], listen, Console(), options["transport"]))
+        raise typer.Exit(run_bare_server(options["store"], listen, JobConsole(), options["transport"]))
     options["grads_to_wait"] = options["grads_to_wait"] or 1
     job = JobOptions(model_file=model_file, listen=listen, **_as_settings(options))
     from elastable.master_process import run_job
 
-    raise typer.Exit(run_job(job, local_workers=0, console=Console()))
+    raise typer.Exit(run_job(job, local_workers=0, console=JobConsole()))
