@@ -17,31 +17,50 @@ from master.checkpoints.id_bits import IdBits
 __all__ = ["Changes", "DirtyRows"]
 
 _MOST_BYTES = 1 << 30
+_MOST_WAITING = 1 << 20  # ids of a table
 
 
 class _IndexedIds:
-    """Ids of any kind, in first-come order, with an index: at most 33 bytes each."""
+    """Ids of any kind, in first-come order, with an index: at most 33 bytes each.
+
+    They are only put down at first, 8 bytes each, and told apart when there are
+    many, or when somebody asks: mostly the thread that writes a checkpoint.
+    """
 
     def __init__(self) -> None:
         self._index = IdIndex()
+        self._waiting: list[Int64] = []
+        self._waiting_ids = 0
 
     def add(self, ids: Int64) -> None:
-        """Ids int64 `[n]`, each once; they may be there."""
-        self._index.reserve(len(ids))
-        self._index.claim(ids, np.empty(len(ids), np.int64))
+        """Ids int64 `[n]`; they may be there."""
+        self._waiting.append(ids.copy())
+        self._waiting_ids += len(ids)
+        if self._waiting_ids > _MOST_WAITING:
+            self._tell_apart()
 
     @property
     def bytes(self) -> int:
-        return self._index.bytes
+        """Of memory."""
+        return self._index.bytes + 8 * self._waiting_ids
 
     def __len__(self) -> int:
+        self._tell_apart()
         return self._index.count
 
     def blocks(self, most: int) -> Iterator[Int64]:
         """All ids, at most so many at a time."""
+        self._tell_apart()
         ids = self._index.row_ids
         for start in range(0, len(ids), most):
             yield ids[start : start + most].copy()
+
+    def _tell_apart(self) -> None:
+        if self._waiting:
+            ids = np.unique(np.concatenate(self._waiting))
+            self._waiting, self._waiting_ids = [], 0
+            self._index.reserve(len(ids))
+            self._index.claim(ids, np.empty(len(ids), np.int64))
 
 
 _Ids = IdBits | _IndexedIds

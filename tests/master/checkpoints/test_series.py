@@ -209,6 +209,21 @@ def test_without_its_base_the_next_one_is_full(tmp_path: Path) -> None:
         assert job.save().manifest.kind == "full"
 
 
+def test_where_its_base_is_another_one_the_next_one_is_full(tmp_path: Path) -> None:
+    with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path / "ours", store)
+        job.train(6, most=500)
+        base = job.save()
+        store.delete("fixed", np.arange(9))
+        other = Job(tmp_path / "theirs", store).save()
+        (tmp_path / "ours" / base.name).rename(tmp_path / "moved")
+        Path(other.address).rename(base.address)
+        job.train(1)
+        found = job.save()
+        assert found.manifest.kind == "full"
+        assert restored(found) == rows(store)
+
+
 def test_a_resumed_job_builds_upon_what_it_was_restored_from(tmp_path: Path) -> None:
     with created(MemoryStore(), [FIXED, DYNAMIC]) as store:
         job = Job(tmp_path, store)
