@@ -33,8 +33,13 @@ _LOG = logging.getLogger(__name__)
 class Ownership:
     """Whether this process may write. Used by one thread at a time, but for `admit`.
 
+    The owner's key holds `<host>:<process>:<random>:<phase>`: phase 0 while what
+    the writer before left is taken back, 1 from then on. Readers of pins compare
+    all of it: whatever is taken back changes it before and after.
+
     Attributes:
-        owner: What this writer has written into the owner's key; None: it never took over.
+        owner: What this writer has written into the owner's key, without the
+            phase; None: it never took over.
     """
 
     def __init__(self, url: RedisUrl, reading: Topology) -> None:
@@ -61,7 +66,7 @@ class Ownership:
         """
         reading, key = self._reading, owner_key(self._url.namespace)
         owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
-        reading.call([(key, ("SET", key, owner))], deadline)
+        reading.call([(key, ("SET", key, f"{owner}:0"))], deadline)
         self.owner = owner
         reading.refresh(deadline)
         if self._writing is not None:
@@ -77,10 +82,30 @@ class Ownership:
                 server, line,
             )  # fmt: skip
 
+    def declare(self, deadline: Deadline) -> None:
+        """Lets it be known that nothing is taken back any more.
+
+        Raises:
+            StoreFailed: another process has taken over.
+        """
+        key = owner_key(self._url.namespace)
+        self.writing.call([(key, ("SET", key, f"{self.owner}:1"))], deadline)
+
+    def other_writer(self, deadline: Deadline) -> str | None:
+        """`<host>:<process>` of another writer that is connected now; None: there is none that this user may see."""
+        self._reading.refresh(deadline)
+        for server in self._reading.nodes():
+            (told,) = self._reading.call_at(server, [("CLIENT", "LIST")], deadline)
+            if not isinstance(told, hiredis.ReplyError) and any(self._others(told)):
+                key = owner_key(self._url.namespace)
+                found = self._reading.call([(key, ("GET", key))], deadline)[0] or b"another process"
+                return ":".join(str(found, errors="replace").split(":")[:2])
+        return None
+
     def require(self, owner: bytes | None) -> None:
         """Raises `StoreFailed` unless the owner that was read is this process."""
         found = (owner or b"").decode(errors="replace")
-        if found != self.owner:
+        if found.rpartition(":")[0] != self.owner:
             raise refused(self._url, found)
 
     def admit(self, connection: Connection, deadline: Deadline) -> None:

@@ -12,9 +12,10 @@ from embedding_store.errors import StaleVersion
 from embedding_store.pins import Pin, require_lease
 from embedding_store.redis.registry import PinEntry
 from embedding_store.redis.row_scan import ids_then, in_blocks, rows_then
+from embedding_store.refusals import refuse_other_version
 from embedding_store.row_blocks import joined_rows
 from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock, UInt8, refuse_other_version
+from embedding_store.store import Float32, Int64, RowBlock, UInt8
 
 if TYPE_CHECKING:
     from embedding_store.redis.store import RedisStore

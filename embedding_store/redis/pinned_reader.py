@@ -9,8 +9,12 @@ What is read is put together from several round trips, while a master commits:
    written in the transactions that changed the rows, so those of every change
    that step 1 saw are there by now;
 4. the registry again, where something was fetched: the pin stands still, so
-   nothing that it needs was dropped; and the owner is the one from before step
-   1, so no commit was taken back meanwhile and made anew with other rows.
+   nothing that it needs was dropped; and the owner's key is as it was before
+   step 1, so no commit was taken back meanwhile and made anew with other rows.
+
+Where a commit that broke off is being taken back, a partition may bear its
+stamp in step 1 and have no before-image of it any more in step 3: then all of
+it is done again.
 """
 
 from __future__ import annotations
@@ -80,7 +84,7 @@ class PinnedReader:
             StaleVersion, FutureVersion: the version is not pinned.
             StoreFailed, Unavailable, DeadlineExceeded: as `read_block`.
         """
-        before = self._seen.get((version, token)) or self.registry(deadline)
+        before, lost = self._seen.get((version, token)) or self.registry(deadline), None
         for _ in range(_ATTEMPTS):
             moment = before.pinned(version, token)
             stamps = read_block(self._topology, block, deadline).stamps
@@ -90,13 +94,12 @@ class PinnedReader:
                     now, lost = self._complete(block, stamps, moment, now, deadline)
                     if now.owner == before.owner:
                         now.pinned(version, token)
-                        if lost is not None:
-                            raise lost
-                        self._apply(block, moment)
-                        self._remember(version, token, now)
-                        return
+                        if lost is None:
+                            self._apply(block, moment)
+                            self._remember(version, token, now)
+                            return
             before = now
-        raise StoreFailed(f"version {version} could not be read: masters took over {_ATTEMPTS} times meanwhile")
+        raise lost or StoreFailed(f"version {version} could not be read: masters took over {_ATTEMPTS} times meanwhile")
 
     def _complete(
         self, block: Block, stamps: Int64, moment: Moment, now: Registry, deadline: Deadline

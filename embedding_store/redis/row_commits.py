@@ -30,7 +30,8 @@ from embedding_store.redis.topology import Topology
 from embedding_store.redis.transactions import run_transactions
 from embedding_store.redis.transfer import Reading, read_block, write_block
 from embedding_store.redis.writer import Writer
-from embedding_store.store import Commit, Int64, refuse_other_version
+from embedding_store.refusals import refuse_other_version
+from embedding_store.store import Commit, Int64
 
 __all__ = ["RowCommits", "Staged", "dropped"]
 

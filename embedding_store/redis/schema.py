@@ -11,8 +11,8 @@ keys of one partition lie on one node and change in one transaction.
     {N}:version        string  current version in decimal; absent before the first commit
     {N}:records        hash    version in decimal -> the record of its commit; of the current version
                                and the one before it, of commits that had one
-    {N}:owner          string  who may write: "<host>:<process>:<random>", set anew by each take-over
-                               and each recovery
+    {N}:owner          string  who may write: "<host>:<process>:<random>:<phase>", set anew by each
+                               recovery when it begins (phase 0) and when it has ended (phase 1)
     {N}:serial         string  of changes outside commits (rows put or deleted), in decimal: one more
                                when such a change begins, one more when it ends
     {N}:pins           hash    token -> JSON {"version": V, "serial": K, "ends_ms": E, "lease_s": S,

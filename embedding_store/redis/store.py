@@ -34,18 +34,11 @@ from embedding_store.redis.transactions import run_transactions
 from embedding_store.redis.transfer import read_block
 from embedding_store.redis.url import RedisUrl
 from embedding_store.redis.writer import Writer
+from embedding_store.refusals import refuse_conflict, refuse_negative_version
 from embedding_store.row_blocks import joined_rows
 from embedding_store.row_optimizer import follows_steps, row_optimizer
 from embedding_store.spec import TableSpec
-from embedding_store.store import (
-    Commit,
-    EmbeddingStore,
-    Int64,
-    RowBlock,
-    TableStatistics,
-    refuse_conflict,
-    refuse_negative_version,
-)
+from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics
 
 __all__ = ["RedisStore"]
 
@@ -154,6 +147,10 @@ class RedisStore(RedisReader, EmbeddingStore):
             if after == current:
                 return bytes(found) if found is not None else None
             deadline.left(self.url)
+
+    def other_writer(self) -> str | None:
+        """`<host>:<process>` of another process that is connected now to write to this store, a job's master say."""
+        return self._writer.ownership.other_writer(self.deadline())
 
     def take_over(self) -> None:
         """Makes this process the only one that can write: others that did are kept from it, at every server.

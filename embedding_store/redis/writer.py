@@ -19,7 +19,7 @@ from embedding_store.redis.schema import before_ledger_key, records_key, serial_
 from embedding_store.redis.topology import Topology
 from embedding_store.redis.transactions import run_transactions
 from embedding_store.redis.url import RedisUrl
-from embedding_store.store import refuse_other_version
+from embedding_store.refusals import refuse_other_version
 
 __all__ = ["Writer"]
 
@@ -78,6 +78,7 @@ class Writer:
             self._withdraw(registry, target, deadline)
         taken = take_back(self.topology, catalog, stamps, target, self._url.deadline)
         self._tidy(registry, target, deadline)
+        self.ownership.declare(deadline)
         if taken:
             _LOG.warning("%s: %d rows were taken back to version %d", self._url, taken, target)
         return taken
