@@ -13,6 +13,7 @@ from rich.table import Table
 from elastable.commands.plan import readable_size
 from embedding_store.errors import BadInput
 from embedding_store.open_store import open_store
+from embedding_store.redis.store import RedisStore
 from embedding_store.redis.url import redacted
 from embedding_store.store import EmbeddingStore
 from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -105,6 +106,12 @@ def restore(
 
 def _claim(target: EmbeddingStore, url: str, found: Checkpoint, overwrite: bool) -> None:
     """Makes sure that nothing is lost that is not to be; a checkpoint that replaces something is whole."""
+    writer = target.other_writer() if isinstance(target, RedisStore) else None
+    if writer is not None:
+        raise BadInput(
+            f"{redacted(url)} is in use: {writer} (host:process) is connected to write to it. Stop that job first, or "
+            "restore to another ?namespace="
+        )
     held = sorted(target.specs())
     if not held and target.version() == 0:
         return

@@ -107,6 +107,23 @@ def test_restore_to_files_and_shards(home: Path, tmp_path: Path) -> None:
         assert rows(store) == before
 
 
+def test_restore_to_redis_but_not_into_a_running_job(home: Path, redis_url: str) -> None:
+    answer = json.loads(told("restore", home, "--store", redis_url))
+    assert answer["rows"] == {"dynamic": 41, "fixed": 41}
+    with pytest.raises(BadInput, match=r"holds 2 tables at version 2 \(dynamic, fixed\)"):
+        told("restore", home, "--store", redis_url)
+    with open_store(redis_url) as job:
+        before = rows(job)
+        commit(job, {"dynamic": [5]})
+        with pytest.raises(BadInput, match=r"is in use: .*:[0-9]+ \(host:process\) is connected to write to it"):
+            told("restore", home, "--store", redis_url, "--overwrite")
+        assert job.version() == 3
+        commit(job, {"dynamic": [5]})
+    told("restore", home, "--store", redis_url, "--overwrite")
+    with open_store(redis_url) as store:
+        assert (store.version(), rows(store)) == (2, before)
+
+
 def test_restore_to_memory_is_refused(home: Path) -> None:
     with pytest.raises(BadInput, match="its rows would be gone when this command ends"):
         told("restore", home, "--store", "memory")

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from embedding_store.errors import BadInput, CheckpointError
 from embedding_store.memory.store import MemoryStore
 from embedding_store.partitions.store import PartitionedStore
+from embedding_store.redis.store import RedisStore
 from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore, Float32, RowBlock
 from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -262,6 +263,22 @@ def test_an_increment_of_another_base_is_refused(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, full_every: int, keep: int) -> None:
     with MemoryStore() as store, pytest.raises(BadInput, match="full_every must be at least 1"):
         CheckpointSeries(tmp_path, store, keep=keep, full_every=full_every)
+
+
+def test_increments_from_pins_in_redis(tmp_path: Path, redis_url: str) -> None:
+    with created(RedisStore(redis_url), [FIXED, DYNAMIC]) as store:
+        job = Job(tmp_path, store)
+        job.commit(fixed=list(range(100)), dynamic=list(range(100)))
+        for _ in range(3):
+            version, expected = store.version(), rows(store)
+            with store.pin() as pin:
+                write = job.series.begin(pin, dense_of(version), JOB, progress_of(version))
+                job.train(2)
+                store.delete("dynamic", np.array([version]))
+                found = open_checkpoint(write())
+            assert restored(found) == expected
+        assert kinds(found) == ["increment", "increment", "full"]
+        assert found.manifest.tables["dynamic"].live is not None
 
 
 IDS = st.lists(st.integers(0, 30), max_size=6)
