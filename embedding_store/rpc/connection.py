@@ -16,12 +16,21 @@ from embedding_store.rpc.errors import is_transient, raising
 from embedding_store.rpc.failover import FailoverChannel
 from embedding_store.rpc.frames import MAX_FRAME_BYTES
 
-__all__ = ["KEEPALIVE_MS", "MESSAGE_OPTIONS", "Connection", "channel"]
+__all__ = ["KEEPALIVE_MS", "KEEPALIVE_OPTIONS", "MESSAGE_OPTIONS", "Connection", "channel"]
 
 Answer = TypeVar("Answer")
 
 KEEPALIVE_MS = 10_000
 """A peer that is silent for so long is asked, and is dead after as long again."""
+
+KEEPALIVE_OPTIONS = [
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    # Without it gRPC waits a minute for the answer, whatever the timeout above says.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
 
 MESSAGE_OPTIONS = [
     # Beside the frame itself, gRPC counts nothing; the margin is for the fields' lengths.
@@ -31,10 +40,7 @@ MESSAGE_OPTIONS = [
 
 _CHANNEL_OPTIONS = [
     *MESSAGE_OPTIONS,
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
+    *KEEPALIVE_OPTIONS,
     # gRPC's own waits between attempts to connect grow to two minutes: a worker
     # would miss a master that was restarted well within its deadline.
     ("grpc.initial_reconnect_backoff_ms", 100),

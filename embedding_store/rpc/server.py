@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from embedding_store.errors import BadInput
 from embedding_store.rpc.address import Address
-from embedding_store.rpc.connection import KEEPALIVE_MS, MESSAGE_OPTIONS
+from embedding_store.rpc.connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
 
 __all__ = ["GrpcServer", "Service"]
 
@@ -24,10 +24,7 @@ _OPTIONS = [
     *MESSAGE_OPTIONS,
     # Two servers must not share a port in silence.
     ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
+    *KEEPALIVE_OPTIONS,
     # Clients ask as often as we do; half of that still is no abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
 ]
