@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from embedding_store.errors import ElastableError, StaleVersion, TableNotFound
 from embedding_store.pins import Pin
+from embedding_store.refusals import refuse_other_version
 from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock, UInt8, refuse_other_version
+from embedding_store.store import Float32, Int64, RowBlock, UInt8
 
 __all__ = ["PlacedPin"]
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput, FutureVersion, SpecConflict, StaleVersion, Unsupported
+from embedding_store.errors import BadInput, FutureVersion, Unsupported
+from embedding_store.refusals import refuse_other_version
 from embedding_store.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -395,26 +396,3 @@ class EmbeddingStore(RowSource):
     @abstractmethod
     def clear(self, table: str) -> None:
         """Forgets every row of the table; they read their initial values again."""
-
-
-def refuse_conflict(ours: TableSpec, theirs: TableSpec) -> None:
-    """Raises `SpecConflict` where a table is declared again with another spec."""
-    differences = ours.differences(theirs)
-    if differences:
-        told = "; ".join(f"{name} is {mine!r}, not {other!r}" for name, (mine, other) in differences.items())
-        raise SpecConflict(f"table {ours.name!r} already exists with another spec: {told}")
-
-
-def refuse_other_version(current: int, wanted: int | None) -> None:
-    """Raises unless `wanted` is None or the current version."""
-    if wanted is None or wanted == current:
-        return
-    if wanted < current:
-        raise StaleVersion(f"version {wanted} is past; the current version is {current}")
-    raise FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")
-
-
-def refuse_negative_version(version: int) -> None:
-    """Raises `BadInput` for a version that no store can be at."""
-    if version < 0:
-        raise BadInput(f"a version must not be negative, got {version}")

@@ -13,8 +13,9 @@ from embedding_store.files.row_budget import RowBudget
 from embedding_store.files.table import FileTable, SavedIds
 from embedding_store.memory.store import MemoryStore
 from embedding_store.memory.table import MemoryTable, StagedUpdate
+from embedding_store.refusals import refuse_negative_version
 from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, Float32, Int64, refuse_negative_version
+from embedding_store.store import Commit, Float32, Int64
 from embedding_store.tables.lookup_request import LookupRequest
 
 __all__ = ["DEFAULT_BUDGET", "FileStore"]

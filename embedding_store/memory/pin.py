@@ -12,8 +12,9 @@ from embedding_store.memory.table_lookups import TableLookups
 from embedding_store.pins import Pin, require_lease
 from embedding_store.range_pool import RangePool
 from embedding_store.readers_writer_lock import ReadersWriterLock
+from embedding_store.refusals import refuse_other_version
 from embedding_store.spec import TableSpec
-from embedding_store.store import Int64, RowBlock, UInt8, refuse_other_version
+from embedding_store.store import Int64, RowBlock, UInt8
 
 __all__ = ["MemoryPin"]
 

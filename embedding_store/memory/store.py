@@ -16,18 +16,9 @@ from embedding_store.memory.table_lookups import TableLookups
 from embedding_store.pins import Pin, PinStatistics, require_lease
 from embedding_store.range_pool import RangePool, available_cores
 from embedding_store.readers_writer_lock import ReadersWriterLock
+from embedding_store.refusals import refuse_conflict, refuse_negative_version, refuse_other_version
 from embedding_store.spec import TableSpec
-from embedding_store.store import (
-    Commit,
-    EmbeddingStore,
-    Int64,
-    RowBlock,
-    TableStatistics,
-    UInt8,
-    refuse_conflict,
-    refuse_negative_version,
-    refuse_other_version,
-)
+from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
 from embedding_store.tables.table_reader import TableReader
 
 __all__ = ["MemoryStore"]

@@ -13,7 +13,8 @@ from embedding_store.checks import require_update
 from embedding_store.errors import StoreFailed, Unavailable
 from embedding_store.partitions.partition import Part, Partition
 from embedding_store.partitions.shard_calls import ShardCalls
-from embedding_store.store import Commit, EmbeddingStore, Float32, TableUpdate, refuse_other_version
+from embedding_store.refusals import refuse_other_version
+from embedding_store.store import Commit, EmbeddingStore, Float32, TableUpdate
 
 __all__ = ["RECORD_SHARD", "ShardCommits", "require_common_version"]
 

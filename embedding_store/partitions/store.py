@@ -16,18 +16,10 @@ from embedding_store.partitions.scan import scan_columns, scan_tokens
 from embedding_store.partitions.shard_reads import count_rows, of_rows, read_rows, read_sightings
 from embedding_store.partitions.source import PartitionedSource, told
 from embedding_store.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned, require_lease
+from embedding_store.refusals import refuse_conflict, refuse_negative_version
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
-from embedding_store.store import (
-    Commit,
-    EmbeddingStore,
-    Int64,
-    RowBlock,
-    TableStatistics,
-    UInt8,
-    refuse_conflict,
-    refuse_negative_version,
-)
+from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
 
 __all__ = ["PartitionedStore"]
 
