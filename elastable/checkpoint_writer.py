@@ -30,8 +30,9 @@ class CheckpointWriter:
 
     Where one is due while the one before it is being written, training waits:
     none is left out. One that fails is warned of, and the next one is tried:
-    hours of training are not to end because a disk is full for a while. The
-    last one of a job raises.
+    hours of training are not to end because a disk is full for a while. If its
+    pin was given up, training waits while the next one is written. The last one
+    of a job raises.
 
     Args:
         store: Holds the rows.
@@ -43,21 +44,29 @@ class CheckpointWriter:
         self._begin = begin
         self._thread = ThreadPoolExecutor(1, "elastable-checkpoint")
         self._writing: Future[None] | None = None
+        self._outrun = False
 
     def begin(self, dense: Mapping[str, Tensor], progress: Progress) -> None:
         """Begins to write the version that stands; to be called between two commits."""
         self.wait()
+        version = progress.version
         try:
-            pin = self._store.pin(lease_s=_LEASE_S)
+            pin = None if self._outrun else self._store.pin(lease_s=_LEASE_S)
         except Unsupported:
-            self._warned(self._begin(self._store, dense, progress), progress.version)
+            pin = None
+        except ElastableError as error:
+            _log.warning("no checkpoint of version %d, it cannot be pinned: %s", version, error)
+            return
+        if pin is None:
+            self._warned(lambda: self._begin(self._store, dense, progress)(), version)
             return
         try:
             write = self._begin(pin, dense, progress)
-        except BaseException:
+        except ElastableError as error:
+            _log.warning("no checkpoint of version %d: %s", version, error)
             pin.release()
-            raise
-        self._writing = self._thread.submit(self._from_pin, pin, write, progress.version)
+            return
+        self._writing = self._thread.submit(self._from_pin, pin, write, version)
 
     def finish(self, dense: Mapping[str, Tensor], progress: Progress) -> str:
         """Writes the last version of a job, when nothing is committed any more; returns where it is.
@@ -84,9 +93,14 @@ class CheckpointWriter:
             self._warned(write, version)
 
     def _warned(self, write: Callable[[], str], version: int) -> None:
+        self._outrun = False
         try:
             write()
-        except (CheckpointError, StaleVersion) as error:
+        except StaleVersion as error:
+            # Training changed more rows meanwhile than may be kept: it waits for the next one.
+            self._outrun = True
+            _log.warning("no checkpoint of version %d: %s", version, error)
+        except CheckpointError as error:
             _log.warning("no checkpoint of version %d: %s", version, error)
         except ElastableError as error:
             _log.warning("no checkpoint of version %d, the store failed: %s", version, error)

@@ -1,0 +1,131 @@
+"""Checkpoints beside training: what fails is warned of, and made up for by the next."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from elastable.checkpoint_writer import CheckpointWriter
+from embedding_store.errors import CheckpointError, StoreFailed
+from embedding_store.memory.store import MemoryStore
+from embedding_store.pins import Pin
+from embedding_store.store import EmbeddingStore
+from master.api import Tensor
+from master.checkpoints.checkpoint import open_checkpoint
+from master.checkpoints.files import LocalFiles
+from master.checkpoints.listing import list_checkpoints
+from master.checkpoints.restoring import restore_tables
+from master.checkpoints.series import CheckpointSeries
+from master.progress import Progress
+from tests.master.checkpoints.jobs import DYNAMIC, JOB, commit, created, progress_of, rows
+
+
+class Disk(LocalFiles):
+    """A folder on a disk that may be full, and may wait."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.full = False
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def _sync(self, number: int) -> None:
+        assert self.goes_on.wait(60.0)
+        if self.full:
+            raise OSError(28, "No space left on device")
+        super()._sync(number)
+
+
+def writer_of(store: EmbeddingStore, disk: Disk) -> tuple[CheckpointWriter, CheckpointSeries]:
+    series = CheckpointSeries(disk, store)
+
+    def begin(source: EmbeddingStore | Pin, dense: Mapping[str, Tensor], progress: Progress) -> Callable[[], str]:
+        return series.begin(source, dense, JOB, progress)
+
+    return CheckpointWriter(store, begin), series
+
+
+def save(writer: CheckpointWriter, store: EmbeddingStore) -> None:
+    writer.begin({}, progress_of(store.version()))
+
+
+def test_training_goes_on_while_one_is_written_and_while_the_disk_is_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(tmp_path)
+    with created(MemoryStore(), [DYNAMIC]) as store, MemoryStore() as other:
+        writer, series = writer_of(store, disk)
+        series.rows_changed(commit(store, {"dynamic": list(range(50))}))
+        disk.goes_on.clear()
+        save(writer, store)
+        series.rows_changed(commit(store, {"dynamic": [1]}))  # while it waits
+        disk.goes_on.set()
+        writer.wait()
+        disk.full = True
+        with caplog.at_level(logging.WARNING):
+            save(writer, store)
+            writer.wait()
+        assert "no checkpoint of version 2: checkpoint" in caplog.text
+        assert "No space left on device" in caplog.text
+        assert disk.names() == ["ckpt-0000000001"]
+        disk.full = False
+        series.rows_changed(commit(store, {"dynamic": [2]}))
+        save(writer, store)
+        writer.close()
+        found = open_checkpoint(tmp_path)
+        assert (found.version, found.manifest.kind, found.manifest.tables["dynamic"].written) == (3, "increment", 2)
+        restore_tables(found, other)
+        assert rows(other) == rows(store)
+
+
+def test_the_last_one_raises(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.full = True
+    with created(MemoryStore(), [DYNAMIC]) as store:
+        writer, _ = writer_of(store, disk)
+        with pytest.raises(CheckpointError, match="No space left"):
+            writer.finish({}, progress_of(0))
+        writer.close()
+
+
+def test_training_waits_for_the_one_after_a_pin_was_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk(tmp_path)
+    with created(MemoryStore(), [DYNAMIC]) as store:
+        writer, series = writer_of(store, disk)
+        pinned: list[Pin] = []
+
+        def begin(source: EmbeddingStore | Pin, dense: Mapping[str, Tensor], progress: Progress) -> Callable[[], str]:
+            write = series.begin(source, dense, JOB, progress)
+            if isinstance(source, Pin):
+                pinned.append(source)
+                source.release()  # as a store does that keeps too much for it
+            return write
+
+        writer = CheckpointWriter(store, begin)
+        series.rows_changed(commit(store, {"dynamic": [1]}))
+        with caplog.at_level(logging.WARNING):
+            save(writer, store)
+            writer.wait()
+        assert "no checkpoint of version 1" in caplog.text
+        save(writer, store)
+        assert [one.address for one in list_checkpoints(tmp_path)] == [str(tmp_path / "ckpt-0000000001")]
+        assert len(pinned) == 1
+        save(writer, store)  # from a pin again
+        assert len(pinned) == 2
+        writer.close()
+
+
+def test_a_store_that_cannot_be_pinned_now_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Away(MemoryStore):
+        def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+            raise StoreFailed("away for a while")
+
+    with created(Away(), [DYNAMIC]) as store, caplog.at_level(logging.WARNING):
+        writer, _ = writer_of(store, Disk(tmp_path))
+        save(writer, store)
+        writer.close()
+    assert "no checkpoint of version 0, it cannot be pinned: away for a while" in caplog.text
