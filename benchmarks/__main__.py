@@ -14,6 +14,7 @@ _BENCHES = (
     "lookup",
     "dynamic",
     "update",
+    "catch_up",
     "dtypes",
     "partitions",
     "wire",

@@ -15,7 +15,17 @@ from embedding_store.catch_up.coefficients import Bytes
 from embedding_store.kernel import inlined, kernel, loads_in_order, prefetch, prefetch_distance, prefetch_line
 from embedding_store.store import Float32, Int64
 
-__all__ = ["CAUGHT_UP", "OF_STEPS", "UNTOUCHED", "Int32", "move_rows", "rows_behind", "shrink_slots", "stamp_rows"]
+__all__ = [
+    "CAUGHT_UP",
+    "OF_STEPS",
+    "UNTOUCHED",
+    "Int32",
+    "missing_rows",
+    "move_rows",
+    "rows_behind",
+    "shrink_slots",
+    "stamp_rows",
+]
 
 Int32 = npt.NDArray[np.int32]
 
@@ -56,6 +66,25 @@ def rows_behind(steps: Int32, positions: Int64, known: Bytes, first: int, at: in
         which[i] = row
     loads_in_order()
     return found, missing
+
+
+@kernel
+def missing_rows(which: Int64, known: Bytes, found: Int64) -> int:
+    """Writes the rows of coefficients that are asked for and missing, each once; returns how many there are.
+
+    Args:
+        which: int64 `[n]`, as of `rows_behind`.
+        known: uint8, as of `rows_behind`.
+        found: int64, as long as `known` or as `which`.
+    """
+    count, met = 0, np.zeros(len(known), np.bool_)
+    for i in range(len(which)):
+        row = which[i]
+        if not known[row] and not met[row]:
+            met[row] = True
+            found[count] = row
+            count += 1
+    return count
 
 
 @inlined

@@ -53,7 +53,7 @@ class StepsAt:
         Args:
             form, degree, first, step, kept: See the class, and `Segments`.
             room: `coefficients` and `known`, at least a row for each step and one; they hold anything.
-            fill: Writes the coefficients of rows that are caught up to other steps.
+            fill: Writes those of the rows of coefficients that it is given which are missing.
         """
         self.step, self.kept, self.first = step, np.float32(kept), first
         self.coefficients, self.known = room
@@ -115,5 +115,5 @@ class StepsAt:
         which = np.empty(len(positions), np.int64)
         behind, missing = rows_behind(slots.view(np.int32), positions, self.known, self.first, self.step, which)
         if missing:
-            self._fill(self, which[self.known[which] == 0] - OF_STEPS + self.first)
+            self._fill(self, which)
         return behind, which

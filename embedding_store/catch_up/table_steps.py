@@ -9,7 +9,7 @@ import numpy as np
 
 from embedding_store.catch_up.coefficients import Bytes, power_sums, write_coefficients
 from embedding_store.catch_up.dense_form import DenseForm
-from embedding_store.catch_up.kernels import OF_STEPS
+from embedding_store.catch_up.kernels import OF_STEPS, missing_rows
 from embedding_store.catch_up.segments import segments_of
 from embedding_store.catch_up.steps_at import StepsAt
 from embedding_store.errors import BadInput, StoreFailed
@@ -159,11 +159,12 @@ class TableSteps:
         kept = math.exp(self._log(step) - self._untouched_since)
         sums: list[np.ndarray] = []
 
-        def fill(view: StepsAt, missing: Int64) -> None:
+        def fill(view: StepsAt, which: Int64) -> None:
             with self._lock:
                 if not sums:
                     sums.append(self._sums_until(step))
-                wanted = np.unique(np.maximum(missing, self.first)) - self.first
+                found = np.empty(min(len(which), len(view.known)), np.int64)
+                wanted = found[: missing_rows(which, view.known, found)] - OF_STEPS
                 cut = (self._factors, self._segments.starts, self._segments.centres)
                 given = (self._logs, self._ratios, *cut, wanted, step - self.first)
                 write_coefficients(sums[0], *given, view.coefficients, view.known, OF_STEPS)
