@@ -15,7 +15,7 @@ __all__ = ["Pin", "PinStatistics", "joined_pins", "not_pinned", "refuse_while_pi
 
 @dataclass(frozen=True, slots=True)
 class PinStatistics:
-    """What a pin costs now.
+    """What a pin costs now. Pins of one version share what is kept for it.
 
     Attributes:
         version: That is pinned.
@@ -34,9 +34,11 @@ class Pin(RowSource):
     """One version of a store, exactly as it was, until it is released or its lease ends.
 
     Later commits keep the before-image of each row that they change. What is
-    read here never waits for them, and they do not wait for a pin. A lookup at
-    the store itself, or at any reader of it, that names the version of a
-    standing pin is answered like one made here.
+    read here waits for a commit that is being made at most, as any lookup does.
+    A lookup at the store itself, or at any reader of it, that names the version
+    of a standing pin is answered like one made here; but while the version is
+    the current one, the store reads rows as they stand, also where they were
+    put or deleted by hand since.
 
     Every read raises `StaleVersion` once the pin is gone: released, not renewed
     within its lease, or given up as its before-images came to take more memory
@@ -57,7 +59,7 @@ class Pin(RowSource):
 
     @abstractmethod
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `EmbeddingStore.scan`; each row once, whatever is committed between two blocks."""
+        """As in `EmbeddingStore.scan`; each row of the version once, whatever is changed between two blocks."""
 
     @abstractmethod
     def read_rows(self, table: str, ids: Int64) -> RowBlock:

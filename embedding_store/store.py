@@ -148,7 +148,7 @@ class RowSource(ABC):
 
         Args:
             requests: Checked by `embedding_store.tables.lookup_request`.
-            version: When given, the version that must be current.
+            version: When given, the version to read, as of `lookup`.
             split: Whether several threads may share the rows of one request.
 
         Raises:

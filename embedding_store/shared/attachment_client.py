@@ -75,7 +75,7 @@ class Attachment:
         Args:
             names: Tables that are read.
             make: Makes the requests, once the specs of the tables are known.
-            version: When given, the version that must be current.
+            version: When given, the version to read, as of `lookup`.
             split: Whether one request may be shared by threads.
 
         Returns:

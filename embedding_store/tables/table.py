@@ -68,7 +68,7 @@ class EmbeddingTable:
             combiner: "sum", "mean" or "sqrtn", as in `Bags`; None: a row an id.
             offsets: Integers `[n + 1]`, as in `Bags`.
             weights: float32 of the ids' shape, as in `Bags`.
-            version: When given, the version of the store that must be current.
+            version: When given, the version to read: the current one, or one that is pinned.
 
         Returns:
             float32, ids' shape + `[dim]` or `[n, dim]`: `out`, if it was given.
@@ -76,7 +76,7 @@ class EmbeddingTable:
         Raises:
             BadIds, IdOutOfRange: naming table, id and position.
             BadInput: combiner, weights or `out` that cannot be, named.
-            StaleVersion, FutureVersion: another version is current.
+            StaleVersion, FutureVersion: another version is current, and this one is not pinned.
             StoreFailed, Unavailable: the backend failed.
         """
         if combiner is not None and not isinstance(ids, Bags):
