@@ -145,7 +145,7 @@ class LocalFiles(CheckpointFiles):
         """As in `CheckpointFiles.remove`."""
         going = f"{_GOING}{uuid.uuid4().hex}"
         self._rename(name, going)
-        self.discard(going)
+        self._delete(going)
 
     def drafts(self) -> list[str]:
         """As in `CheckpointFiles.drafts`."""
@@ -153,13 +153,22 @@ class LocalFiles(CheckpointFiles):
 
     def discard(self, draft: str) -> None:
         """As in `CheckpointFiles.discard`."""
-        shutil.rmtree(self._home / draft, ignore_errors=True)
+        going = f"{_GOING}{uuid.uuid4().hex}"
+        try:
+            # A writer that is not dead after all finds nothing to rename into its place, rather than a half of it.
+            self._rename(draft, going)
+        except OSError:
+            return
+        self._delete(going)
 
     def probe(self) -> None:
         """As in `CheckpointFiles.probe`."""
         self._home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._home):
             return
+
+    def _delete(self, folder: str) -> None:
+        shutil.rmtree(self._home / folder, ignore_errors=True)
 
     def _put(self, number: int, part: Part) -> int:
         return os.write(number, part)

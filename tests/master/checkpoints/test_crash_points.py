@@ -83,13 +83,13 @@ class SteppedFiles(LocalFiles):
         self.steps.one()
         super()._rename(old, new)
 
-    def discard(self, draft: str) -> None:
+    def _delete(self, folder: str) -> None:
         """As a crash leaves it: one file of a folder is gone, the others are not."""
-        for name in self.names(draft):
+        for name in self.names(folder):
             self.steps.one()
-            (Path(self.address) / draft / name).unlink()
+            (Path(self.address) / folder / name).unlink()
         self.steps.one()
-        super().discard(draft)
+        super()._delete(folder)
 
 
 class SteppedSystem(MemoryFileSystem):  # type: ignore[misc]
@@ -248,8 +248,11 @@ def test_a_full_disk_leaves_what_was_there_and_no_draft(tmp_path: Path, point: i
         commit(store, {"fixed": list(range(9)), "dynamic": [2]})
 
         class Full(SteppedFiles):
-            def discard(self, draft: str) -> None:
-                LocalFiles.discard(self, draft)
+            def _rename(self, old: str, new: str) -> None:
+                LocalFiles._rename(self, old, new)
+
+            def _delete(self, folder: str) -> None:
+                LocalFiles._delete(self, folder)
 
         steps = Steps(point, full)
         failure = None
@@ -341,3 +344,20 @@ def test_what_killed_writers_left_is_taken_away(tmp_path: Path) -> None:
     with created(MemoryStore(threads=1), [FIXED]) as store:
         write_checkpoint(tmp_path, store, {}, JOB, progress_of(0))
     assert LocalFiles(tmp_path).names() == ["ckpt-0000000000", "notes.txt"]
+
+
+def test_a_writer_that_was_taken_for_dead_writes_nothing(tmp_path: Path) -> None:
+    class Stopped(LocalFiles):
+        """Is stopped before its last rename; another process writes meanwhile."""
+
+        def _rename(self, old: str, new: str) -> None:
+            if new == "ckpt-0000000001":
+                write_checkpoint(tmp_path, store, {}, JOB, progress_of(1))
+            super()._rename(old, new)
+
+    with created(MemoryStore(threads=1), [FIXED]) as store:
+        commit(store, {"fixed": [1]})
+        with pytest.raises(CheckpointError, match=r"ckpt-0000000001 cannot be written: .*No such file"):
+            write_checkpoint(Stopped(tmp_path), store, {}, JOB, progress_of(1))
+    assert LocalFiles(tmp_path).names() == ["ckpt-0000000001"]
+    open_checkpoint(tmp_path).verify()
