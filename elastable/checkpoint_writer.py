@@ -11,6 +11,7 @@ from embedding_store.pin_keeper import kept
 from embedding_store.pins import Pin
 from embedding_store.store import EmbeddingStore
 from master.api import Tensor
+from master.patience import patiently
 from master.progress import Progress
 
 __all__ = ["Begin", "CheckpointWriter"]
@@ -37,10 +38,12 @@ class CheckpointWriter:
     Args:
         store: Holds the rows.
         begin: Begins a checkpoint, in the thread that commits (`CheckpointSeries.begin`).
+        deadline_s: How long the last one of a job is tried again while the store fails.
     """
 
-    def __init__(self, store: EmbeddingStore, begin: Begin) -> None:
+    def __init__(self, store: EmbeddingStore, begin: Begin, deadline_s: float = 60.0) -> None:
         self._store = store
+        self._deadline_s = deadline_s
         self._begin = begin
         self._thread = ThreadPoolExecutor(1, "elastable-checkpoint")
         self._writing: Future[None] | None = None
@@ -73,9 +76,10 @@ class CheckpointWriter:
 
         Raises:
             CheckpointError: it cannot be written.
+            StoreFailed, Unavailable: the store failed until the deadline.
         """
         self.wait()
-        return self._begin(self._store, dense, progress)()
+        return patiently(lambda: self._begin(self._store, dense, progress)(), "the last checkpoint", self._deadline_s)
 
     def wait(self) -> None:
         """Until nothing is being written."""

@@ -123,7 +123,7 @@ class _Job:
             full_every=options.full_every if options.checkpoint_every else 1,
             resumed=prepared.resumed,
         )
-        self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint)
+        self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint, options.deadline_s)
 
     def train(self, began: float) -> int:
         """Drives the job to its end; the exit code."""

@@ -32,6 +32,7 @@ from master.driver import Driver
 from master.hooks import Hooks, MasterOptions
 from master.job_state import JobState
 from master.metrics import MetricBook
+from master.patience import patiently
 from master.progress import Progress
 from master.push_check import Expected, check_evaluation, check_finite, check_push
 from master.pushes import Ticket
@@ -98,7 +99,9 @@ class Master:
             dense,
             self._metrics,
             self._options,
-            lambda lease_s: store.pin(lease_s=lease_s),
+            lambda lease_s: patiently(
+                lambda: store.pin(lease_s=lease_s), "pinning a version", self._options.commit_deadline_s
+            ),
         )
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
 

@@ -1,0 +1,47 @@
+"""Calls to a store that is away for a while."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from embedding_store.errors import BadInput, ElastableError, StoreFailed, Unavailable
+from master.patience import patiently
+
+
+class Away:
+    """Fails a few times, and then answers."""
+
+    def __init__(self, *failures: ElastableError) -> None:
+        self.failures = list(failures)
+        self.calls = 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return "here"
+
+
+def test_a_store_that_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+    away = Away(Unavailable("redis at 1.2.3.4 broke"), StoreFailed("LOADING"))
+    with caplog.at_level(logging.WARNING):
+        assert patiently(away, "pinning a version", 30.0) == "here"
+    assert away.calls == 3
+    assert caplog.messages == [
+        "pinning a version failed, trying again: redis at 1.2.3.4 broke",
+        "pinning a version failed, trying again: LOADING",
+    ]
+
+
+def test_a_store_that_stays_away() -> None:
+    with pytest.raises(Unavailable, match="still"):
+        patiently(Away(*[Unavailable("away")] * 2, *[Unavailable("still away")] * 1000), "a call", 0.3)
+
+
+def test_what_no_repetition_mends_is_raised_at_once() -> None:
+    away = Away(BadInput("no such table"))
+    with pytest.raises(BadInput, match="no such table"):
+        patiently(away, "a call", 30.0)
+    assert away.calls == 1
