@@ -189,7 +189,7 @@ def use_light_model() -> None:
     import elastable.prepare as prepare
     import elastable.worker_process as worker_process
 
-    def discovered(file: Any, offload_above: int, seed: int) -> tuple[Any, Any, dict[str, TableSpec]]:
+    def discovered(file: Any, offload_above: int, seed: int, *_: Any) -> tuple[Any, Any, dict[str, TableSpec]]:
         return file.reader("train"), file.model(), _tables(seed)
 
     def computer(job: Any, file: Any, readers: Any, source: Any) -> Computer:

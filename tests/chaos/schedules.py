@@ -114,13 +114,14 @@ _VERSION_GATES = ("commit", "rows", "version")
 
 # Action and target, and how often of all.
 _ALWAYS = (
-    ("kill worker", 6), ("kill master", 5), ("supersede master", 2),
+    ("kill worker", 6), ("kill master", 5),
     ("stop worker", 4), ("stop master", 2), ("cut worker-master", 4),
     ("delay worker-master", 2), ("silence worker-master", 1), ("fill master", 2),
 )  # fmt: skip
 _OF_KIND: dict[str, tuple[tuple[str, int], ...]] = {
-    "memory": (),
+    "memory": (("supersede master", 2),),
     "redis": (
+        ("supersede master", 4),
         ("kill redis", 4), ("stop redis", 2), ("fill redis", 2), ("cut master-redis", 4), ("cut worker-redis", 2),
         ("delay master-redis", 1), ("delay worker-redis", 1), ("silence worker-redis", 1), ("silence master-redis", 1),
     ),
