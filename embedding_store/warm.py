@@ -13,6 +13,7 @@ import numpy as np
 
 from embedding_store.fused import FUSED
 from embedding_store.memory.store import MemoryStore
+from embedding_store.row_optimizer import follows_steps
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import EmbeddingStore, RowBlock
 from embedding_store.tables.lookup_request import Bags
@@ -85,6 +86,9 @@ def warm_updates(optimizers: Sequence[OptimizerSpec], dtypes: Sequence[str] = ("
                     for writable in (True, False):  # arrays over what a socket or TensorFlow gave are not
                         values.flags.writeable = writable
                         table.update(None, IndexedSlices(values, ids[: len(values)]))
+                if follows_steps(optimizer):  # rows that are behind are read by kernels of their own
+                    table.lookup(_IDS)
+
     return time.perf_counter() - began
 
 
