@@ -33,6 +33,7 @@ SPECS = {
         TableSpec("half", 2, None, "bfloat16", NORMAL, 4, OptimizerSpec.of("sgd")),
         TableSpec("rare", 2, admission=AdmissionSpec(2, 64), eviction=EvictionSpec(max_age=2, every=2)),
         TableSpec("often", 2, optimizer=OptimizerSpec.of("adam"), eviction=EvictionSpec(min_frequency=2, every=3)),
+        TableSpec("every", 2, optimizer=OptimizerSpec.of("adam", lazy=False), initializer=NORMAL),
         TableSpec("few", 1, eviction=EvictionSpec(max_rows=5)),
     )
 }
