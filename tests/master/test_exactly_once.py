@@ -1,0 +1,264 @@
+"""Every record is trained exactly once per epoch, whatever happens to workers, messages, connections and the master.
+
+A record's gradient is -1 in the record's own row, the learning rate is 1, and
+gradients are summed: so a row says how often its record was trained.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import ElastableError, FutureVersion, NotJoined, StaleVersion
+from embedding_store.memory.store import MemoryStore
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import RowBlock
+from master.api import (
+    AsyncPushId,
+    EvaluationReport,
+    JobSpec,
+    Push,
+    PushId,
+    PushOutcome,
+    Session,
+    Slices,
+    SyncPushId,
+    Task,
+    TaskKind,
+    WorkerIdentity,
+)
+from master.client import MasterClient
+from master.core import Master
+from master.dense import NoDense
+from master.hooks import Hooks, MasterOptions
+from master.progress import Progress
+from master.record_order import record_order
+from master.service import master_service
+from tests.losing_proxy import LosingProxy, losing_proxy
+
+RECORDS, EPOCHS = 90, 2
+SEEN = TableSpec("seen", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
+SYNC = JobSpec(
+    job="j", micro_batch_size=4, train_records=RECORDS, validation_records=6, grads_to_wait=3, epochs=EPOCHS,
+    average="sum",
+)  # fmt: skip
+ASYNC = replace(SYNC, mode="async", grads_to_wait=1)
+BOUNDED = replace(ASYNC, staleness_bound=1)
+OPTIONS = MasterOptions(lease_seconds=0.3, backup_after_s=0.1, no_worker_timeout_s=60)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds of such a job."""
+
+    progress: str
+    rows: RowBlock
+
+
+class Life(Hooks):
+    """One start of the master: it saves now and then, and may be killed at a version."""
+
+    def __init__(self, job: JobSpec, proxy_to: LosingProxy, saved: Saved | None, dies_at: int | None) -> None:
+        self.store = MemoryStore()
+        self.store.create_table(SEEN)
+        start = Progress() if saved is None else Progress.from_json(saved.progress)
+        if saved is not None:
+            self.store.put("seen", [saved.rows])
+            self.store.reset_version(start.version)
+        self.master = Master(job, self.store, NoDense(), start=start, options=OPTIONS)
+        self.server = GrpcServer("127.0.0.1:0", [store_service(self.store), master_service(self.master)])
+        self.saved, self._dies_at = saved, dies_at
+        self._proxy = proxy_to
+        proxy_to.server_port = int(self.server.address.rpartition(":")[2])
+
+    def on_version(self, version: int, logs: Mapping[str, float]) -> None:
+        if version % 5 == 0:
+            self.saved = Saved(self.master.progress().to_json(), self.store.read_rows("seen", np.arange(RECORDS)))
+        if version == self._dies_at:
+            self._proxy.cut()
+            self.server.stop(0)
+            self.master.stop("killed")
+
+    def counts(self) -> np.ndarray:
+        return self.store.lookup({"seen": np.arange(RECORDS)})["seen"][:, 0]
+
+
+class Post(threading.Thread):
+    """Delivers copies of pushes late and in any order, to whichever master is there then."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        self.letters: SimpleQueue[tuple[float, Push] | None] = SimpleQueue()
+        self.delivered: list[PushOutcome] = []
+        self._address = address
+
+    def run(self) -> None:
+        bag: list[tuple[float, Push]] = []
+        with MasterClient(self._address, deadline_s=2.0) as client:
+            while True:
+                try:
+                    letter = self.letters.get(timeout=0.02)
+                    if letter is None:
+                        return
+                    bag.append(letter)
+                except Empty:
+                    pass
+                for due, push in [letter for letter in bag if letter[0] <= time.monotonic()]:
+                    bag.remove((due, push))
+                    try:
+                        self.delivered.append(client.report_gradient(push).outcome)
+                    except ElastableError:
+                        continue  # of a version that is not there, or to nobody: lost
+
+
+class Clumsy(threading.Thread):
+    """A worker to whom everything happens: it dies and comes back, hangs, says things twice, loses connections."""
+
+    def __init__(self, job: JobSpec, address: str, post: Post, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.random = random.Random(seed)
+        self.job, self.post = job, post
+        self.client = MasterClient(address, deadline_s=60.0)
+        self.failure: BaseException | None = None
+        self.accidents: dict[str, int] = {}
+        self.tasks: set[Task] = set()
+        self.identity = WorkerIdentity("")
+        self.sequence = 0
+
+    def run(self) -> None:
+        session = self.born()
+        try:
+            finished = False
+            while not finished:
+                try:
+                    finished = self.live()
+                except NotJoined:
+                    session.close()
+                    session = self.client.join(self.identity)
+                except FutureVersion:
+                    self.tasks.clear()
+                except _Dead:
+                    leaves, session = session, self.born()
+                    leaves.close()
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.failure = error
+        finally:
+            session.close()
+            self.client.close()
+
+    def born(self) -> Session:
+        self.identity, self.sequence, self.tasks = WorkerIdentity(uuid.uuid4().hex), 0, set()
+        return self.client.join(self.identity)
+
+    def happens(self, what: str, chance: float) -> bool:
+        if self.random.random() >= chance:
+            return False
+        self.accidents[what] = self.accidents.get(what, 0) + 1
+        return True
+
+    def live(self) -> bool:
+        lease = self.client.lease_tasks(self.identity.incarnation, max(0, 3 - len(self.tasks)), 0.02, self.tasks)
+        if self.happens("answer lost", 0.1):
+            return False
+        self.tasks -= set(lease.revoked)
+        self.tasks.update(lease.tasks)
+        if self.tasks:
+            self.work(min(self.tasks))
+        return lease.finished
+
+    def work(self, task: Task) -> None:
+        wanted = task.version if self.job.mode == "sync" else None
+        try:
+            snapshot = self.client.pull_dense(self.identity.incarnation, wanted, 0.02)
+        except StaleVersion:
+            self.tasks.discard(task)
+            return
+        if snapshot is None:
+            return
+        if self.happens("hangs for longer than the lease", 0.03):
+            time.sleep(0.5)
+        if self.happens("dies between computing and reporting", 0.03):
+            raise _Dead
+        if task.kind is TaskKind.EVALUATE:
+            report = EvaluationReport(self.identity.incarnation, task.version, task.micro_batch, 4, ())
+            self.client.report_evaluation(report)
+        else:
+            push = self.push_of(task, snapshot.version)
+            for _ in range(2 if self.happens("says it twice", 0.1) else 1):
+                self.client.report_gradient(push)
+            if self.happens("a copy comes late", 0.2):
+                self.post.letters.put((time.monotonic() + self.random.random() / 2, push))
+        if self.happens("dies after reporting, before it is done with it", 0.03):
+            raise _Dead
+        self.tasks.discard(task)
+
+    def push_of(self, task: Task, version: int) -> Push:
+        self.sequence += 1
+        sync = self.job.mode == "sync"
+        name: PushId = SyncPushId(task.version, task.micro_batch)
+        if not sync:
+            name = AsyncPushId(self.identity.incarnation, self.sequence, task.micro_batch)
+        order = record_order(RECORDS, task.epoch, self.job.seed, self.job.shuffle, None)
+        records = order.take(task.start, task.stop)
+        slices = {"seen": Slices(records, -np.ones((len(records), 1), np.float32))}
+        on = None if sync else version
+        return Push(name, len(records), slices=slices, job="j", computed_on=on, incarnation=self.identity.incarnation)
+
+
+class _Dead(Exception):
+    """A worker is killed here."""
+
+
+def _disturb(proxy: LosingProxy, over: threading.Event, chance: random.Random) -> None:
+    """Cuts connections, and loses answers before clients see theirs end."""
+    while not over.wait(chance.uniform(0.05, 0.4)):
+        if chance.random() < 0.5:
+            proxy.cut()
+        else:
+            proxy.lose_answers()
+            if not over.wait(0.05):
+                proxy.hang_up_on_clients()
+
+
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("job", [SYNC, ASYNC, BOUNDED], ids=["sync", "async", "bounded"])
+def test_every_record_is_trained_once_per_epoch(job: JobSpec) -> None:
+    """Three clumsy workers, a disturbed network, a late post, and a master that is killed twice."""
+    deaths = (17, 33) if job.mode == "async" else (6, 13)  # of 46 versions, and of 16
+    over = threading.Event()
+    with losing_proxy(1) as proxy:
+        address = f"127.0.0.1:{proxy.port}"
+        life = Life(job, proxy, None, deaths[0])
+        post = Post(address)
+        workers = [Clumsy(job, address, post, seed) for seed in range(3)]
+        network = threading.Thread(target=_disturb, args=(proxy, over, random.Random(7)), daemon=True)
+        for thread in (post, network, *workers):
+            thread.start()
+        for dies_at in (deaths[1], None):
+            life.master.run(life)
+            assert life.saved is not None
+            life = Life(job, proxy, life.saved, dies_at)
+        life.master.run(life)
+        over.set()
+        for worker in workers:
+            worker.join(timeout=60)
+        post.letters.put(None)
+        for thread in (post, network):
+            thread.join(timeout=60)
+        life.server.stop(0)
+    assert [worker.failure for worker in workers] == [None] * 3
+    np.testing.assert_array_equal(life.counts(), np.full(RECORDS, EPOCHS))
+    assert life.master.status().records_trained == EPOCHS * RECORDS
+    # All of it did happen.
+    assert len({kind for worker in workers for kind in worker.accidents}) >= 5
+    assert len(post.delivered) >= 3
