@@ -24,13 +24,14 @@ class FileWriter:
         files: Where the draft is.
         draft: Its folder.
         note: Goes into every file.
+        beside: Whether training goes on meanwhile.
     """
 
-    def __init__(self, files: CheckpointFiles, draft: str, note: Mapping[str, str]) -> None:
+    def __init__(self, files: CheckpointFiles, draft: str, note: Mapping[str, str], beside: bool = False) -> None:
         self._files = files
         self._draft = draft
         self._note = note
-        self._threads: FewAtOnce[tuple[str, FileEntry]] = FewAtOnce()
+        self._threads: FewAtOnce[tuple[str, FileEntry]] = FewAtOnce(beside)
 
     def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
         """Hands a file over: `tensors` as of `parts_of`; nobody may change them any more.

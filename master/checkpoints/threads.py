@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +17,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _THREADS = 2
+_NICE = 10
+
+
+def _give_way() -> None:
+    """Lets other threads go first. Only Linux has priorities of threads; elsewhere it would be the whole process."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T], threads: int = _THREADS) -> Iterator[R]:
@@ -40,11 +50,17 @@ class FewAtOnce(Generic[R]):
     """Work that is handed to threads, never more at once than they are and one more.
 
     Used as a context, which waits for all of it at its end.
+
+    Args:
+        beside: Whether others are at work meanwhile: then it is one thread, which
+            gives way to them. Nothing that it does may hold a lock that they need.
     """
 
-    def __init__(self, threads: int = _THREADS) -> None:
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, "elastable-checkpoint")
+    def __init__(self, beside: bool = False) -> None:
+        self._threads = 1 if beside else _THREADS
+        self._pool = ThreadPoolExecutor(
+            self._threads, "elastable-checkpoint", initializer=_give_way if beside else None
+        )
         self._waiting: deque[Future[R]] = deque()
         self.results: list[R] = []
         """What the work gave, in the order in which it was handed over; complete after `wait`."""

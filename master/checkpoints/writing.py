@@ -93,7 +93,7 @@ def _write_files(
     changes: Changes | None,
 ) -> Manifest:
     note = {"elastable": "checkpoint", "version": str(progress.version), "job": job.job}
-    with FileWriter(files, draft, note) as out:
+    with FileWriter(files, draft, note, beside=isinstance(source, Pin)) as out:
         out.put(DENSE, {key: [tensor] for key, tensor in dense.items()})
         tables: dict[str, TableEntry] = {}
         for number, (name, spec) in enumerate(sorted(source.specs().items())):
