@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from embedding_store.errors import DeadlineExceeded
 from embedding_store.pins import not_pinned, require_lease
 from embedding_store.redis.connection import Deadline
 from embedding_store.redis.registry import PinEntry, Registry, registry_questions
@@ -37,6 +38,7 @@ class PinRegistry:
             BadInput: `lease_s`.
         """
         token, lease_s, taken = secrets.token_hex(8).encode(), require_lease(lease_s), list[PinEntry]()
+        waiting = False
 
         def change(now: Registry) -> Mapping[bytes, PinEntry | None]:
             if version is None or version == now.version:
@@ -51,8 +53,14 @@ class PinRegistry:
             taken.append(PinEntry(wanted, serial, now.now_ms + round(1000 * lease_s), lease_s))
             return {token: taken[-1]}
 
-        while not self._change(change, deadline):
-            time.sleep(min(_PAUSE_S, deadline.left(f"{self._topology.url}, where rows are being put or deleted")))
+        try:
+            while not self._change(change, deadline):
+                waiting = True
+                time.sleep(min(_PAUSE_S, deadline.left(self._topology.url)))
+        except DeadlineExceeded as error:
+            if waiting:
+                raise deadline.exceeded(f"{self._topology.url}, where rows are being put or deleted") from error
+            raise
         return token, taken[-1]
 
     def renew(self, token: bytes, version: int, lease_s: float, deadline: Deadline) -> None:

@@ -20,6 +20,7 @@ it is done again.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +42,8 @@ from embedding_store.store import Int64
 __all__ = ["PinnedReader"]
 
 _KEPT_BYTES = 256 << 20
-_ATTEMPTS = 5  # each is spoilt by a master that takes over
+_LOSSES = 5  # of a before-image: it may be on its way back into the table
+_PAUSE_S = 0.005
 _REMEMBERED = 64
 
 _Layer = tuple[str, Moment, int]
@@ -84,22 +86,28 @@ class PinnedReader:
             StaleVersion, FutureVersion: the version is not pinned.
             StoreFailed, Unavailable, DeadlineExceeded: as `read_block`.
         """
-        before, lost = self._seen.get((version, token)) or self.registry(deadline), None
-        for _ in range(_ATTEMPTS):
+        before = self._seen.get((version, token)) or self.registry(deadline)
+        losses = 0
+        while True:
             moment = before.pinned(version, token)
             stamps = read_block(self._topology, block, deadline).stamps
             now = self.registry(deadline)
             with self._alone(deadline):
                 if now.owner == before.owner and now.pinned(version, token) == moment:
                     now, lost = self._complete(block, stamps, moment, now, deadline)
-                    if now.owner == before.owner:
-                        now.pinned(version, token)
-                        if lost is None:
-                            self._apply(block, moment)
-                            self._remember(version, token, now)
-                            return
+                    now.pinned(version, token)
+                    if now.owner != before.owner:
+                        self._layers.clear()  # they may hold what was fetched after that
+                    elif lost is None:
+                        self._apply(block, moment)
+                        self._remember(version, token, now)
+                        return
+                    else:
+                        losses += 1
+                        if losses == _LOSSES:
+                            raise lost
             before = now
-        raise lost or StoreFailed(f"version {version} could not be read: masters took over {_ATTEMPTS} times meanwhile")
+            time.sleep(min(_PAUSE_S, deadline.left(self._topology.url)))
 
     def _complete(
         self, block: Block, stamps: Int64, moment: Moment, now: Registry, deadline: Deadline

@@ -112,8 +112,7 @@ class Writer:
     def purge(self, catalog: Catalog, registry: Registry, deadline: Deadline) -> None:
         """Drops before-images that a pin needed which is gone."""
         names = self.ledger.obsolete(registry.oldest_pin(), registry.version)
-        # One is left of each commit without pins: the next one drops it with the partitions that it changes.
-        if len(names) > 1:
+        if names:
             fields = [field for name in names for field in (name.weights_field, name.slots_field)]
             self.topology.call([(key, ("HDEL", key, *fields)) for _, _, key in catalog.names], deadline)
 

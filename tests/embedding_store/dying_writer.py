@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import select
 import termios
+import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -119,10 +120,12 @@ def die() -> None:
 
 @contextmanager
 def dying_after(monkeypatch: pytest.MonkeyPatch, writes: int | None, end: Callable[[], None] = die) -> Iterator[Writes]:
-    """Within the block the process meets its `end` once it has sent so many writes (None: they are counted)."""
-    state, send = Writes(writes), Connection.send
+    """Within the block this thread meets its `end` once it has sent so many writes (None: they are counted)."""
+    state, send, thread = Writes(writes), Connection.send, threading.get_ident()
 
     def counted(connection: Connection, request: memoryview) -> int:
+        if threading.get_ident() != thread:
+            return send(connection, request)
         stop = state.allowed(connection, request)
         sent = send(connection, request if stop is None else request[:stop])
         if state.sent(connection, request[:sent].tobytes()):
