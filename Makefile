@@ -25,7 +25,7 @@ DEV_STAMP  := $(VENV)/.installed-dev
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format types proto proto-check bench bench-peers compose-test clean distclean
+.PHONY: help install run test lint format types proto proto-check chaos soak bench bench-peers compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,12 @@ proto-check: $(DEV_STAMP) ## fail when the stubs are not what proto/ generates
 	  diff -ru -x __init__.py -x __pycache__ $$package build/stubs/$$package >&2 || { \
 	    echo "make: $$package differs from what proto/ generates; run 'make proto' and commit the result" >&2; exit 1; }; \
 	done
+
+chaos: $(TEST_STAMP) ## hundreds of seeded schedules of faults on real processes (ARGS="--kind redis --seed 17")
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+soak: $(TEST_STAMP) ## 20 minutes of training with a worker killed every 10 seconds (ARGS="--minutes 5")
+	$(BIN)/python -m tests.chaos.soak $(ARGS)
 
 bench: $(TEST_STAMP) ## measure every figure the README quotes
 	$(BIN)/python -m benchmarks

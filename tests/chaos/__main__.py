@@ -19,7 +19,7 @@ from tests.chaos.sabotage import PROOFS, SABOTAGES
 from tests.chaos.schedules import KINDS, schedule_of
 from tests.chaos.tally import print_failure, print_noticed, print_tally
 
-__all__ = ["main"]
+__all__ = ["fast_folder", "main"]
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
     pairs = [(schedule, asked.sabotage) for schedule in schedules]
     if asked.noticed:
         pairs = [(schedule, sabotage) for sabotage, schedule in PROOFS.items()]
-    home = asked.home or Path(tempfile.mkdtemp(prefix="chaos-", dir=_fast_folder()))
+    home = asked.home or Path(tempfile.mkdtemp(prefix="chaos-", dir=fast_folder()))
     runs: list[Run] = []
     for run in run_schedules(pairs, home, asked.jobs, asked.limit):
         runs.append(run)
@@ -72,7 +72,7 @@ def _parsed(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _fast_folder() -> str | None:
+def fast_folder() -> str | None:
     """Where fsync costs nothing: what is killed here are processes, never the machine."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 

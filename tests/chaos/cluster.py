@@ -24,7 +24,6 @@ from tests.servers import Server, redis_binary, valkey_binary
 
 __all__ = ["Cluster", "Failed", "Process"]
 
-_MOST_LIVES = 12
 _RESTART_S = 0.05
 _LEFT_TOO_EARLY_S = 6.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -68,6 +67,7 @@ class Cluster:
         sabotage: Name of an error put into the product.
         reached: Called with (gate, number, process) when a process waits at a gate; of a gate that a proxy
             watches, the process is None.
+        most_lives: Of one process, before the schedule has failed.
 
     Attributes:
         over: Whether a master has ended well.
@@ -77,9 +77,15 @@ class Cluster:
     """
 
     def __init__(
-        self, schedule: Schedule, home: Path, sabotage: str, reached: Callable[[str, int, Process | None], None]
+        self,
+        schedule: Schedule,
+        home: Path,
+        sabotage: str,
+        reached: Callable[[str, int, Process | None], None],
+        most_lives: int = 12,
     ) -> None:
         self.schedule, self.home, self._sabotage, self._reached = schedule, home, sabotage, reached
+        self._most_lives = most_lives
         self.selector = selectors.DefaultSelector()
         self.timers = Timers()
         self.processes: dict[int, Process] = {}
@@ -133,8 +139,8 @@ class Cluster:
         self._lives[f"{role}-{number}"] += 1
         life = self._lives[f"{role}-{number}"]
         log = self.home / f"{role}-{number}.log"
-        if life > _MOST_LIVES:
-            raise Failed(f"{role} {number} has lived {_MOST_LIVES} times; see {log}")
+        if life > self._most_lives:
+            raise Failed(f"{role} {number} has lived {self._most_lives} times; see {log}")
         shape = self.schedule.shape
         plan = ChildPlan(
             role=role,

@@ -38,7 +38,7 @@ def arguments_of(
     words += ["--epochs", str(schedule.shape.epochs), "--micro-batch-size", "8", "--seed", "11"]
     words += ["--grads-to-wait", str(schedule.shape.grads_to_wait), "--evaluate-every", str(schedule.evaluate_every)]
     words += ["--run-dir", str(home / "runs"), "--no-export", "--checkpoint-dir", str(home / "checkpoints")]
-    words += ["--checkpoint-every", str(schedule.checkpoint_every), "--keep", "0", "--resume"]
+    words += ["--checkpoint-every", str(schedule.checkpoint_every), "--keep", str(schedule.keep), "--resume"]
     if schedule.kind == "served" and not saved:
         words += ["--overwrite"]  # what a master left in the store that died before its first checkpoint
     return words

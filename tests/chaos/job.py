@@ -8,9 +8,11 @@ time: what an optimizer makes of it tells how often the record was trained
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import keras
+import numpy as np
 
 import elastable as et
 from tests.chaos.records import ACCUMULATOR, BETA_1, RATE, records_of
@@ -25,8 +27,15 @@ _OPTIMIZERS = {
 
 
 def data(split: str) -> Any:
-    """See `tests.chaos.records`."""
-    return records_of(split)
+    """See `tests.chaos.records`; reading takes CHAOS_PAUSE seconds a micro-batch longer."""
+    x, y = records_of(split)
+    return _SlowReader(x, y)
+
+
+class _SlowReader(et.NumpyReader):
+    def take(self, indices: np.ndarray) -> Any:
+        time.sleep(float(os.environ.get("CHAOS_PAUSE", "0")))
+        return super().take(indices)
 
 
 def _loss(wanted: Any, given: Any) -> Any:

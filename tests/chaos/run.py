@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from tests.chaos.conductor import LIMIT_S, Outcome, conduct
 from tests.chaos.schedules import Schedule, Shape
 from tests.chaos.verdict import Ending
 
-__all__ = ["Run", "run_schedules"]
+__all__ = ["Run", "run_schedules", "run_undisturbed"]
 
 
 @dataclass
@@ -60,20 +60,36 @@ def run_schedules(
     Raises:
         RuntimeError: an undisturbed job failed.
     """
-    import_everything()
-    gc.collect()
-    gc.freeze()  # forks share the pages of what is never looked at
+    _get_ready()
     shapes = sorted({schedule.shape for schedule, _ in asked}, key=str)
-    calm = [
-        Schedule("memory", -1 - number, shape, 1, checkpoint_every=0, evaluate_every=1, transport="grpc", faults=())
-        for number, shape in enumerate(shapes)
-    ]
+    calm = [_undisturbed(shape, -1 - number) for number, shape in enumerate(shapes)]
     endings: dict[Shape, Path] = {}
     for run in _run_all([(schedule, None, "") for schedule in calm], home, jobs, LIMIT_S):
         if run.divergences:
             raise RuntimeError(f"the undisturbed job failed: {run.divergences}; see {run.home}")
         endings[run.schedule.shape] = run.home
     yield from _run_all([(schedule, endings[schedule.shape], wrong) for schedule, wrong in asked], home, jobs, limit_s)
+
+
+def run_undisturbed(shape: Shape, home: Path, evaluate_every: int, limit_s: float) -> Ending:
+    """What one job without faults leaves. Raises `RuntimeError` where it fails."""
+    _get_ready()
+    schedule = replace(_undisturbed(shape, -1), evaluate_every=evaluate_every)
+    for run in _run_all([(schedule, None, "")], home, 1, limit_s):
+        if run.divergences:
+            raise RuntimeError(f"the undisturbed job failed: {run.divergences}; see {run.home}")
+        place = run.home
+    return _load(place)
+
+
+def _undisturbed(shape: Shape, seed: int) -> Schedule:
+    return Schedule("memory", seed, shape, 1, checkpoint_every=0, evaluate_every=1, transport="grpc", faults=())
+
+
+def _get_ready() -> None:
+    import_everything()
+    gc.collect()
+    gc.freeze()  # forks share the pages of what is never looked at
 
 
 def _run_all(

@@ -16,8 +16,6 @@ KINDS = ("memory", "redis", "served")
 LEASE_S = 1.0
 """Of a micro-batch, in every schedule: so that a fault may be longer."""
 
-_EPOCHS = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -27,26 +25,23 @@ class Shape:
         model: "light" (NumPy, `tests.chaos.light_job`) or "keras" (`tests.chaos.job`).
         optimizer: As in CHAOS_OPTIMIZER of `tests.chaos.job`.
         grads_to_wait: Micro-batches of a version.
+        epochs: Passes over the records.
     """
 
     model: str
     optimizer: str
     grads_to_wait: int
+    epochs: int = 2
 
     @property
     def micro_batches(self) -> int:
         """Of the whole job."""
-        return _EPOCHS * RECORDS // MICRO_BATCH
+        return self.epochs * RECORDS // MICRO_BATCH
 
     @property
     def versions(self) -> int:
         """Of the whole job."""
         return self.micro_batches // self.grads_to_wait
-
-    @property
-    def epochs(self) -> int:
-        """Passes over the records."""
-        return _EPOCHS
 
 
 _OPTIMIZERS = ("sgd", "adagrad", "adam", "adam")
@@ -88,6 +83,8 @@ class Schedule:
         evaluate_every: Versions between evaluations beside training.
         transport: As of `elastable master`.
         faults: In no particular order.
+        keep: Checkpoints that stay; 0: all.
+        pause_s: That reading a micro-batch takes longer.
     """
 
     kind: str
@@ -98,6 +95,8 @@ class Schedule:
     evaluate_every: int
     transport: str
     faults: tuple[Fault, ...]
+    keep: int = 0
+    pause_s: float = 0.0
 
     def __str__(self) -> str:
         told = "; ".join(map(str, self.faults)) or "no fault"

@@ -1,0 +1,176 @@
+"""`make soak`: many minutes of training with a worker killed every ten seconds; nothing may grow, no bit may differ."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # whose threads would not survive a fork
+
+from tests.chaos.__main__ import fast_folder
+from tests.chaos.cluster import Cluster, Process
+from tests.chaos.conductor import LIMIT_S
+from tests.chaos.run import run_undisturbed
+from tests.chaos.schedules import KINDS, Schedule, Shape
+from tests.chaos.verdict import divergences, ending_of
+
+__all__ = ["main"]
+
+_PAUSE_S = 0.06
+_VERSIONS_A_SECOND = 6.0  # of two workers that read so slowly, one of whom has just been killed
+_EVERY = 48  # versions between checkpoints, and between evaluations
+_WARM_UP = 0.2  # of the time; then the first part is compared with the last
+_PART = 0.2
+_GROWTH = 0.05
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at the master.
+
+    Attributes:
+        seconds: Since the beginning.
+        megabytes: It holds resident.
+        threads, descriptors: It has.
+        workers: Processes that run.
+        version: The newest acknowledged.
+        killed: Workers, so far.
+    """
+
+    seconds: float
+    megabytes: float
+    threads: int
+    descriptors: int
+    workers: int
+    version: int
+    killed: int
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Soaks, prints a table and the verdict; 1 if anything grew, was left over or differed."""
+    parser = argparse.ArgumentParser(prog="make soak ARGS=...", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0, help="about so long [20]")
+    parser.add_argument("--kill-every", type=float, default=10.0, metavar="SECONDS", help="[10]")
+    parser.add_argument("--kind", choices=KINDS, default="memory", help="of store [memory]")
+    parser.add_argument("--model", choices=("keras", "light"), default="keras")
+    asked = parser.parse_args(words)
+    shape = Shape(asked.model, "adagrad", 4)
+    epochs = max(2, round(60 * asked.minutes * _VERSIONS_A_SECOND * shape.epochs / shape.versions))
+    shape = Shape(asked.model, "adagrad", 4, epochs)
+    schedule = Schedule(asked.kind, 0, shape, 2, _EVERY, _EVERY, "auto", (), keep=3, pause_s=_PAUSE_S)
+    home = Path(tempfile.mkdtemp(prefix="soak-", dir=fast_folder()))
+    print(f"{shape.versions:,} versions of {shape.epochs:,} epochs; first without any disturbance", flush=True)
+    expected = run_undisturbed(shape, home / "calm", _EVERY, 10 * LIMIT_S + 60 * asked.minutes)
+    print("   minute  version  killed  workers   master MB  threads  descriptors", flush=True)
+    soak = _Soak(schedule, home / "soaked", asked.kill_every, 3 * 60 * asked.minutes + LIMIT_S)
+    told = soak.run()
+    told += divergences(ending_of(home / "soaked"), expected, schedule)
+    told += _grown(soak.samples)
+    for line in told:
+        print(f"  {line}")
+    print(f"WRONG  {len(told)}" + (f"; logs: {home}" if told else ""), flush=True)
+    if not told:
+        shutil.rmtree(home, ignore_errors=True)
+    return int(bool(told))
+
+
+class _Soak:
+    def __init__(self, schedule: Schedule, home: Path, kill_every_s: float, limit_s: float) -> None:
+        self._cluster = Cluster(schedule, home, "", lambda *_: None, most_lives=sys.maxsize)
+        self._began = time.monotonic()
+        self._kill_every_s = kill_every_s
+        self._give_up = self._began + limit_s
+        self._killed = 0
+        self._printed = -1
+        self.samples: list[Sample] = []
+
+    def run(self) -> list[str]:
+        """Until the job has ended; what went wrong with its processes."""
+        cluster = self._cluster
+        try:
+            cluster.begin(self._give_up)
+            cluster.timers.after(self._kill_every_s, self._kill)
+            cluster.timers.after(1.0, self._look)
+            while not cluster.over and time.monotonic() < self._give_up:
+                cluster.turn()
+            leave = time.monotonic() + LIMIT_S
+            while cluster.processes and time.monotonic() < leave:
+                cluster.turn()
+            wrong = [f"{process.role} {process.number} was left over" for process in cluster.processes.values()]
+            wrong += [] if cluster.over else ["the job did not end in time"]
+            # A worker that was told to leave by the master's end is not meant here.
+            wrong += [f"gave up: {told} ({count})" for told, count in cluster.gave_up.items()]
+        finally:
+            left = cluster.close()
+        return wrong + left
+
+    def _kill(self) -> None:
+        workers = sorted(self._of("worker"), key=lambda process: process.number)
+        if workers and not self._cluster.over:
+            victim = workers[self._killed % len(workers)]
+            victim.killed = True
+            os.kill(victim.pid, signal.SIGKILL)
+            self._killed += 1
+        self._cluster.timers.after(self._kill_every_s, self._kill)
+
+    def _look(self) -> None:
+        for master in self._of("master"):
+            sample = self._sample(master)
+            self.samples.append(sample)
+            if int(sample.seconds // 60) != self._printed:
+                self._printed = int(sample.seconds // 60)
+                _print(sample)
+        if not self._cluster.over:
+            self._cluster.timers.after(1.0, self._look)
+
+    def _sample(self, master: Process) -> Sample:
+        place = Path(f"/proc/{master.pid}")
+        return Sample(
+            seconds=time.monotonic() - self._began,
+            megabytes=int((place / "statm").read_text().split()[1]) * _PAGE / 2**20,
+            threads=len(list((place / "task").iterdir())),
+            descriptors=len(list((place / "fd").iterdir())),
+            workers=len(self._of("worker")),
+            version=self._cluster.acknowledged,
+            killed=self._killed,
+        )
+
+    def _of(self, role: str) -> list[Process]:
+        return [process for process in self._cluster.processes.values() if process.role == role]
+
+
+def _print(sample: Sample) -> None:
+    print(
+        f"{sample.seconds / 60:9.1f}{sample.version:9,}{sample.killed:8}{sample.workers:9}"
+        f"{sample.megabytes:12.1f}{sample.threads:9}{sample.descriptors:13}",
+        flush=True,
+    )
+
+
+def _grown(samples: Sequence[Sample]) -> list[str]:
+    """What the master holds more of at the end than at the beginning."""
+    warm = samples[int(_WARM_UP * len(samples)) :]
+    part = max(1, int(_PART * len(samples)))
+    told = []
+    for name, allowed in (("megabytes", _GROWTH), ("threads", 0.0), ("descriptors", 0.0)):
+        first, last = (
+            statistics.median(getattr(sample, name) for sample in chosen) for chosen in (warm[:part], warm[-part:])
+        )
+        print(f"{name:<14} {first:8.1f} -> {last:8.1f}  ({100 * (last / first - 1):+.1f} %)")
+        if last > first * (1 + allowed) and last - first > 1:
+            told.append(f"{name} grew from {first:.1f} to {last:.1f}")
+    return told
+
+
+if __name__ == "__main__":
+    sys.exit(main())
