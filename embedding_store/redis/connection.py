@@ -21,7 +21,7 @@ import numpy as np
 
 from embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
 from embedding_store.redis.resp_codec import Bytes
-from embedding_store.redis.url import RedisUrl
+from embedding_store.redis.url import RedisUrl, login_advice
 from embedding_store.rpc.address import Address
 
 __all__ = ["Admit", "Connection", "ConnectionLost", "ConnectionPool", "Deadline"]
@@ -93,7 +93,7 @@ class Connection:
             greeting.append(("SELECT", url.db))
         for reply in self.call(greeting, deadline):
             if isinstance(reply, hiredis.ReplyError):
-                raise StoreFailed(f"redis at {self.address} refused the login: {reply}")
+                raise StoreFailed(f"redis at {self.address} refused the login: {reply}{login_advice(url, str(reply))}")
         self.round_trip_s = min(self._ping(deadline) for _ in range(_PINGS))
 
     def _ping(self, deadline: Deadline) -> float:

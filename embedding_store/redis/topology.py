@@ -17,7 +17,7 @@ import numpy as np
 from embedding_store.errors import BadInput, StoreFailed, Unavailable
 from embedding_store.redis.connection import Admit, Connection, ConnectionPool, Deadline
 from embedding_store.redis.schema import HASH_SLOTS, hash_slot
-from embedding_store.redis.url import RedisUrl
+from embedding_store.redis.url import RedisUrl, login_advice
 from embedding_store.rpc.address import Address
 from embedding_store.store import Int64
 
@@ -96,7 +96,7 @@ class Topology:
     def _ask(self, address: Address, deadline: Deadline) -> _SlotMap:
         told, ranges = self.call_at(address, [("INFO", "cluster"), ("CLUSTER", "SLOTS")], deadline)
         if isinstance(told, hiredis.ReplyError):
-            raise StoreFailed(f"redis at {address} does not say what it is: {told}")
+            raise StoreFailed(f"redis at {address} does not say what it is: {told}{login_advice(self.url, str(told))}")
         if b"cluster_enabled:1" not in told:
             if len(self.url.seeds) > 1:
                 raise BadInput(f"{self.url} names several servers, but {address} is no node of a Cluster: name one")
@@ -217,7 +217,7 @@ class Topology:
         """Raises `StoreFailed` for the first error that another round would not mend."""
         for line in errors:
             if not self.passes(line):
-                raise StoreFailed(f"redis at {self.url} answered with an error: {line}")
+                raise StoreFailed(f"redis at {self.url} answered with an error: {line}{login_advice(self.url, line)}")
 
     def _routes(self, slots: Int64, todo: Int64, asked: Mapping[int, Address]) -> list[Route]:
         """The owners of the slots of `todo`, or the servers to ask instead."""

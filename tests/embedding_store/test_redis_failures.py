@@ -90,8 +90,10 @@ def test_login(server_binary: Path, tmp_path: Path) -> None:
         with pytest.raises(StoreFailed, match=rf"127\.0\.0\.1:{server.port} refused the login.*WRONGPASS") as refused:
             RedisStore(f"redis://:wrongsecret@{server.address}")
         assert "secret" not in str(refused.value)
-        with pytest.raises(StoreFailed, match="NOAUTH"):
+        with pytest.raises(StoreFailed, match=r"NOAUTH.*URL gives no password: write redis://user:password@host:port"):
             RedisStore(server.url)
+        with pytest.raises(StoreFailed, match=r"WRONGPASS.*is not that of user 'nobody'"):
+            open_source(f"redis://nobody:wrongsecret@{server.address}")
         with RedisStore(f"redis://:right%26secret@{server.address}/3") as store:
             assert store.create_table(SPECS["sgd"])
 
@@ -119,8 +121,15 @@ def test_users_as_documented(redis_url: str) -> None:
         store.commit(commit_of(2))
         assert store.row_count("sgd") == len(next(iter(store.scan("sgd"))).ids)
         np.testing.assert_array_equal(reader.lookup({"sgd": IDS}, 2)["sgd"], store.lookup({"sgd": IDS})["sgd"])
-    with RedisStore(worker) as store, pytest.raises(StoreFailed, match="NOPERM"):
+    with RedisStore(worker) as store:
+        with pytest.raises(StoreFailed, match=r"NOPERM.*\(user 'worker' of the store's URL may not do that"):
+            store.commit(commit_of(3))
+        with pytest.raises(StoreFailed, match="NOPERM"):
+            store.pin()
+    with RedisStore(master) as store, store.pin() as pin:
         store.commit(commit_of(3))
+        with RedisReader(worker) as reader:
+            np.testing.assert_array_equal(reader.lookup({"sgd": IDS}, 2)["sgd"], pin.lookup({"sgd": IDS})["sgd"])
     with RedisReader(f"{worker}?namespace=other") as elsewhere, pytest.raises(StoreFailed, match="NOPERM"):
         elsewhere.version()
 
