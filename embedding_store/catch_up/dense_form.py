@@ -55,7 +55,12 @@ class DenseForm:
     @property
     def still(self) -> bool:
         """Whether a step without a gradient changes nothing."""
-        return self.moving < 0 and self.decay == 0 and all(factor == 1 for factor in self.factors)
+        return not self.moves_weights and all(factor == 1 for factor in self.factors)
+
+    @property
+    def moves_weights(self) -> bool:
+        """Whether a step without a gradient changes weights, and not moments alone."""
+        return self.moving >= 0 or self.decay != 0
 
     @property
     def shrink(self) -> float:

@@ -7,6 +7,7 @@ import numpy as np
 from embedding_store.catch_up.optimizer import CatchUpOptimizer, stamped
 from embedding_store.catch_up.table_steps import TableSteps
 from embedding_store.memory.row_gather import scatter_rows
+from embedding_store.memory.slab import Slab
 from embedding_store.memory.table_rows import MakeRows, TableRows
 from embedding_store.range_pool import RangePool
 from embedding_store.row_optimizer import RowOptimizer
@@ -31,10 +32,21 @@ class CaughtUpRows(TableRows):
 
     def __init__(self, inner: TableRows, steps: TableSteps, step: int | None = None) -> None:
         self._inner, self._steps, self._step = inner, steps, step
+        # Where moments alone decay, weights are what lies there, and are read as any others.
+        self._moving = steps.form.moves_weights
 
     def as_of(self, step: int | None) -> CaughtUpRows:
         """The same rows, to be read as of a step that is remembered."""
         return CaughtUpRows(self._inner, self._steps, step)
+
+    @property
+    def plain(self) -> Float32 | None:
+        """As in `TableRows.plain`."""
+        return None if self._moving else self._inner.plain
+
+    def slabs(self) -> tuple[Slab, ...] | None:
+        """As in `TableRows.slabs`: none where whoever reads has to know of steps."""
+        return None if self._moving else self._inner.slabs()
 
     @property
     def untouched(self) -> np.float32:
@@ -60,6 +72,9 @@ class CaughtUpRows(TableRows):
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
         """As in `TableRows.read`."""
+        if not self._moving:
+            self._inner.read(positions, out, stream)
+            return
         weights, slots = self._inner.plain, self._inner.plain_slots
         live = np.flatnonzero(positions >= 0)
         if weights is None or slots is None:

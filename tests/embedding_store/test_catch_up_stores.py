@@ -307,8 +307,9 @@ def test_workers_do_not_gather_such_rows_for_themselves() -> None:
     with SharedMemoryStore(1) as store:
         store.create_table(table())
         store.create_table(table("plain", optimizer=OptimizerSpec.of("adam")))
+        store.create_table(table("still", optimizer=OptimizerSpec.of("rmsprop", lazy=False)))  # its weights stay
         _, laid_out = store._layout()
-        assert [layout.spec.name for layout, _ in laid_out] == ["plain"]
+        assert [layout.spec.name for layout, _ in laid_out] == ["plain", "still"]
 
 
 def test_fresh_rows_are_what_they_are_put_as() -> None:
