@@ -19,6 +19,7 @@ _BENCHES = (
     "partitions",
     "wire",
     "redis_rows",
+    "redis_commits",
     "tiers",
     "pins",
     "checkpoints",
