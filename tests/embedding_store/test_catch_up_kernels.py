@@ -1,0 +1,38 @@
+"""That LLVM runs the loops over columns many at a time: it says nothing where it does not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numba
+import pytest
+
+from embedding_store.catch_up import kernels, one_pass
+
+ROWS, ONE = numba.float32[:, ::1], numba.int64[::1]
+TYPES = {
+    **dict.fromkeys(("weights", "slots", "gradients", "out", "coefficients"), ROWS),
+    **dict.fromkeys(("places", "positions", "which"), ONE),
+    **dict.fromkeys(("factors", "moving", "divisor", "degree", "dim", "stamp"), numba.int64),
+    "steps": numba.int32[:, ::1],
+    "root": numba.boolean,
+}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "divides"),
+    [
+        (kernels.move_rows, True),
+        (kernels.shrink_slots, False),
+        (one_pass.read_cubic, True),
+        (one_pass.update_adam, True),
+    ],
+)
+def test_columns_are_computed_side_by_side(kernel: Any, divides: bool) -> None:
+    function = kernel.py_func
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    types = tuple(TYPES.get(name, numba.float32) for name in names)
+    (text,) = numba.njit(types, nogil=True, error_model="numpy", fastmath=False)(function).inspect_llvm().values()
+    assert re.search(r"fmul <\d+ x float>", text)
+    assert bool(re.search(r"fdiv <\d+ x float>", text)) == divides
