@@ -22,7 +22,8 @@ def restore_tables(
 
     Rows that the store holds of a table by the same name are forgotten; that
     happens only after all files were read and are whole. An empty store is
-    filled while files are read, and emptied where one of them is damaged.
+    filled while files are read, and emptied where one of them is damaged: tables
+    that were made are dropped again.
 
     Args:
         checkpoint: What to restore.
@@ -45,15 +46,21 @@ def restore_tables(
     there = store.specs()
     if any(name in there and store.row_count(name) for name in names):
         checkpoint.verify()
-    for spec in specs.values():
-        store.create_table(spec)
+    made: list[str] = []
+    begun: list[str] = []
     restored: dict[str, int] = {}
     try:
         for name, spec in specs.items():
+            if store.create_table(spec):
+                made.append(name)
+        for name, spec in specs.items():
+            begun.append(name)
             store.clear(name)
             restored[name] = _restore(checkpoint, store, spec)
     except BaseException:
-        for name in names:
+        for name in made:
+            store.drop_table(name)
+        for name in sorted(set(begun) - set(made)):
             store.clear(name)
         raise
     store.reset_version(checkpoint.version)

@@ -71,6 +71,9 @@ def write_checkpoint(
         draft = files.begin(name)
         manifest = _write_files(files, draft, source, dense, job, progress, base, changes)
         _refuse_other_version(source, progress)
+        if isinstance(source, Pin):
+            # A store that began anew while it was read has no tables, and knows nothing of the pin.
+            source.renew()
         files.commit(draft, name, [memoryview(manifest.to_json().encode())])
     except BaseException as error:
         if draft is not None:

@@ -14,7 +14,7 @@ from embedding_store.errors import BadInput, CheckpointError, Unsupported
 from embedding_store.memory.store import MemoryStore
 from embedding_store.open_store import open_store
 from master.checkpoints.series import CheckpointSeries
-from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, commit, created, dense_of, progress_of, rows
+from tests.master.checkpoints.jobs import AGED, DYNAMIC, FIXED, JOB, commit, created, dense_of, progress_of, rows
 
 
 @pytest.fixture
@@ -122,6 +122,18 @@ def test_restore_to_redis_but_not_into_a_running_job(home: Path, redis_url: str)
     told("restore", home, "--store", redis_url, "--overwrite")
     with open_store(redis_url) as store:
         assert (store.version(), rows(store)) == (2, before)
+
+
+def test_a_store_that_cannot_keep_a_table_is_left_as_it_was(tmp_path: Path, redis_url: str) -> None:
+    with created(MemoryStore(), [AGED, DYNAMIC]) as store:
+        commit(store, {"aged": [1], "dynamic": [2]})
+        series = CheckpointSeries(tmp_path, store)
+        series.begin(store, {}, JOB, progress_of(1))()
+    with pytest.raises(Unsupported, match="table 'aged': redis has no eviction"):
+        told("restore", tmp_path, "--store", redis_url)
+    told("restore", tmp_path, "--store", redis_url, "--tables", "dynamic")
+    with open_store(redis_url) as other:
+        assert sorted(other.specs()) == ["dynamic"]
 
 
 def test_restore_to_memory_is_refused(home: Path) -> None:
