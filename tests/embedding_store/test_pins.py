@@ -25,8 +25,9 @@ from embedding_store.rpc.server import GrpcServer
 from embedding_store.rpc.service import store_service
 from embedding_store.shared.source import SharedSource
 from embedding_store.shared.store import SharedMemoryStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, TableUpdate
+from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import EmbeddingStore, RowBlock, TableUpdate
+from tests.contracts.store_pins import whole
 from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, rows_by_id, update
 
 SPEC = TableSpec("t", 8, None, optimizer=OptimizerSpec.of("adam"))
@@ -77,6 +78,46 @@ def test_a_commit_that_is_larger_than_the_bound_ends_all_pins_and_no_commit() ->
             pin.row_count("t")
         with store.pin() as other:  # what was given up is no hindrance
             assert other.row_count("t") == 3_000
+
+
+def test_what_an_eviction_counts_anew_is_handed_to_the_older_pin() -> None:
+    with MemoryStore(2) as store:
+        store.create_table(TableSpec("t", 2, eviction=EvictionSpec(min_frequency=1, every=4)))
+        commit(store, {"t": update(np.arange(10), 2)})
+        first, told = store.pin(), whole(store, ["t"])
+        commit(store, {"t": update(int64(0), 2)})
+        second, told_later = store.pin(), whole(store, ["t"])
+        for one in (1, 2):
+            commit(store, {"t": update(int64(one), 2)})
+        assert (store.version(), store.row_count("t")) == (4, 10)
+        assert whole(store, ["t"]) != told_later  # version 4 has counted anew
+        assert (whole(first, ["t"]), whole(second, ["t"])) == (told, told_later)
+        second.release()
+        assert whole(first, ["t"]) == told
+
+
+def test_rows_without_a_version_of_their_own_get_none_at_a_pin() -> None:
+    with MemoryStore(2) as store:
+        store.create_table(TableSpec("t", 2, eviction=EvictionSpec(max_age=3)))
+        store.put("t", [RowBlock(np.arange(10), np.ones((10, 2), np.float32), np.empty((10, 0), np.float32))])
+        with store.pin() as pin:
+            told = whole(store, ["t"])
+            commit(store, {"t": update(int64(3), 2)})
+            assert whole(store, ["t"]) != told
+            assert whole(pin, ["t"]) == told
+
+
+def test_a_sketch_that_is_written_does_not_show_in_a_pin() -> None:
+    with MemoryStore(2) as store:
+        store.create_table(TableSpec("t", 2, admission=AdmissionSpec(3, 64)))
+        commit(store, {"t": update(np.arange(5), 2)})
+        counters = store.sightings("t")
+        with store.pin() as pin:
+            store.put_sightings("t", np.zeros(64, np.uint8))
+            np.testing.assert_array_equal(pin.sightings("t"), counters)
+            assert not store.sightings("t").any()  # type: ignore[union-attr]
+            commit(store, {"t": update(np.arange(9), 2)})
+            np.testing.assert_array_equal(pin.sightings("t"), counters)
 
 
 @pytest.mark.parametrize("when", ["add", "take_over"])
