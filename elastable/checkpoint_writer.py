@@ -54,7 +54,7 @@ class CheckpointWriter:
         self.wait()
         version = progress.version
         try:
-            pin = None if self._outrun else self._store.pin(lease_s=_LEASE_S)
+            pin = None if self._outrun else self._store.pin(version, _LEASE_S)
         except Unsupported:
             pin = None
         except ElastableError as error:

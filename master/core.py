@@ -100,7 +100,7 @@ class Master:
             self._metrics,
             self._options,
             lambda lease_s: patiently(
-                lambda: store.pin(lease_s=lease_s), "pinning a version", self._options.commit_deadline_s
+                lambda: store.pin(self._state.version, lease_s), "pinning a version", self._options.commit_deadline_s
             ),
         )
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
