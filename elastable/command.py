@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 import typer
 from rich.console import Console
@@ -40,9 +41,10 @@ def main() -> None:
     try:
         app()
     except ElastableError as error:
-        Console(stderr=True).print(
-            f"[bold red]{type(error).__name__}[/bold red]: {escape(str(error))}", highlight=False, soft_wrap=True
-        )
+        with suppress(OSError):  # its log may lie on the disk that is full; the exit code tells of it, too
+            Console(stderr=True).print(
+                f"[bold red]{type(error).__name__}[/bold red]: {escape(str(error))}", highlight=False, soft_wrap=True
+            )
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
