@@ -222,7 +222,7 @@ class Cluster:
         while process.control is not None:  # what it said last
             self._hear(process)
         code = os.waitstatus_to_exitcode(status)
-        if process.role == "master" and code == 0:
+        if process.role == "master" and code == 0 and not process.superseded:
             self.over = True
         if self.over or process.superseded:
             return
