@@ -19,7 +19,6 @@ __all__ = ["Transaction", "change_if_unchanged", "run_transactions"]
 Transaction = tuple[bytes, Sequence[tuple[Any, ...]]]
 """A key, and commands whose keys all lie where that one lies."""
 
-_ATTEMPTS = 50
 _PAUSE_S = 0.002
 
 
@@ -94,10 +93,10 @@ def change_if_unchanged(
         deadline: Of everything together.
 
     Raises:
-        StoreFailed: a server answered with an error, or others never stopped writing.
-        Unavailable, DeadlineExceeded: naming address and deadline.
+        StoreFailed: a server answered with an error.
+        Unavailable, DeadlineExceeded: naming address and deadline; also where others never stopped writing.
     """
-    for _ in range(_ATTEMPTS):
+    while True:
         topology.call([(watched[0], ("TYPE", watched[0]))], deadline)  # whoever owns the slot now is known
         with topology.connection(watched[0], deadline) as connection:
             answers = connection.call([("WATCH", *watched), *questions], deadline)
@@ -115,4 +114,3 @@ def change_if_unchanged(
         if error is not None and not topology.passes(error):
             raise StoreFailed(f"redis at {topology.url} answered with an error: {error}")
         time.sleep(min(_PAUSE_S, deadline.left(topology.url)))
-    raise StoreFailed(f"redis at {topology.url}: others wrote {_ATTEMPTS} times while this was to be written: {error}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.consistency.protocol import WITHOUT, Broken, Pinner, Reader, Store, World, Writer, steps
+from tests.consistency.protocol import WITHOUT, steps
+from tests.consistency.world import Broken, Pinner, Reader, Store, World, Writer
 
 _MOST_STATES = 400_000
 

@@ -158,6 +158,30 @@ def test_the_version_moves_too(store: RedisStore, redis_cluster_nodes: list[Serv
     migration.close()
 
 
+def test_pins_while_the_registry_moves(store: RedisStore, redis_cluster_nodes: list[Server]) -> None:
+    migration = Migration(redis_cluster_nodes, 0)
+    migration.slot = hash_slot(b"{elastable}:version")
+    owners = [n for n, c in enumerate(migration.clients) if migration.slot in _slots_of(c, migration.ports[n])]
+    migration.source, migration.target = owners[0], (owners[0] + 1) % 3
+    pin = store.pin()
+    migration.begin()
+    for key in migration.keys_left():
+        migration.move(key)
+    store.commit(commit_of(2))
+    finishing = threading.Timer(0.1, migration.finish)
+    finishing.start()
+    pin.renew()  # it waits until the slot has arrived
+    finishing.join(10)
+    with store.pin() as second:
+        assert [told.version for told in store.pins()] == [1, 2]
+        store.recover()
+        store.commit(commit_of(3))
+        np.testing.assert_array_equal(pin.lookup({"t": IDS})["t"], rows_of(1))
+        np.testing.assert_array_equal(second.lookup({"t": IDS})["t"], rows_of(2))
+    pin.release()
+    migration.close()
+
+
 def _slots_of(client: redis.Redis, port: int) -> set[int]:
     ranges = _plain(client.execute_command("CLUSTER SLOTS"))
     return {slot for first, last, node, *_ in ranges if int(node[1]) == port for slot in range(first, last + 1)}
