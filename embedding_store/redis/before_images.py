@@ -20,7 +20,8 @@ from embedding_store.errors import StoreFailed
 from embedding_store.kernel import kernel
 from embedding_store.memory.copy import copy_bytes, put_word
 from embedding_store.redis.block import Block
-from embedding_store.redis.resp_codec import Bytes, Commands, MoreCommands
+from embedding_store.redis.more_commands import MoreCommands
+from embedding_store.redis.resp_codec import Bytes, Commands
 from embedding_store.store import Int64
 
 __all__ = ["FIELD_BYTES", "NO_PIN", "BeforeImage", "Flags", "Moment", "before_bytes", "decode_before", "encode_before"]

@@ -10,8 +10,9 @@ from embedding_store.redis.catalog import Catalog
 from embedding_store.redis.connection import Deadline
 from embedding_store.redis.deletion import deletions, removal, rows_deleted
 from embedding_store.redis.ledger import Kept
+from embedding_store.redis.more_commands import MoreCommands
 from embedding_store.redis.registry import Registry
-from embedding_store.redis.resp_codec import NO_STAMP, MoreCommands
+from embedding_store.redis.resp_codec import NO_STAMP
 from embedding_store.redis.row_update import block_with_slots, refuse_torn_rows, stamps_alone
 from embedding_store.redis.topology import Topology
 from embedding_store.redis.transactions import run_transactions

@@ -12,8 +12,9 @@ from embedding_store.redis.before_images import BeforeImage, Moment
 from embedding_store.redis.catalog import Catalog, TableKeys
 from embedding_store.redis.connection import Deadline
 from embedding_store.redis.deletion import removal
+from embedding_store.redis.more_commands import MoreCommands
 from embedding_store.redis.past_images import fetch_listed
-from embedding_store.redis.resp_codec import COMMAND, MoreCommands
+from embedding_store.redis.resp_codec import COMMAND
 from embedding_store.redis.row_update import block_with_slots
 from embedding_store.redis.schema import STAMP_FIELD
 from embedding_store.redis.topology import Topology

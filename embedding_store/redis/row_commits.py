@@ -22,8 +22,8 @@ from embedding_store.redis.block import Block
 from embedding_store.redis.catalog import Catalog
 from embedding_store.redis.connection import Deadline
 from embedding_store.redis.ledger import Kept
+from embedding_store.redis.more_commands import MoreCommands
 from embedding_store.redis.registry import Registry, read_registry, registry_questions
-from embedding_store.redis.resp_codec import MoreCommands
 from embedding_store.redis.row_update import apply_update, block_with_slots, refuse_torn_rows
 from embedding_store.redis.schema import before_ledger_key, records_key, serial_key, version_key
 from embedding_store.redis.topology import Topology

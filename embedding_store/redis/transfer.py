@@ -13,11 +13,11 @@ from embedding_store.errors import StoreFailed
 from embedding_store.redis.block import Block
 from embedding_store.redis.connection import Deadline
 from embedding_store.redis.exchange import Conversation, Requests, exchange
+from embedding_store.redis.more_commands import MoreCommands
 from embedding_store.redis.resp_codec import (
     NO_STAMP,
     Bytes,
     Commands,
-    MoreCommands,
     encode_reads,
     encode_writes,
     read_sizes,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from embedding_store.errors import StoreFailed
 from embedding_store.redis.before_images import Moment, before_bytes, decode_before, encode_before
 from embedding_store.redis.catalog import Catalog
+from embedding_store.redis.more_commands import MoreCommands
 from embedding_store.redis.resp_answers import parse_answer
-from embedding_store.redis.resp_codec import MoreCommands
 from embedding_store.redis.row_update import block_with_slots
 from embedding_store.redis.schema import TableRecord, partition_of
 from embedding_store.spec import OptimizerSpec, TableSpec
