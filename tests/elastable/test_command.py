@@ -150,7 +150,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Finished]:
         ("mode_unknown", ExitCode.BAD_INPUT, "mode 'eventually': use sync or async"),
         ("resume_from_nowhere", ExitCode.BAD_INPUT, "--resume needs --checkpoint-dir"),
         ("run_dir", ExitCode.BAD_INPUT, "file/runs cannot be written"),
-        ("checkpoint_dir", ExitCode.BAD_INPUT, "file/kept cannot be written"),
+        ("checkpoint_dir", ExitCode.BAD_INPUT, "checkpoints cannot be written to"),
         ("deadline", ExitCode.BAD_INPUT, "deadline must be above 0 seconds"),
         ("master_away", ExitCode.UNAVAILABLE, "127.0.0.1:1 cannot be reached within the deadline of 0.5 s"),
         ("master_address", ExitCode.BAD_INPUT, "address 'nowhere': write host:port"),

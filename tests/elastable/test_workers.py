@@ -107,7 +107,9 @@ class TestAccidents:
         told = json.loads(accidents.status.out)["refusals"]
         assert [(refusal["error"], refusal["count"]) for refusal in told] == [("ModelError", 1), ("BadInput", 1)]
         assert "differs from the master's" in told[0]["message"]
-        assert re.search(r"worker pid \d+ on \S+ failed: ModelError: \S+click_job.py differs from", accidents.master.out)
+        assert re.search(
+            r"worker pid \d+ on \S+ failed: ModelError: \S+click_job.py differs from", accidents.master.out
+        )
         assert re.search(r"worker pid \d+ on \S+ failed: BadInput: data\('train'\) holds 1285", accidents.master.out)
 
     def test_lookup_at_the_master(self, accidents: Accidents) -> None:

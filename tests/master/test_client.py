@@ -78,9 +78,7 @@ class Scripted:
         self._count(worker.incarnation, 1)
         return LocalSession(JOB, lambda: self._count(worker.incarnation, -1), lambda: True)
 
-    def lease_tasks(
-        self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None
-    ) -> Lease:
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
         self._note("lease", incarnation, want, wait_s, holding)
         tasks = (Task(3, TaskKind.TRAIN, 5, 0, 40, 48), Task(3, TaskKind.EVALUATE, 1, 0, 8, 16))
         return Lease(tasks, revoked=tuple(holding or ()))
