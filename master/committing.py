@@ -161,9 +161,14 @@ def commit_rows(
         pause = min(2 * pause, _LONGEST_PAUSE_S)
         try:
             # Only its reply may have been lost.
-            if store.version() != commit.version:
+            if not _stands(store, commit):
                 store.commit(commit)
             return
         except (StoreFailed, Unavailable) as error:
             failure = error
     raise failure
+
+
+def _stands(store: EmbeddingStore, commit: Commit) -> bool:
+    """Whether the commit was made; where another master took the store over, its version of that number is not ours."""
+    return store.version() == commit.version and (not store.keeps_records or store.record() == commit.record)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadGradient, StoreFailed, Unavailable
+from embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
 from embedding_store.memory.store import MemoryStore
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, TableUpdate
@@ -75,3 +77,22 @@ def test_what_is_wrong_with_the_commit_is_not_tried_again() -> None:
     with pytest.raises(BadGradient):
         commit_rows(store, Commit(1, {"t": TableUpdate(np.array([5]), np.ones((1, 2), np.float32))}, 0, {}), 10.0)
     assert time.seconds == 0.0
+
+
+def test_a_version_that_another_master_made_is_not_taken_for_ours() -> None:
+    """The store was taken over while this master's commit hung, and a version of the same number stands there."""
+
+    class TakenOver(Shaky):
+        keeps_records = True
+
+        def record(self) -> bytes | None:
+            return b"theirs"
+
+        def commit(self, commit: Commit) -> None:
+            if not self.script:
+                raise BadInput("taken over")
+            super().commit(commit)
+
+    store, time = TakenOver("lose"), Time()
+    with pytest.raises(BadInput, match="taken over"):
+        commit_rows(store, replace(COMMIT, record=b"ours"), 10.0, time.now, time.sleep)
