@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embedding_store.checks import require_ids
+from embedding_store.errors import TableNotFound
 from embedding_store.spec import TableSpec
 from embedding_store.store import Int64
 from embedding_store.tables.grouping import unique_ids
@@ -39,12 +40,15 @@ def make_id_sets(tables: Sequence[str], calls: Sequence[Int64], specs: Mapping[s
         specs: The tables of the job.
 
     Raises:
+        TableNotFound: the store does not hold it, or lost it.
         IdOutOfRange: an id that a fixed table does not have, naming table, id
             and position.
     """
     unique: dict[str, Int64] = {}
     inverses: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(calls)
     for table in dict.fromkeys(tables):
+        if table not in specs:
+            raise TableNotFound(f"no table {table!r} in the job's store (tables: {', '.join(sorted(specs)) or 'none'})")
         of_table = [call for call, name in enumerate(tables) if name == table]
         ids = calls[of_table[0]] if len(of_table) == 1 else np.concatenate([calls[call] for call in of_table])
         require_ids(specs[table], ids)
