@@ -133,11 +133,11 @@ class _Conductor:
         outcome, cluster = self._outcome, self._cluster
         outcome.divergences += [*cluster.lost, *cluster.close()]
         outcome.gave_up = cluster.gave_up
-        filled = any(fault.action == "fill" and fault.target == "master" for fault in self._schedule.faults)
+        filled, emptied = "fill master" in outcome.struck, "kill store" in outcome.struck
         for told, count in cluster.gave_up.items():
-            excused = self._schedule.kind == "served" or (filled and told.startswith("master 8"))
-            if told.startswith("master") and told.endswith("at work") and not excused:
-                outcome.divergences.append(
-                    f"{told} gave up {count} times, though no fault was longer than its deadline"
-                )
+            role, code, *at_work = told.split(maxsplit=2)
+            if code == "1":
+                outcome.divergences.append(f"{role}: {count} ended with an error that nobody foresaw")
+            elif role == "master" and at_work and not emptied and not (filled and code == "8"):
+                outcome.divergences.append(f"{told}: {count} gave up, though no fault lasted as long as its deadline")
         outcome.missed = [str(fault) for fault in self._pending]

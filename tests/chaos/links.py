@@ -35,6 +35,10 @@ class Timers:
         """Calls `do` once `seconds` have passed."""
         heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), do))
 
+    def at(self, moment: float, do: Callable[[], None]) -> None:
+        """Calls `do` at a moment of `time.monotonic`; of several at one moment the first given comes first."""
+        heapq.heappush(self._due, (moment, next(self._numbers), do))
+
     def run(self) -> float:
         """Does what is due; the seconds until the next one, at most a quarter."""
         while self._due and self._due[0][0] <= time.monotonic():
@@ -51,6 +55,7 @@ class _End:
     size: int = 0
     held: bool = False
     stopped: bool = False
+    due: float = 0.0
     tail: bytes = b""
     peer: _End | None = None
 
@@ -158,8 +163,11 @@ class Link:
     def _take(self, end: _End, received: bytes) -> None:
         """Passes on what came, up to the transaction at which something is to strike."""
         stop, number = self._strike_at(end, received) if self.awaited else (len(received), 0)
-        if self._delay_s:
-            self._timers.after(self._delay_s, lambda: self._pass(end, received[:stop]))
+        now = time.monotonic()
+        # What comes behind something that is delayed stays behind it.
+        end.due = max(end.due, now + self._delay_s)
+        if end.due > now:
+            self._timers.at(end.due, lambda: self._pass(end, received[:stop]))
         else:
             self._pass(end, received[:stop])
         if number:

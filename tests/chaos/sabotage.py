@@ -103,13 +103,13 @@ def _old_checkpoint(role: str) -> None:
         return
     from elastable import prepare
 
-    plain = prepare.find_checkpoint  # type: ignore[attr-defined]
+    plain = prepare.newest_checkpoint  # type: ignore[attr-defined]
 
     def oldest(place: Any) -> Any:
         plain(place)
         return str(min(Path(place).glob("ckpt-*")))
 
-    prepare.find_checkpoint = oldest  # type: ignore[attr-defined]
+    prepare.newest_checkpoint = oldest  # type: ignore[attr-defined]
 
 
 def _forgets_a_partition(role: str) -> None:
@@ -161,9 +161,9 @@ PROOFS: dict[str, Schedule] = {
     "counts-twice": _proof("memory", "sgd"),
     "forgets-a-partition": _proof("redis", "adam", Fault("exec", 101, "kill", "master", 0.1)),
     "forgets-slots": _proof("memory", "adam", Fault("version", 9, "kill", "master", 0.1)),
-    "keeps-nobody-out": _proof("redis", "adam", Fault("exec", 41, "supersede", "master", 1.5)),
     "loses-a-micro-batch": _proof("memory", "adagrad"),
     "old-checkpoint": _proof("memory", "sgd", Fault("version", 9, "kill", "master", 0.1)),
     "repeated-push": _proof("memory", "adagrad", Fault("computed", 30, "cut", "worker-master", 0.1)),
 }
-"""A schedule for each, in which the error shows."""
+"""A schedule for each, in which the error shows. "keeps-nobody-out" has none: it shows only where the first master
+happens to wake up between two commits of the second."""
