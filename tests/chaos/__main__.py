@@ -46,6 +46,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if not run.divergences and not asked.keep:
             shutil.rmtree(run.home, ignore_errors=True)
     if asked.noticed:
+        if not asked.keep:
+            shutil.rmtree(home, ignore_errors=True)
         return print_noticed(runs)
     print_tally(runs)
     failed = any(run.divergences for run in runs)

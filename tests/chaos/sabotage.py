@@ -106,8 +106,8 @@ def _old_checkpoint(role: str) -> None:
     plain = prepare.newest_checkpoint  # type: ignore[attr-defined]
 
     def oldest(place: Any) -> Any:
-        plain(place)
-        return str(min(Path(place).glob("ckpt-*")))
+        newest = plain(place)
+        return newest and str(min(Path(place).glob("ckpt-*")))
 
     prepare.newest_checkpoint = oldest  # type: ignore[attr-defined]
 
