@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import traceback
 from collections import Counter
@@ -97,14 +98,25 @@ def _run_all(
 ) -> Iterator[Run]:
     running: dict[int, tuple[Schedule, Path, str]] = {}
     waiting = list(reversed(asked))
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            schedule, expected, sabotage = waiting.pop()
-            place = home / f"{schedule.kind}-{sabotage or schedule.seed}"
-            running[_fork(schedule, place, expected, sabotage, limit_s)] = (schedule, place, sabotage)
-        pid, status = os.waitpid(-1, 0)
-        if pid in running:
-            yield _read(*running.pop(pid), os.waitstatus_to_exitcode(status))
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                schedule, expected, sabotage = waiting.pop()
+                place = home / f"{schedule.kind}-{sabotage or schedule.seed}"
+                running[_fork(schedule, place, expected, sabotage, limit_s)] = (schedule, place, sabotage)
+            pid, status = os.waitpid(-1, 0)
+            if pid in running:
+                yield _read(*running.pop(pid), os.waitstatus_to_exitcode(status))
+    finally:
+        _interrupt(list(running))
+
+
+def _interrupt(conductors: Sequence[int]) -> None:
+    """Ends conductors before their time, as Ctrl-C does: each ends the processes of its own schedule."""
+    for pid in conductors:
+        os.kill(pid, signal.SIGINT)
+    for pid in conductors:
+        os.waitpid(pid, 0)
 
 
 def _fork(schedule: Schedule, place: Path, expected: Path | None, sabotage: str, limit_s: float) -> int:
