@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from embedding_store.errors import BadInput
 from embedding_store.memory.store import MemoryStore
 from embedding_store.open_store import open_source
 from embedding_store.rpc.remote import RemoteSource
+from embedding_store.rpc.remote_store import RemoteStore
 from embedding_store.store import RowSource
 from master.api import JobStatus
 from master.checkpoints.checkpoint import open_checkpoint
@@ -32,8 +34,10 @@ def status(
 ) -> None:
     """Show how far a job is and who works on it."""
     told = MasterClient(master, deadline_s=deadline).status()
+    with RemoteStore(master, deadline_s=deadline) as store:
+        pins = store.pins()
     if as_json:
-        typer.echo(json.dumps(_as_json(told), indent=2))
+        typer.echo(json.dumps({**_as_json(told), "pins": [asdict(pin) for pin in pins]}, indent=2))
         return
     console = Console()
     table = Table(title=f"job {told.job or '(bare parameter server)'}", show_header=False, title_justify="left")
@@ -51,6 +55,11 @@ def status(
         identity = worker.identity
         workers.add_row(identity.host, str(identity.pid), str(worker.leases), f"{worker.micro_batches:,}")
     console.print(workers)
+    if pins:
+        pinned = Table("version", "seconds left", "rows kept", "bytes", title="pinned versions")
+        for pin in pins:
+            pinned.add_row(f"{pin.version:,}", f"{pin.lease_left_s:.0f}", f"{pin.rows:,}", f"{pin.bytes:,}")
+        console.print(pinned)
     if told.refusals:
         refused = Table("host", "pid", "how many", "why", title="failed workers")
         for refusal in told.refusals:

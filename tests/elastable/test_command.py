@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from elastable.command import app
 from elastable.exit_codes import ExitCode, error_of, exit_code_of
 from embedding_store import errors
+from embedding_store.rpc.remote_store import RemoteStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Int64
 from master.api import AsyncPushId, Push, Slices
@@ -186,6 +187,12 @@ class TestBareServer:
             told = run_elastable("status", "--master", address)
             assert "bare" in told.out
             assert "version" in told.out
+            assert "pinned" not in told.out
+            with RemoteStore(address, deadline_s=30) as store, store.pin(lease_s=600.0):
+                told = run_elastable("status", "--master", address, "--json")
+            (pin,) = json.loads(told.out)["pins"]
+            assert (pin["version"], pin["rows"], pin["bytes"]) == (1, 0, 0)
+            assert 500 < pin["lease_left_s"] <= 600
             occupied = run_elastable("master", "--listen", address)
             assert occupied.code == ExitCode.BAD_INPUT
             assert f"cannot listen on {address}: Address already in use" in occupied.err
