@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # whose threads would not survive a fork
@@ -26,7 +26,8 @@ from tests.chaos.verdict import divergences, ending_of
 __all__ = ["main"]
 
 _PAUSE_S = 0.06
-_VERSIONS_A_SECOND = 6.0  # of two workers that read so slowly, one of whom has just been killed
+_PACE_VERSIONS = 480  # of an undisturbed job of one worker, by which the machine's pace is taken
+_TWO_WORKERS = 1.5  # times that pace, where one is killed now and then; the start is not counted any more
 _EVERY = 48  # versions between checkpoints, and between evaluations
 _WARM_UP = 0.2  # of the time; then the first part is compared with the last
 _PART = 0.2
@@ -64,11 +65,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", choices=KINDS, default="memory", help="of store [memory]")
     parser.add_argument("--model", choices=("keras", "light"), default="keras")
     asked = parser.parse_args(words)
-    shape = Shape(asked.model, "adagrad", 4)
-    epochs = max(2, round(60 * asked.minutes * _VERSIONS_A_SECOND * shape.epochs / shape.versions))
-    shape = Shape(asked.model, "adagrad", 4, epochs)
-    schedule = Schedule(asked.kind, 0, shape, 2, _EVERY, _EVERY, "auto", (), keep=3, pause_s=_PAUSE_S)
     home = Path(tempfile.mkdtemp(prefix="soak-", dir=fast_folder()))
+    shape = Shape(asked.model, "adagrad", 4)
+    began, short = time.monotonic(), replace(shape, epochs=_PACE_VERSIONS * shape.epochs // shape.versions)
+    run_undisturbed(short, home / "pace", _EVERY, 10 * LIMIT_S)
+    pace = _TWO_WORKERS * short.versions / (time.monotonic() - began)
+    shape = replace(shape, epochs=max(2, round(60 * asked.minutes * pace * shape.epochs / shape.versions)))
+    schedule = Schedule(asked.kind, 0, shape, 2, _EVERY, _EVERY, "auto", (), keep=3, pause_s=_PAUSE_S)
     print(f"{shape.versions:,} versions of {shape.epochs:,} epochs; first without any disturbance", flush=True)
     expected = run_undisturbed(shape, home / "calm", _EVERY, 10 * LIMIT_S + 60 * asked.minutes)
     print("   minute  version  killed  workers   master MB  threads  descriptors", flush=True)
