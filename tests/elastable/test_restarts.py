@@ -107,7 +107,10 @@ class TestRestarts:
         assert 0 < int(begun[1][0]) <= 11 < int(begun[2][0]) <= 22
 
     def test_the_workers_are_the_same_processes_and_both_did_their_part(self, restarts: Restarts) -> None:
+        # One that was slow to start may have met the second master first.
+        joined = sorted(worker.err.count("joining again") for worker in restarts.workers)
+        assert joined[0] >= 1
+        assert joined[-1] >= 2
         for worker in restarts.workers:
-            assert worker.err.count("joining again") >= 2
             (counted,) = re.findall(r"(\d+) micro-batches counted; the job is over", worker.err)
             assert int(counted) > 10
