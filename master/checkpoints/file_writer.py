@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,7 @@ from typing import Self
 from master.api import Tensor
 from master.checkpoints.files import CheckpointFiles
 from master.checkpoints.manifest import FileEntry
+from master.checkpoints.restraint import Restraint
 from master.checkpoints.tensor_file import parts_of
 from master.checkpoints.threads import FewAtOnce
 
@@ -32,6 +34,7 @@ class FileWriter:
         self._draft = draft
         self._note = note
         self._threads: FewAtOnce[tuple[str, FileEntry]] = FewAtOnce(beside)
+        self._restraint = Restraint() if beside else None
 
     def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
         """Hands a file over: `tensors` as of `parts_of`; nobody may change them any more.
@@ -49,9 +52,14 @@ class FileWriter:
         parts = parts_of(tensors, self._note)
         digest = hashlib.sha256()
         for part in parts:
-            digest.update(part)
-        self._files.write(f"{self._draft}/{name}", parts)
+            with self._working():
+                digest.update(part)
+        with self._working():
+            self._files.write(f"{self._draft}/{name}", parts)
         return name, FileEntry(digest.hexdigest(), sum(len(part) for part in parts))
+
+    def _working(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._restraint is None else self._restraint.working()
 
     def __enter__(self) -> Self:
         self._threads.__enter__()
