@@ -44,6 +44,7 @@ class Process:
         pid: Its process id.
         control: To its gates; None: it has closed its end.
         pidfd: Becomes readable when it ends.
+        saved: The newest version in a whole checkpoint when it was started.
         killed: Whether it was, by a fault, or has been given up for another in its place.
         at_work: Of a master: whether its job has begun.
     """
@@ -53,6 +54,7 @@ class Process:
     pid: int
     control: socket.socket | None
     pidfd: int
+    saved: int
     killed: bool = False
     superseded: bool = False
     at_work: bool = False
@@ -141,11 +143,12 @@ class Cluster:
         log = self.home / f"{role}-{number}.log"
         if life > self._most_lives:
             raise Failed(f"{role} {number} has lived {self._most_lives} times; see {log}")
+        saved = self.saved()
         shape = self.schedule.shape
         plan = ChildPlan(
             role=role,
             model=shape.model,
-            arguments=arguments_of(self.schedule, role, number, self.home, self.links, self.saved()),
+            arguments=arguments_of(self.schedule, role, number, self.home, self.links, saved),
             log=log,
             environment={
                 "CHAOS_OPTIMIZER": shape.optimizer,
@@ -159,7 +162,7 @@ class Cluster:
             sabotage=self._sabotage,
         )
         pid, control = fork_child(plan)
-        process = Process(role, number, pid, control, os.pidfd_open(pid))
+        process = Process(role, number, pid, control, os.pidfd_open(pid), saved)
         self.processes[pid] = process
         self.selector.register(control, selectors.EVENT_READ, lambda _: self._hear(process))
         self.selector.register(process.pidfd, selectors.EVENT_READ, lambda _: self._bury(process))
@@ -208,7 +211,9 @@ class Cluster:
                 link.target = port
         elif "begins" in message:
             process.at_work = True
-            promised = self.acknowledged if self.schedule.kind == "redis" else self.saved()
+            # A superseded master that wakes up may complete its checkpoint after its successor has looked for one;
+            # to Redis it can commit nothing any more.
+            promised = self.acknowledged if self.schedule.kind == "redis" else process.saved
             if message["begins"] < promised:
                 self.lost.append(f"version {promised} stood, and the master goes on at {message['begins']}")
         elif "version" in message:
