@@ -161,35 +161,40 @@ class CachedSource(RowSource):
 
     def _look_up(self, ids: Mapping[str, Int64], version: int | None, promote: bool) -> dict[str, Float32]:
         for _ in range(_ATTEMPTS):
-            wanted = self._current() if version is None else version
-            try:
-                return self._look_up_at(ids, wanted, promote)
-            except StaleVersion:
-                if version is not None:
-                    raise
-                self._mistaken(wanted)
+            with self._lock.reading():
+                self._require_open()
+                # Asked for in here: where only this process commits, no commit makes it stale before the rows are read.
+                wanted = self._current() if version is None else version
+                epoch = self._epoch
+                try:
+                    rows, fetched = self._look_up_at(ids, wanted, promote)
+                except StaleVersion:
+                    if version is not None:
+                        raise
+                    rows = None
+            if rows is not None:
+                if promote and fetched:
+                    self._admit(fetched, wanted, epoch)
+                return rows
+            self._mistaken(wanted)
         return self._source.lookup(ids)  # versions come faster than lookups
 
     def _current(self) -> int:
-        """The version that a lookup without one is answered at."""
+        """The version that a lookup without one is answered at; by a holder of the lock."""
         return self._source.version()
 
     def _mistaken(self, version: int) -> None:
         """The version that was taken for the current one is past."""
 
-    def _look_up_at(self, ids: Mapping[str, Int64], version: int, promote: bool) -> dict[str, Float32]:
-        with self._lock.reading():
-            self._require_open()
-            epoch = self._epoch
-            caches = {name: self._cache(name) for name in ids}
-            if self._at == version and None not in caches.values():
-                rows, fetched = self._look_up_held(ids, caches, version, promote)
-            else:
-                rows = self._source.lookup(ids, version)
-                fetched = {name: _whole(ids[name], found) for name, found in rows.items()}
-        if promote and fetched:
-            self._admit(fetched, version, epoch)
-        return rows
+    def _look_up_at(
+        self, ids: Mapping[str, Int64], version: int, promote: bool
+    ) -> tuple[dict[str, Float32], dict[str, _Fetched]]:
+        """Rows at a version, and those of them that were not held; by a holder of the lock."""
+        caches = {name: self._cache(name) for name in ids}
+        if self._at == version and None not in caches.values():
+            return self._look_up_held(ids, caches, version, promote)
+        rows = self._source.lookup(ids, version)
+        return rows, {name: _whole(ids[name], found) for name, found in rows.items()}
 
     def _look_up_held(
         self, ids: Mapping[str, Int64], caches: Mapping[str, CachedRows | None], version: int, counted: bool

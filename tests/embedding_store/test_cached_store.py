@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +22,7 @@ from embedding_store.redis.store import RedisStore
 from embedding_store.spec import EvictionSpec, OptimizerSpec, TableSpec
 from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
 from tests.contracts.store_contract import StoreContract
-from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
+from tests.contracts.store_samples import JOIN_S, MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
 
 MIB = 1 << 20
 
@@ -255,3 +256,33 @@ def test_a_closed_store_says_so() -> None:
     store.close()
     with pytest.raises(StoreFailed, match="closed"):
         store.lookup({"cities": int64(1)})
+
+
+def test_commits_that_hurry_never_make_a_lookup_ask_without_a_version() -> None:
+    """Without one, rows of a Redis store may be of two versions."""
+    store = filled()
+    versions, lookup = list[int | None](), store.lookup
+
+    def asked(ids: dict[str, np.ndarray], version: int | None = None) -> dict[str, np.ndarray]:
+        versions.append(version)
+        return lookup(ids, version)
+
+    store.lookup = asked  # type: ignore[method-assign, assignment]
+    committers = list[threading.Thread]()
+
+    class Hurried(CachedStore):
+        """A commit begins whenever a lookup has learned which version stands."""
+
+        def _current(self) -> int:
+            at = super()._current()
+            committers.append(threading.Thread(target=commit, args=(self, {"cities": update(int64(1), 4)})))
+            committers[-1].start()
+            committers[-1].join(0.2)  # it must wait for the lookup
+            return at
+
+    with Hurried(store, rows=64) as cached:
+        cached.lookup({"cities": int64(1, 2)})
+        for committer in committers:
+            committer.join(JOIN_S)
+            assert not committer.is_alive()
+    assert versions == [1]
