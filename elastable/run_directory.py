@@ -47,12 +47,12 @@ class RunDirectory:
         self.path = path
         try:
             path.mkdir(parents=True)
+            self._events = tf.summary.create_file_writer(str(path / "tensorboard"))
             self._metrics = (path / "metrics.jsonl").open("a", buffering=1)
-        except OSError as error:
+        except (OSError, tf.errors.OpError) as error:
             raise BadInput(f"run directory {path} cannot be written: {error}") from error
         self._closed = False
         self._warned = False
-        self._events = tf.summary.create_file_writer(str(path / "tensorboard"))
         self._lines: list[dict[str, Any]] = []
         self._started = time.time()
 

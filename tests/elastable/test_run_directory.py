@@ -49,3 +49,10 @@ def test_a_result_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> N
     with full_disk(), pytest.raises(BadInput, match=f"run directory {run.path} cannot be written"):
         run.finish({"version": 40})
     run.close()
+
+
+def test_a_run_that_begins_on_a_full_disk_is_refused_by_name(tmp_path: Path) -> None:
+    """TensorBoard's file is the first that is written to."""
+    with full_disk(), pytest.raises(BadInput, match=rf"run directory {tmp_path}/\S+ cannot be written.*tensorboard"):
+        RunDirectory.create(tmp_path)
+    RunDirectory.create(tmp_path).close()
