@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
-from embedding_store.pin_keeper import kept
+from embedding_store.pin_keeper import PinKeeper
 from embedding_store.pins import Pin
 from embedding_store.store import EmbeddingStore
 from master.api import Tensor
@@ -93,7 +93,7 @@ class CheckpointWriter:
         self._thread.shutdown()
 
     def _from_pin(self, pin: Pin, write: Callable[[], str], version: int) -> None:
-        with kept(pin, _RENEW_EVERY_S):
+        with PinKeeper(pin, _RENEW_EVERY_S, f"the checkpoint of version {version}"):
             self._warned(write, version)
 
     def _warned(self, write: Callable[[], str], version: int) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import cast
 
 import numpy as np
 
-from embedding_store.errors import ElastableError, StoreFailed, Unavailable
 from embedding_store.row_optimizer import follows_steps
 from embedding_store.store import Commit, EmbeddingStore
 from master.accumulate import Accumulated, accumulate
@@ -18,15 +17,11 @@ from master.api import JobSpec, Push
 from master.clipping import clip
 from master.dense import DensePart
 from master.keras_optimizer import Clipping
+from master.patience import patiently
 from master.progress import Progress
 from master.version_record import VersionRecord, job_as_json
 
 __all__ = ["Committer", "commit_rows"]
-
-_log = logging.getLogger(__name__)
-
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,25 +143,14 @@ def commit_rows(
     Raises:
         StoreFailed, Unavailable: the last failure before the deadline.
     """
-    give_up = now() + deadline_s
-    pause = _FIRST_PAUSE_S
-    try:
-        store.commit(commit)
-        return
-    except (StoreFailed, Unavailable) as error:
-        failure: ElastableError = error
-    while now() + pause <= give_up:
-        _log.warning("commit of version %d failed, trying again: %s", commit.version, failure)
-        sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
-        try:
-            # Only its reply may have been lost.
-            if not _stands(store, commit):
-                store.commit(commit)
-            return
-        except (StoreFailed, Unavailable) as error:
-            failure = error
-    raise failure
+    attempts = count()
+
+    def attempt() -> None:
+        # Only the reply of one before may have been lost.
+        if not next(attempts) or not _stands(store, commit):
+            store.commit(commit)
+
+    patiently(attempt, f"commit of version {commit.version}", deadline_s, now, sleep)
 
 
 def _stands(store: EmbeddingStore, commit: Commit) -> bool:

@@ -153,10 +153,10 @@ class Driver:
         evaluation.end()
         self._hooks.on_evaluation(version, self._metrics.results(total, "val_"))
 
-    def _keep_beside(self) -> None:
-        """Renews what is pinned for evaluations; one that cannot be read any more is given up."""
+    def _give_up_unreadable(self) -> None:
+        """Evaluations beside training whose version cannot be read any more."""
         for version, evaluation in tuple(self._state.beside.items()):
-            if not evaluation.keep():
+            if not evaluation.stands():
                 with self._changed:
                     self._state.take_evaluation_total(version)
                     del self._state.beside[version]
@@ -225,7 +225,7 @@ class Driver:
         """
         alone_since = time.monotonic()
         while True:
-            self._keep_beside()
+            self._give_up_unreadable()
             with self._changed:
                 if (work := self._state.next_work()) is not None:
                     return work

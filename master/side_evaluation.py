@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
 
-from embedding_store.errors import ElastableError, StaleVersion
+from embedding_store.pin_keeper import PinKeeper
 from embedding_store.pins import Pin
 from master.api import DenseSnapshot
 
@@ -20,39 +18,25 @@ _RENEW_EVERY_S = LEASE_S / 6
 
 
 class SideEvaluation:
-    """Holds what an evaluation reads, rows and dense part, at its version.
+    """Holds what an evaluation reads, rows and dense part, at its version, until `end`.
 
     Args:
         snapshot: The dense part of the version.
         pin: Keeps its rows readable; taken over.
-        now: Monotonic clock, in seconds.
+        renew_every_s: Seconds from one renewal of the pin to the next.
     """
 
-    def __init__(self, snapshot: DenseSnapshot, pin: Pin, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, snapshot: DenseSnapshot, pin: Pin, renew_every_s: float = _RENEW_EVERY_S) -> None:
         self.snapshot = snapshot
-        self._pin = pin
-        self._now = now
-        self._renewed = now()
+        self._keeper = PinKeeper(pin, renew_every_s, f"the evaluation of version {snapshot.version}")
 
-    def keep(self) -> bool:
-        """Renews the pin when it is time; False once the version is not readable any more."""
-        if self._now() - self._renewed < _RENEW_EVERY_S:
+    def stands(self) -> bool:
+        """Whether the version is readable still, as far as is known."""
+        if self._keeper.gone is None:
             return True
-        try:
-            self._pin.renew()
-        except StaleVersion as gone:
-            _log.warning("the evaluation of version %d is given up: %s", self.snapshot.version, gone)
-            return False
-        except ElastableError as error:
-            # A store that is away may come back before the lease ends; its commits say so louder.
-            _log.warning("the pin of version %d was not renewed: %s", self.snapshot.version, error)
-            return True
-        self._renewed = self._now()
-        return True
+        _log.warning("the evaluation of version %d is given up: %s", self.snapshot.version, self._keeper.gone)
+        return False
 
     def end(self) -> None:
         """Lets go of the version."""
-        try:
-            self._pin.release()
-        except ElastableError as error:
-            _log.warning("the pin of version %d ends with its lease: %s", self.snapshot.version, error)
+        self._keeper.close()

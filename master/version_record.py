@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from embedding_store.errors import CheckpointError
 from embedding_store.redis.url import redacted
 from master.api import JobSpec, Tensor
+from master.checkpoints.tensor_file import parts_of, tensors_in
 from master.progress import Progress
-from master.tensor_bytes import from_plain, to_plain
 
 __all__ = ["VersionRecord", "job_as_json"]
 
 _FORMAT = 1
+_NOTE = "elastable"
 
 
 def job_as_json(job: JobSpec) -> dict[str, Any]:
@@ -51,15 +50,9 @@ class VersionRecord:
         """As one safetensors file; every number to the bit."""
         progress = dataclasses.replace(self.progress, metrics=())
         metrics = {f"metrics/{place:05d}": np.asarray(tensor) for place, tensor in enumerate(self.progress.metrics)}
-        tensors, dtypes = to_plain({**metrics, **{f"dense/{key}": tensor for key, tensor in self.dense.items()}})
-        told = {
-            "format": _FORMAT,
-            "job": dict(self.job),
-            "progress": json.loads(progress.to_json()),
-            "dtypes": dtypes,
-        }
-        saved: bytes = save({"told": np.frombuffer(json.dumps(told).encode(), np.uint8), **tensors})
-        return saved
+        tensors = {**metrics, **{f"dense/{key}": np.asarray(tensor) for key, tensor in self.dense.items()}}
+        told = {"format": _FORMAT, "job": dict(self.job), "progress": json.loads(progress.to_json())}
+        return b"".join(parts_of({key: [tensor] for key, tensor in tensors.items()}, {_NOTE: json.dumps(told)}))
 
     @classmethod
     def from_bytes(cls, record: bytes) -> Self:
@@ -69,14 +62,13 @@ class VersionRecord:
             CheckpointError: the bytes are nothing of the kind.
         """
         try:
-            tensors = load(record)
-            told = json.loads(tensors.pop("told").tobytes())
+            tensors, note = tensors_in(np.frombuffer(record, np.uint8))
+            told = json.loads(note[_NOTE])
             if told["format"] != _FORMAT:
                 raise CheckpointError(f"the store's record has format {told['format']!r}; this version reads {_FORMAT}")
-            tensors = from_plain(tensors, told["dtypes"])
             metrics = tuple(tensors[key] for key in sorted(tensors) if key.startswith("metrics/"))
             progress = dataclasses.replace(Progress.from_json(json.dumps(told["progress"])), metrics=metrics)
             dense = {key.removeprefix("dense/"): tensors[key] for key in tensors if key.startswith("dense/")}
             return cls(told["job"], progress, dense)
-        except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError) as error:
             raise CheckpointError(f"{len(record)} bytes in the store are no record of a version: {error}") from error

@@ -1,0 +1,78 @@
+"""A pin outlives its lease while somebody keeps it, and no longer."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+
+from embedding_store.errors import Unavailable
+from embedding_store.memory.store import MemoryStore
+from embedding_store.pin_keeper import PinKeeper
+from embedding_store.pins import Pin
+from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, update
+
+LEASE_S = 1.0
+
+
+def until(true: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + JOIN_S
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def filled() -> MemoryStore:
+    store = MemoryStore(threads=1)
+    store.create_table(fixed())
+    commit(store, {"cities": update(int64(1, 2), 4)})  # kernels are loaded now, and not within a lease
+    return store
+
+
+def test_a_pin_outlives_its_lease_until_its_keeper_is_closed() -> None:
+    with filled() as store:
+        pin = store.pin(lease_s=LEASE_S)
+        with PinKeeper(pin, LEASE_S / 8, "a test") as keeper:
+            commit(store, {"cities": update(int64(3, 4), 4)})
+            time.sleep(2 * LEASE_S)
+            assert keeper.pin.row_count("cities") == 2
+            assert keeper.gone is None
+        assert store.pins() == ()
+        keeper.close()
+
+
+def test_a_pin_that_is_gone_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    with filled() as store, PinKeeper(store.pin(), 0.01, "a test") as keeper, caplog.at_level(logging.WARNING):
+        commit(store, {"cities": update(int64(1, 2), 4)})
+        keeper.pin.release()
+        until(lambda: keeper.gone is not None)
+        assert "the pin of version 1 is gone: it was released" in str(keeper.gone)
+    assert caplog.messages == []
+
+
+def test_a_store_that_is_away_is_asked_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with filled() as store:
+        pin = store.pin(lease_s=LEASE_S)
+        renew, failures = pin.renew, [Unavailable("redis at 1.2.3.4 broke")]
+
+        def away(lease_s: float | None = None) -> None:
+            if failures:
+                raise failures.pop()
+            renew(lease_s)
+
+        def broken(self: Pin) -> None:
+            raise Unavailable("redis at 1.2.3.4 is gone")
+
+        monkeypatch.setattr(pin, "renew", away)
+        with caplog.at_level(logging.WARNING), PinKeeper(pin, LEASE_S / 8, "a test") as keeper:
+            time.sleep(2 * LEASE_S)
+            assert keeper.gone is None
+            assert [told.version for told in store.pins()] == [1]
+            monkeypatch.setattr(type(pin), "release", broken)
+        monkeypatch.undo()
+        assert caplog.messages == [
+            "the pin for a test was not renewed: redis at 1.2.3.4 broke",
+            "the pin for a test ends with its lease: redis at 1.2.3.4 is gone",
+        ]

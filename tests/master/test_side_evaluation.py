@@ -1,0 +1,49 @@
+"""An evaluation's version stays readable while its master is busy, and is given up once it is gone."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import StaleVersion
+from embedding_store.memory.store import MemoryStore
+from master.api import DenseSnapshot
+from master.side_evaluation import SideEvaluation
+from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, update
+
+SNAPSHOT = DenseSnapshot(0, (np.ones(2, np.float32),), ())
+
+
+def test_it_needs_nobody_to_renew_its_pin() -> None:
+    """A callback of the job that takes longer than the lease gives no evaluation up."""
+    with MemoryStore(threads=1) as store:
+        store.create_table(fixed())
+        commit(store, {"cities": update(int64(1, 2), 4)})  # kernels are loaded now, and not within a lease
+        store.reset_version(0)
+        evaluation = SideEvaluation(SNAPSHOT, store.pin(lease_s=1.0), renew_every_s=0.05)
+        commit(store, {"cities": update(int64(1, 2), 4)})
+        time.sleep(2.0)
+        store.lookup({"cities": int64(1)}, version=0)
+        assert evaluation.stands()
+        evaluation.end()
+        assert not store.pins()
+        with pytest.raises(StaleVersion):
+            store.lookup({"cities": int64(1)}, version=0)
+
+
+def test_one_whose_version_is_gone_is_given_up_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    with MemoryStore(threads=1, before_image_bytes=100) as store, caplog.at_level(logging.WARNING):
+        store.create_table(fixed())
+        evaluation = SideEvaluation(SNAPSHOT, store.pin(), renew_every_s=0.01)
+        commit(store, {"cities": update(np.arange(90), 4)})  # more than the store keeps before-images of
+        give_up = time.monotonic() + JOIN_S
+        while evaluation.stands():
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        evaluation.end()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("the evaluation of version 0 is given up: the pin of version 0 is gone")
+    assert "before_image_bytes allows 100" in caplog.messages[0]
