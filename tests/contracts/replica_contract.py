@@ -1,0 +1,201 @@
+"""What every kind of replica group must do. A subclass says how a function is run in all members of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from embedding_store.errors import BadInput, DeadlineExceeded, Unavailable
+from worker.replicas.group import ReplicaGroup
+from worker.replicas.grouping import CommGroup
+
+Run = Callable[..., list[Any]]
+"""`run(size, work, deadline_s=...)`: what `work(group)` returned, by rank."""
+
+
+def _all_gather(group: ReplicaGroup) -> Any:
+    return [group.all_gather(array) for array in _arrays(group.rank)]
+
+
+def _arrays(rank: int) -> list[np.ndarray[Any, Any]]:
+    return [
+        np.arange(6, dtype=np.float32).reshape(2, 3) + rank,
+        np.array(rank, np.int64),
+        np.zeros((0, 4), np.float16),
+        np.full((3, 1), rank % 2 == 0),
+        np.arange(8, dtype=np.float64).reshape(2, 4).T * rank,  # not contiguous
+    ]
+
+
+class ReplicaContract:
+    """`run` is a fixture."""
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 4])
+    def test_all_gather(self, run: Run, size: int) -> None:
+        expected = [np.stack(arrays) for arrays in zip(*(_arrays(rank) for rank in range(size)), strict=True)]
+        for found in run(size, _all_gather):
+            for ours, theirs in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(ours, theirs, strict=True)
+
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_all_gather_of_uneven_lengths(self, run: Run, size: int) -> None:
+        def work(group: ReplicaGroup) -> Any:
+            return group.all_gather_uneven(np.full((group.rank * 2, 3), group.rank, np.int32))
+
+        for found in run(size, work):
+            for rank, block in enumerate(found):
+                np.testing.assert_array_equal(block, np.full((rank * 2, 3), rank, np.int32), strict=True)
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 4])
+    def test_all_to_all(self, run: Run, size: int) -> None:
+        def work(group: ReplicaGroup) -> Any:
+            return group.all_to_all(np.array([[group.rank, to] for to in range(size)], np.int64))
+
+        for rank, found in enumerate(run(size, work)):
+            np.testing.assert_array_equal(found, [[sender, rank] for sender in range(size)])
+
+    @pytest.mark.parametrize("size", [1, 2, 4])
+    def test_all_to_all_of_uneven_lengths(self, run: Run, size: int) -> None:
+        def work(group: ReplicaGroup) -> Any:
+            blocks = [np.full((group.rank + to, 2), 10 * group.rank + to, np.float32) for to in range(size)]
+            return group.all_to_all_uneven(blocks)
+
+        for rank, found in enumerate(run(size, work)):
+            for sender, block in enumerate(found):
+                np.testing.assert_array_equal(block, np.full((sender + rank, 2), 10 * sender + rank, np.float32))
+
+    def test_reduce_scatter(self, run: Run) -> None:
+        """Source: PopART, collectives over 4 replicas and over consecutive pairs."""
+
+        def work(group: ReplicaGroup) -> Any:
+            pair = group.subgroup(CommGroup("consecutive", 2))
+            values = np.arange(12, dtype=np.float32)
+            return group.reduce_scatter(values.reshape(4, 3)), pair.reduce_scatter(values.reshape(2, 6))
+
+        for rank, (of_all, of_pair) in enumerate(run(4, work)):
+            np.testing.assert_array_equal(of_all, 4 * np.arange(12).reshape(4, 3)[rank])
+            np.testing.assert_array_equal(of_pair, 2 * np.arange(12).reshape(2, 6)[rank % 2])
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 4])
+    @pytest.mark.parametrize("reduction", ["sum", "max", "min"])
+    def test_all_reduce_folds_in_rank_order(self, run: Run, size: int, reduction: str) -> None:
+        values = np.random.default_rng(7).normal(size=(size, 5, 3)).astype(np.float32)
+        folded = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduction]
+        expected = values[0]
+        for row in values[1:]:
+            expected = folded(expected, row)
+        for found in run(size, lambda group: group.all_reduce(values[group.rank], reduction)):
+            np.testing.assert_array_equal(found, expected, strict=True)
+        for found in run(size, lambda group: group.all_reduce(np.float64(group.rank + 1), reduction)):
+            assert found == {"sum": size * (size + 1) / 2, "max": size, "min": 1}[reduction]
+
+    def test_broadcast_and_barrier(self, run: Run) -> None:
+        def work(group: ReplicaGroup) -> Any:
+            group.barrier()
+            return group.broadcast(np.full((2, 2), group.rank, np.int16), root=2)
+
+        for found in run(3, work):
+            np.testing.assert_array_equal(found, np.full((2, 2), 2, np.int16), strict=True)
+
+    def test_what_was_handed_in_is_free_again(self, run: Run) -> None:
+        def work(group: ReplicaGroup) -> Any:
+            mine, found = np.zeros((group.size, 4), np.int64), []
+            for step in range(20):
+                mine[:] = 100 * step + group.rank
+                found.append(group.all_to_all(mine))
+            return found
+
+        for found in run(3, work):
+            for step, rows in enumerate(found):
+                np.testing.assert_array_equal(rows, [[100 * step + sender] * 4 for sender in range(3)])
+
+    def test_subgroups(self, run: Run) -> None:
+        def work(group: ReplicaGroup) -> Any:
+            columns = group.subgroup(CommGroup("orthogonal", 2))
+            everyone = columns.all_gather(np.array(group.rank))
+            alone = columns.subgroup(CommGroup("consecutive", 1))
+            return columns.rank, columns.ranks, everyone.tolist(), alone.ranks
+
+        assert run(4, work) == [
+            (0, (0, 2), [0, 2], (0,)),
+            (0, (1, 3), [1, 3], (1,)),
+            (1, (0, 2), [0, 2], (2,)),
+            (1, (1, 3), [1, 3], (3,)),
+        ]
+
+    def test_bytes_sent_are_those_to_others(self, run: Run) -> None:
+        def work(group: ReplicaGroup) -> Any:
+            told = []
+            for exchange in (
+                lambda: group.all_gather(np.zeros(10, np.float32)),
+                lambda: group.all_to_all(np.zeros((3, 10), np.float32)),
+                lambda: group.all_reduce(np.zeros(30, np.float32)),
+                lambda: group.subgroup(CommGroup("consecutive", 1)).all_gather(np.zeros(10)),
+            ):
+                before = group.bytes_sent
+                exchange()
+                told.append(group.bytes_sent - before)
+            return told
+
+        assert run(3, work) == [[80, 80, 160, 0]] * 3
+
+    def test_members_that_differ_are_told(self, run: Run) -> None:
+        def lengths(group: ReplicaGroup) -> Any:
+            return group.all_gather(np.zeros(2 + group.rank, np.float32))
+
+        def calls(group: ReplicaGroup) -> Any:
+            return group.all_gather(np.zeros(2)) if group.rank else group.all_to_all(np.zeros((2, 2)))
+
+        with pytest.raises(BadInput, match=r"rank 0 calls all_gather of float32 \[2\], and rank 1 all_gather .*\[3\]"):
+            run(2, lengths)
+        with pytest.raises(BadInput, match=r"rank 0 calls all_to_all.*, and rank 1 all_gather"):
+            run(2, calls)
+
+    @pytest.mark.parametrize(
+        ("call", "told"),
+        [
+            (lambda group: group.all_to_all(np.zeros((3, 2))), r"an array \[2, ...\].*got \[3, 2\]"),
+            (lambda group: group.reduce_scatter(np.float32(1)), r"an array \[2, ...\].*got \[\]"),
+            (lambda group: group.all_to_all_uneven([np.zeros(1)]), "for each of 2 members.*got 1"),
+            (lambda group: group.all_to_all_uneven([np.zeros(1), np.zeros(1, np.int8)]), "of one dtype"),
+            (lambda group: group.all_gather_uneven(np.zeros(())), "rank 0"),
+            (lambda group: group.all_reduce(np.zeros(2), "mean"), "reduction 'mean': known are sum, max, min"),
+            (lambda group: group.broadcast(np.zeros(2), root=2), "from rank 2: the ranks are 0 to 1"),
+            (lambda group: group.subgroup(CommGroup("consecutive", 3)), "3 does not divide 2 replicas"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, run: Run, call: Callable[[ReplicaGroup], Any], told: str) -> None:
+        with pytest.raises(BadInput, match=told):
+            run(2, call)
+
+    def test_one_that_does_not_come_is_named(self, run: Run) -> None:
+        def work(group: ReplicaGroup) -> Any:
+            if group.rank == 1:
+                return None if group.ranks else group.barrier()
+            with pytest.raises((DeadlineExceeded, Unavailable), match="rank 1"):
+                group.all_gather(np.zeros(2))
+            with pytest.raises((DeadlineExceeded, Unavailable), match="rank 1"):  # it has failed once and for all
+                group.barrier()
+            return "told"
+
+        assert run(3, work, deadline_s=1.0) == ["told", None, "told"]
+
+    def test_one_that_fails_fails_the_others_by_its_rank(self, run: Run) -> None:
+        told = list[str]()
+
+        def work(group: ReplicaGroup) -> Any:
+            if group.rank == 2:
+                raise ValueError("no such entity")
+            try:
+                group.subgroup(CommGroup("all")).barrier()
+            except Unavailable as error:
+                told.append(str(error))
+                raise
+
+        with pytest.raises(ValueError, match="no such entity"):
+            run(3, work)
+        assert len(told) == 2
+        assert all("rank 2" in one and "no such entity" in one for one in told)

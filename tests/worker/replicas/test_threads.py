@@ -1,0 +1,40 @@
+"""Groups of threads keep the contract of replica groups."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from embedding_store.errors import BadInput, DeadlineExceeded
+from tests.contracts.replica_contract import ReplicaContract, Run
+from worker.replicas.group import ReplicaGroup
+from worker.replicas.threads import run_threads
+
+
+class TestThreads(ReplicaContract):
+    @pytest.fixture
+    def run(self) -> Run:
+        return run_threads
+
+
+def test_one_that_hangs_is_named_within_the_deadline() -> None:
+    told, heard = list[str](), threading.Event()
+
+    def work(group: ReplicaGroup) -> Any:
+        if group.rank == 1:
+            assert heard.wait(60)
+            return
+        with pytest.raises(DeadlineExceeded) as caught:
+            group.barrier()
+        told.append(str(caught.value))
+        heard.set()
+
+    run_threads(2, work, deadline_s=0.2)
+    assert told == ["all_gather of uint8 []: rank 1 has not come within 0.2 s"]
+
+
+def test_a_group_of_nobody_is_refused() -> None:
+    with pytest.raises(BadInput, match="at least 1 member, got 0"):
+        run_threads(0, lambda group: group.barrier())
