@@ -159,12 +159,13 @@ class ReplicaGroup(ABC):
             Of the same shape.
         """
         _fold(reduction)
-        flat = np.ravel(array)
+        flat: npt.NDArray[Number] = _laid(array).reshape(-1)
         part = -(-flat.size // self.size)
-        padded = np.zeros(part * self.size, flat.dtype)
+        padded: npt.NDArray[Number] = np.zeros(part * self.size, flat.dtype)
         padded[: flat.size] = flat
         mine = self.reduce_scatter(padded.reshape(self.size, part), reduction)
-        return self.all_gather(mine).reshape(-1)[: flat.size].reshape(np.shape(array))
+        whole = self.all_gather(mine).reshape(-1)[: flat.size]
+        return whole.reshape(_laid(array).shape)
 
     def broadcast(self, array: npt.NDArray[Number], root: int = 0) -> npt.NDArray[Number]:
         """The array of the member `root`; others hand in one of its dtype and shape, whose values do not matter."""
