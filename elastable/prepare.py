@@ -16,7 +16,7 @@ from elastable.resume import fill_store
 from embedding_store.errors import ModelError
 from embedding_store.fresh_rows import fresh_rows
 from embedding_store.location_file import storage_of_url
-from embedding_store.locations import plan_tables, storage_of_tables
+from embedding_store.locations import plan_tables, refuse_sharding, storage_of_tables
 from embedding_store.spec import TableSpec
 from embedding_store.store import EmbeddingStore
 from master.api import JobSpec
@@ -75,6 +75,7 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     train, model, tables = _discovered(file, options.offload_above, options.seed, options.lazy)
     validation = file.reader("validation")
     locations = locations_of(options.locations, options.store)
+    refuse_sharding(locations.settings, options.mode)
     places = storage_of_tables(plan_tables(tables, locations.settings))
     here = on_worker(places)
     keep_on_worker(model, {name: tables[name] for name in here})

@@ -14,6 +14,9 @@ from embedding_store.store_url import shard_urls
 
 __all__ = ["Locations", "read_locations", "storage_of_url"]
 
+_SHARDING = "replicated_tensor_sharding"
+_LEAST = ("min_elements_for_off_worker", "min_elements_for_replicated_tensor_sharding")
+
 
 @dataclass(frozen=True, slots=True)
 class Locations:
@@ -85,11 +88,16 @@ def read_locations(path: Path, store: str) -> Locations:
 def _settings(path: Path, kind: str, told: Any, default: TensorLocationSettings) -> TensorLocationSettings:
     if not isinstance(told, dict):
         raise BadInput(f"location file {path}: {kind} must be a table ([{kind}]), got {told!r}")
-    _refuse_unknown(path, f"[{kind}] ", told, ("storage", "min_elements_for_off_worker"))
-    least = told.get("min_elements_for_off_worker", default.min_elements_for_off_worker)
-    if isinstance(least, bool) or not isinstance(least, int):
-        raise BadInput(f"location file {path}: [{kind}] min_elements_for_off_worker must be an integer, got {least!r}")
-    return TensorLocationSettings(TensorLocation(str(told.get("storage", default.location.storage))), least)
+    _refuse_unknown(path, f"[{kind}] ", told, ("storage", _SHARDING, *_LEAST))
+    least = {name: told.get(name, getattr(default, name)) for name in _LEAST}
+    for name, number in least.items():
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise BadInput(f"location file {path}: [{kind}] {name} must be an integer, got {number!r}")
+    sharded = told.get(_SHARDING, default.location.replicated_tensor_sharding)
+    if not isinstance(sharded, bool):
+        raise BadInput(f"location file {path}: [{kind}] {_SHARDING} must be true or false, got {sharded!r}")
+    storage = str(told.get("storage", default.location.storage))
+    return TensorLocationSettings(TensorLocation(storage, replicated_tensor_sharding=sharded), **least)
 
 
 def _table(path: Path, told: Mapping[str, Any], name: str) -> Mapping[str, Any]:

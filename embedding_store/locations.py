@@ -1,9 +1,11 @@
 """Where each kind of a table's tensors lives: settings, and the plan that they make of a model's tables.
 
 The words and the rules are those of PopART's tensor locations
-(`TensorLocation`, `TensorLocationSettings`, `minElementsForOffChip`): a
-setting for each kind of tensor, a threshold below which a tensor stays where
-it is computed with, and overrides by name that know no threshold.
+(`TensorLocation`, `TensorLocationSettings`, `minElementsForOffChip`,
+`replicatedTensorSharding`): a setting for each kind of tensor, thresholds
+below which a tensor stays where it is computed with, and whole, and overrides
+by name that know no threshold. Tables are placed here; dense variables are
+sharded over replicas by `worker.sharded.placing`.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from typing import Protocol
 
-from embedding_store.errors import BadSpec
+from embedding_store.errors import BadSpec, Unsupported
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
 
@@ -21,9 +24,11 @@ __all__ = [
     "STORAGES",
     "LocationSettings",
     "Placement",
+    "ShardingDomain",
     "TensorLocation",
     "TensorLocationSettings",
     "plan_tables",
+    "refuse_sharding",
     "storage_of_tables",
 ]
 
@@ -36,19 +41,42 @@ KINDS = ("weight", "optimizer_state", "accumulator")
 _VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
+class ShardingDomain(Protocol):
+    """Which replicas share one copy of a tensor: a `worker.replicas.grouping.CommGroup` is one."""
+
+    @property
+    def kind(self) -> str:
+        """ "all", "consecutive" or "orthogonal"."""
+
+    @property
+    def size(self) -> int:
+        """Replicas of a domain; of "all" it says nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
     """Where a tensor lives.
 
     Attributes:
         storage: One of `STORAGES`.
+        replicated_tensor_sharding: Whether the replicas of `et.ReplicaTrainer`
+            share one copy of the tensor, each with a part, instead of one each.
+            For dense variables and their optimizer state, not for tables.
+        sharding_domain: Which replicas share one copy; None: all of them.
     """
 
     storage: str = "memory"
+    replicated_tensor_sharding: bool = False
+    sharding_domain: ShardingDomain | None = None
 
     def __post_init__(self) -> None:
         if self.storage not in STORAGES:
             raise BadSpec(f"tensor location {self.storage!r}: known storages are {', '.join(STORAGES)}")
+        if self.sharding_domain is not None and not self.replicated_tensor_sharding:
+            raise BadSpec(
+                f"tensor location with sharding_domain={self.sharding_domain} and without sharding: give "
+                "replicated_tensor_sharding=True, too"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +88,18 @@ class TensorLocationSettings:
         min_elements_for_off_worker: A tensor of fewer elements stays on the
             worker, whatever `location` says; 0: none does. Tables of any id
             (no vocabulary size) have no end, and never stay.
+        min_elements_for_replicated_tensor_sharding: A tensor of fewer elements
+            is whole on every replica, whatever `location` says.
     """
 
     location: TensorLocation = TensorLocation()
     min_elements_for_off_worker: int = 2
+    min_elements_for_replicated_tensor_sharding: int = 8192
 
     def __post_init__(self) -> None:
-        if self.min_elements_for_off_worker < 0:
-            raise BadSpec(f"min_elements_for_off_worker must not be negative, got {self.min_elements_for_off_worker}")
+        for name in ("min_elements_for_off_worker", "min_elements_for_replicated_tensor_sharding"):
+            if getattr(self, name) < 0:
+                raise BadSpec(f"{name} must not be negative, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +112,8 @@ class LocationSettings:
             must come to lie in one place.
         accumulator: Of the summed gradients of a version; the master's memory
             is the one place for them.
-        overrides: Table name -> location of its rows and slots, taken as it
-            is, without thresholds.
+        overrides: Name of a table or dense variable -> location of its values
+            and of its optimizer state, taken as it is, without thresholds.
     """
 
     weight: TensorLocationSettings = TensorLocationSettings()
@@ -94,6 +126,11 @@ class LocationSettings:
             raise BadSpec(
                 f"accumulator on {self.accumulator.location.storage!r}: gradients are summed in the master's memory; "
                 "leave it at 'memory'"
+            )
+        if self.accumulator.location.replicated_tensor_sharding:
+            raise BadSpec(
+                "accumulator with replicated_tensor_sharding: what an optimizer accumulates is part of its state, and "
+                "goes where that goes; say it of optimizer_state"
             )
 
 
@@ -140,13 +177,41 @@ def plan_tables(tables: Mapping[str, TableSpec], settings: LocationSettings) -> 
     Raises:
         BadSpec: an override names no table; a table of any id is to stay on
             the worker; a row and its slots come to lie in different places.
+        Unsupported: something is to be sharded over replicas.
     """
+    refuse_sharding(settings)
     for name in settings.overrides:
         if name not in tables:
             close = get_close_matches(name, tables, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"the tables are {', '.join(sorted(tables)) or 'none'}"
             raise BadSpec(f"override {name!r}: there is no such table; {hint}")
     return tuple(line for spec in tables.values() for line in _table_lines(spec, settings))
+
+
+def refuse_sharding(settings: LocationSettings, mode: str = "sync") -> None:
+    """Refuses sharding over replicas, for a job in which a master holds the dense variables.
+
+    Args:
+        settings: Of the job.
+        mode: "sync" or "async".
+
+    Raises:
+        Unsupported: with what is sharded, and why that cannot be.
+    """
+    kinds = {"weight": settings.weight.location, "optimizer_state": settings.optimizer_state.location}
+    asked = [name for name, where in {**kinds, **settings.overrides}.items() if where.replicated_tensor_sharding]
+    if not asked:
+        return
+    if mode == "async":
+        raise Unsupported(
+            f"{asked[0]}: replicated_tensor_sharding together with async push: an async push is applied when it comes, "
+            "by itself, but parts of one variable on several replicas can only be updated in a step that all replicas "
+            "take together; use et.ReplicaTrainer, which is synchronous, or leave replicated_tensor_sharding out"
+        )
+    raise Unsupported(
+        f"{asked[0]}: replicated_tensor_sharding shares dense variables over the replicas of et.ReplicaTrainer; the "
+        "master of a job holds its tables and dense variables once, and there is nothing to share: leave it out"
+    )
 
 
 def storage_of_tables(plan: Iterable[Placement]) -> dict[str, str]:

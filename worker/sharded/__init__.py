@@ -1,0 +1,1 @@
+"""Data-parallel training whose dense variables and optimizer state are shared over replicas."""

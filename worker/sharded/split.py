@@ -1,0 +1,103 @@
+"""The elementwise balanced split of a tensor into equal buffers: arithmetic only, no communication."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.errors import BadInput
+
+__all__ = ["Split"]
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How the elements of a tensor, in C order, are divided.
+
+    As `numpy.array_split` does: parts are as equal as can be, the longer ones
+    first. Every part lies in a buffer of the same length, the longest part's;
+    what is left over at its end is padding (PopART's replicated tensor
+    sharding; the partition of ZeRO, Rajbhandari et al. 2020).
+
+    Attributes:
+        elements: Of the tensor, at least 1.
+        parts: At least 1.
+
+    Raises:
+        BadInput: a number below 1.
+    """
+
+    elements: int
+    parts: int
+
+    def __post_init__(self) -> None:
+        for name in ("elements", "parts"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} of a split must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def length(self) -> int:
+        """Elements of a buffer: `ceil(elements / parts)`."""
+        return -(-self.elements // self.parts)
+
+    def bounds(self, part: int) -> tuple[int, int]:
+        """The first element of a part, and the one behind its last.
+
+        Raises:
+            BadInput: there is no such part.
+        """
+        if not 0 <= part < self.parts:
+            raise BadInput(f"there is no part {part}; the parts are 0 to {self.parts - 1}")
+        short, longer = divmod(self.elements, self.parts)
+        first = part * short + min(part, longer)
+        return first, first + short + (part < longer)
+
+    def take(self, part: int, tensor: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """The buffer of one part.
+
+        Args:
+            part: From 0.
+            tensor: Of `elements` elements, any shape.
+
+        Returns:
+            `[length]`, a copy; padding is zero.
+        """
+        first, last = self.bounds(part)
+        buffer = np.zeros(self.length, tensor.dtype)
+        buffer[: last - first] = tensor.reshape(-1)[first:last]
+        return buffer
+
+    def put(self, tensor: npt.NDArray[Number], rows: npt.NDArray[Number]) -> None:
+        """Writes the buffers of all parts, padding included, into an array `[parts, >= length]`, in place.
+
+        Args:
+            tensor: Of `elements` elements, any shape.
+            rows: `[parts, length]`.
+        """
+        flat = tensor.reshape(-1)
+        short, longer = divmod(self.elements, self.parts)
+        end = longer * self.length
+        rows[:longer, : self.length] = flat[:end].reshape(longer, self.length)
+        rows[longer:, :short] = flat[end:].reshape(self.parts - longer, short)
+        rows[longer:, short : self.length] = 0
+
+    def join(self, rows: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """The elements in order again, without the padding.
+
+        Args:
+            rows: `[parts, length]`.
+
+        Returns:
+            `[elements]`, a copy.
+        """
+        short, longer = divmod(self.elements, self.parts)
+        flat = np.empty(self.elements, rows.dtype)
+        end = longer * self.length
+        flat[:end] = rows[:longer].reshape(-1)
+        flat[end:].reshape(self.parts - longer, short)[:] = rows[longer:, :short]
+        return flat
