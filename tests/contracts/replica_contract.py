@@ -117,6 +117,7 @@ class ReplicaContract:
             columns = group.subgroup(CommGroup("orthogonal", 2))
             everyone = columns.all_gather(np.array(group.rank))
             alone = columns.subgroup(CommGroup("consecutive", 1))
+            assert alone.outermost is columns.outermost is group.outermost is group
             return columns.rank, columns.ranks, everyone.tolist(), alone.ranks
 
         assert run(4, work) == [

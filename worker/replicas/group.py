@@ -198,6 +198,11 @@ class ReplicaGroup(ABC):
         part._outer = self
         return part
 
+    @property
+    def outermost(self) -> ReplicaGroup:
+        """The group that this one is a part of, of a part of, ...; itself, if it is none."""
+        return self if self._outer is None else self._outer.outermost
+
     @abstractmethod
     def close(self) -> None:
         """Leaves the group: others that go on fail by this member's rank. Closing twice is harmless."""

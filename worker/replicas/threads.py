@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
 from worker.replicas.group import Bytes, ReplicaGroup
 
-__all__ = ["ThreadGroup", "run_threads"]
+__all__ = ["ThreadGroup", "alone", "run_threads"]
 
 Result = TypeVar("Result")
 
@@ -126,6 +126,11 @@ class ThreadGroup(ReplicaGroup):
         if self.rank == members[0]:
             del meeting.parts[tuple(members)]
         return ThreadGroup(members.index(self.rank), part)
+
+
+def alone(deadline_s: float = 60.0) -> ReplicaGroup:
+    """A group of one: for what is written for replicas, where there are none."""
+    return ThreadGroup(0, _Meeting(_Fate(deadline_s), range(1)))
 
 
 def run_threads(size: int, work: Callable[[ReplicaGroup], Result], deadline_s: float = 60.0) -> list[Result]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from embedding_store.errors import BadInput, DeadlineExceeded
 from tests.contracts.replica_contract import ReplicaContract, Run
 from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
+from worker.replicas.threads import alone, run_threads
 
 
 class TestThreads(ReplicaContract):
@@ -38,3 +39,10 @@ def test_one_that_hangs_is_named_within_the_deadline() -> None:
 def test_a_group_of_nobody_is_refused() -> None:
     with pytest.raises(BadInput, match="at least 1 member, got 0"):
         run_threads(0, lambda group: group.barrier())
+
+
+def test_alone_is_a_group_of_one() -> None:
+    with alone() as group:
+        assert (group.rank, group.size, group.ranks) == (0, 1, (0,))
+        assert group.all_reduce(np.arange(3)).tolist() == [0, 1, 2]
+        assert group.bytes_sent == 0
