@@ -1,0 +1,150 @@
+"""What a query is compared with candidates by: the half of a score function that costs time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+import numpy as np
+
+from embedding_store.errors import BadInput
+from embedding_store.range_pool import SERIAL, RangePool
+from embedding_store.store import Float32, Int64
+
+__all__ = ["Comparison", "KernelComparison"]
+
+_PAIRS_A_THREAD = 2048
+_COLUMNS_A_THREAD = 16
+
+
+class Comparison(ABC):
+    """Scores of queries against candidates, and the gradients of both.
+
+    Candidates are rows of an array, named by their places, so that they are
+    never copied out for each query. They come in groups: the queries of a batch,
+    in order, are cut into as many equal groups as there are groups of
+    candidates. One group is "shared by all"; as many groups as queries is
+    "candidates of each its own".
+    """
+
+    @abstractmethod
+    def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
+        """Higher is more plausible.
+
+        Args:
+            queries: float32 `[b, query width]`.
+            rows: float32 `[r, entity width]`, C-contiguous.
+            places: int64 `[g, n]`, of candidates in `rows`; g divides b.
+            pool: Threads to compute with; they change no bit.
+
+        Returns:
+            float32 `[b, n]`.
+        """
+
+    @abstractmethod
+    def gradients(
+        self,
+        queries: Float32,
+        rows: Float32,
+        places: Int64,
+        scores: Float32,
+        score_gradients: Float32,
+        row_places: Int64,
+        row_gradients: Float32,
+        pool: RangePool = SERIAL,
+    ) -> Float32:
+        """Of the sum of `score_gradients * scores`; adds those of the rows in place.
+
+        Args:
+            queries, rows, places: As in `scores`.
+            scores: float32 `[b, n]`, what `scores` gave.
+            score_gradients: float32 `[b, n]`.
+            row_places: int64 `[g, n]`: where in `row_gradients` each candidate's gradient is summed.
+            row_gradients: float32 `[u, entity width]`, added to in place.
+            pool: Threads to compute with; they change no bit.
+
+        Returns:
+            Gradients of the queries, float32 `[b, query width]`.
+        """
+
+
+class _Forward(Protocol):
+    def __call__(
+        self, queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int
+    ) -> None: ...
+
+
+class _Backward(Protocol):
+    def __call__(
+        self,
+        queries: Float32,
+        rows: Float32,
+        places: Int64,
+        scores: Float32,
+        score_gradients: Float32,
+        row_places: Int64,
+        row_gradients: Float32,
+        query_gradients: Float32,
+        norm: int,
+        start: int,
+        stop: int,
+    ) -> None: ...
+
+
+class KernelComparison(Comparison):
+    """One of two kernels: threads share the queries forward, and the columns backward, so that nobody meets.
+
+    Args:
+        forward: Scores the queries `start..stop`.
+        backward: Adds to the columns `start..stop` (in units of `columns`) of both gradients.
+        columns: Into how many independent parts the gradients fall, by the width of a row.
+        norm: 1 or 2, for kernels that know both.
+    """
+
+    def __init__(self, forward: _Forward, backward: _Backward, parts: int, norm: int = 1) -> None:
+        if norm not in (1, 2):
+            raise BadInput(f"norm {norm}: distances are by the norm 1 or 2")
+        self._forward, self._backward, self._parts, self.norm = forward, backward, parts, norm
+
+    def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
+        """As in `Comparison.scores`."""
+        scores = np.empty((len(queries), places.shape[1]), np.float32)
+        fewest = max(1, _PAIRS_A_THREAD // max(1, places.shape[1]))
+        pool.run(
+            lambda start, stop: self._forward(queries, rows, places, scores, self.norm, start, stop),
+            len(queries),
+            fewest,
+        )
+        return scores
+
+    def gradients(
+        self,
+        queries: Float32,
+        rows: Float32,
+        places: Int64,
+        scores: Float32,
+        score_gradients: Float32,
+        row_places: Int64,
+        row_gradients: Float32,
+        pool: RangePool = SERIAL,
+    ) -> Float32:
+        """As in `Comparison.gradients`."""
+        query_gradients = np.zeros_like(queries)
+        pool.run(
+            lambda start, stop: self._backward(
+                queries,
+                rows,
+                places,
+                scores,
+                score_gradients,
+                row_places,
+                row_gradients,
+                query_gradients,
+                self.norm,
+                start,
+                stop,
+            ),
+            rows.shape[1] // self._parts,
+            _COLUMNS_A_THREAD,
+        )
+        return query_gradients
