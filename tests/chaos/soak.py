@@ -26,8 +26,8 @@ from tests.chaos.verdict import divergences, ending_of
 __all__ = ["main"]
 
 _PAUSE_S = 0.06
-_PACE_VERSIONS = 480  # of an undisturbed job of one worker, by which the machine's pace is taken
-_TWO_WORKERS = 1.5  # times that pace, where one is killed now and then; the start is not counted any more
+_PACE_VERSIONS = 1920  # of a job without kills, by which the machine's pace is taken; its start counts little
+_AMPLE = 1.15  # the time asked for is the least
 _EVERY = 48  # versions between checkpoints, and between evaluations
 _WARM_UP = 0.2  # of the time; then the first part is compared with the last
 _PART = 0.2
@@ -67,11 +67,11 @@ def main(words: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(words)
     home = Path(tempfile.mkdtemp(prefix="soak-", dir=fast_folder()))
     shape = Shape(asked.model, "adagrad", 4)
-    began, short = time.monotonic(), replace(shape, epochs=_PACE_VERSIONS * shape.epochs // shape.versions)
-    run_undisturbed(short, home / "pace", _EVERY, 10 * LIMIT_S)
-    pace = _TWO_WORKERS * short.versions / (time.monotonic() - began)
-    shape = replace(shape, epochs=max(2, round(60 * asked.minutes * pace * shape.epochs / shape.versions)))
-    schedule = Schedule(asked.kind, 0, shape, 2, _EVERY, _EVERY, "auto", (), keep=3, pause_s=_PAUSE_S)
+    short = replace(shape, epochs=_PACE_VERSIONS * shape.epochs // shape.versions)
+    schedule = Schedule(asked.kind, 0, short, 2, _EVERY, _EVERY, "auto", (), keep=3, pause_s=_PAUSE_S)
+    pace = short.versions / _seconds_of(schedule, home / "pace")
+    shape = replace(shape, epochs=max(2, round(_AMPLE * 60 * asked.minutes * pace * shape.epochs / shape.versions)))
+    schedule = replace(schedule, shape=shape)
     print(f"{shape.versions:,} versions of {shape.epochs:,} epochs; first without any disturbance", flush=True)
     expected = run_undisturbed(shape, home / "calm", _EVERY, 10 * LIMIT_S + 60 * asked.minutes)
     print("   minute  version  killed  workers   master MB  threads  descriptors", flush=True)
@@ -81,20 +81,30 @@ def main(words: Sequence[str] | None = None) -> int:
     told += _grown(soak.samples)
     for line in told:
         print(f"  {line}")
+    print(f"minutes        {soak.samples[-1].seconds / 60:8.1f}")
     print(f"WRONG  {len(told)}" + (f"; logs: {home}" if told else ""), flush=True)
     if not told:
         shutil.rmtree(home, ignore_errors=True)
     return int(bool(told))
 
 
+def _seconds_of(schedule: Schedule, home: Path) -> float:
+    """How long the job takes where nothing is killed."""
+    soak, began = _Soak(schedule, home, 10 * LIMIT_S, 10 * LIMIT_S, told=False), time.monotonic()
+    if told := soak.run():
+        raise SystemExit(f"a job without kills, by which the pace is taken: {'; '.join(told)}; logs: {home}")
+    return time.monotonic() - began
+
+
 class _Soak:
-    def __init__(self, schedule: Schedule, home: Path, kill_every_s: float, limit_s: float) -> None:
+    def __init__(self, schedule: Schedule, home: Path, kill_every_s: float, limit_s: float, told: bool = True) -> None:
         self._cluster = Cluster(schedule, home, "", lambda *_: None, most_lives=sys.maxsize)
         self._began = time.monotonic()
         self._kill_every_s = kill_every_s
         self._give_up = self._began + limit_s
         self._killed = 0
         self._printed = -1
+        self._told = told
         self.samples: list[Sample] = []
 
     def run(self) -> list[str]:
@@ -130,7 +140,7 @@ class _Soak:
         for master in self._of("master"):
             sample = self._sample(master)
             self.samples.append(sample)
-            if int(sample.seconds // 60) != self._printed:
+            if self._told and int(sample.seconds // 60) != self._printed:
                 self._printed = int(sample.seconds // 60)
                 _print(sample)
         if not self._cluster.over:
