@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -184,19 +185,33 @@ class ReplicaContract:
 
         assert run(3, work, deadline_s=1.0) == ["told", None, "told"]
 
-    def test_one_that_fails_fails_the_others_by_its_rank(self, run: Run) -> None:
-        told = list[str]()
-
+    def test_one_that_leaves_fails_the_others_by_its_rank(self, run: Run) -> None:
         def work(group: ReplicaGroup) -> Any:
+            part = group.subgroup(CommGroup("all"))
             if group.rank == 2:
+                part.leave("ValueError: no such entity")
+                return "left"
+            with pytest.raises(Unavailable, match=r"rank 2 has left.* no such entity"):
+                part.barrier()
+            with pytest.raises(Unavailable, match=r"rank 2 has left.* no such entity"):
+                group.barrier()
+            return "told"
+
+        assert run(3, work) == ["told", "told", "left"]
+
+    def test_one_that_raises_raises_for_all(self, run: Run) -> None:
+        def work(group: ReplicaGroup) -> Any:
+            if group.rank == 1:
                 raise ValueError("no such entity")
-            try:
-                group.subgroup(CommGroup("all")).barrier()
-            except Unavailable as error:
-                told.append(str(error))
-                raise
+            group.barrier()
 
         with pytest.raises(ValueError, match="no such entity"):
             run(3, work)
-        assert len(told) == 2
-        assert all("rank 2" in one and "no such entity" in one for one in told)
+
+    def test_what_was_sent_before_leaving_arrives(self, run: Run) -> None:
+        def work(group: ReplicaGroup) -> Any:
+            if group.rank == 0:
+                time.sleep(0.05)  # the others have left by now
+            return group.all_gather(np.full(100_000, group.rank))[:, -1].tolist()
+
+        assert run(3, work) == [[0, 1, 2]] * 3

@@ -203,9 +203,13 @@ class ReplicaGroup(ABC):
         """The group that this one is a part of, of a part of, ...; itself, if it is none."""
         return self if self._outer is None else self._outer.outermost
 
-    @abstractmethod
     def close(self) -> None:
         """Leaves the group: others that go on fail by this member's rank. Closing twice is harmless."""
+        self.leave("closed")
+
+    @abstractmethod
+    def leave(self, why: str) -> None:
+        """Closes, and tells others why: the outermost group, too, and all parts of it. Leaving twice is harmless."""
 
     def __enter__(self) -> Self:
         return self

@@ -90,12 +90,8 @@ class ThreadGroup(ReplicaGroup):
         super().__init__(rank, meeting.ranks)
         self._meeting = meeting
 
-    def close(self) -> None:
-        """As in `ReplicaGroup.close`."""
-        self.leave("closed")
-
     def leave(self, why: str) -> None:
-        """Others that go on are told why this member does not."""
+        """As in `ReplicaGroup.leave`."""
         with self._meeting.fate.changed:
             self._meeting.fate.gone.setdefault(self.ranks[self.rank], why)
             self._meeting.fate.changed.notify_all()
