@@ -189,11 +189,11 @@ def test_gradients_are_finite_differences(name: str, norm: int) -> None:
         at = [given, relations, candidates]
         gradients = _gradients(score, side, given, relations, candidates, weights)
         for which in range(3):
-            way = draw.standard_normal(at[which].shape).astype(np.float32)
+            way = np.asarray(draw.standard_normal(at[which].shape), np.float32)
             step = np.float32(1e-4)
             up, down = ([x + sign * step * way if k == which else x for k, x in enumerate(at)] for sign in (1, -1))
             slope = (total(up) - total(down)) / (2 * float(step))
-            expected = float(np.sum(gradients[which].astype(np.float64) * way))
+            expected = float(np.sum(np.asarray(gradients[which], np.float64) * way))
             assert slope == pytest.approx(expected, rel=0.02, abs=0.15)
 
 
@@ -208,7 +208,7 @@ def test_the_variables_of_conve_have_the_gradients_of_its_formula() -> None:
         totals = []
         for sign in (1, -1):
             score.bind({**start, name: start[name] + np.float32(sign * 1e-3) * way})
-            totals.append(float(np.sum(score.query(given, relations, "tail").astype(np.float64) * weights)))
+            totals.append(float(np.sum(np.asarray(score.query(given, relations, "tail"), np.float64) * weights)))
         assert (totals[0] - totals[1]) / 2e-3 == pytest.approx(float(np.sum(gradient * way)), rel=0.03, abs=0.05)
     score.bind(start)
 

@@ -27,4 +27,5 @@ def unit_length_gradients(rows: Float32, gradients: Float32) -> Float32:
 
 
 def _lengths(rows: Float32) -> Float32:
-    return np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), _SMALLEST)[:, None]
+    lengths: Float32 = np.maximum(np.sqrt(np.einsum("nd,nd->n", rows, rows)), _SMALLEST)[:, None]
+    return lengths
