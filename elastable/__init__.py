@@ -8,6 +8,7 @@
 * stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
 * tables of any ids: `AdmissionSpec`, `EvictionSpec`
 * locations: `LocationSettings`, `TensorLocationSettings`, `TensorLocation`
+* replicas: `replica_group`
 * export: `export_keras`
 * errors: `ElastableError`; its kinds are in `embedding_store.errors`
 """
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from worker.embedding import Embedding
     from worker.export import export_keras
     from worker.readers import CsvReader, NumpyReader, ParquetReader
+    from worker.replicas.world import replica_group
 
 __version__ = "0.1.0"
 
@@ -52,6 +54,7 @@ __all__ = [
     "export_keras",
     "fit",
     "open_store",
+    "replica_group",
 ]
 
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
@@ -75,6 +78,7 @@ _HOMES = {
     "export_keras": "worker.export",
     "fit": "elastable.in_process",
     "open_store": "embedding_store.open_store",
+    "replica_group": "worker.replicas.world",
 }
 
 

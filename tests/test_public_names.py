@@ -30,6 +30,7 @@ ELASTABLE = [
     "export_keras",
     "fit",
     "open_store",
+    "replica_group",
 ]
 EMBEDDING_STORE = [
     "AdmissionSpec",

@@ -1,0 +1,150 @@
+"""The contract and more, run by every member of four processes at once; `test_mpi` starts them."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import json
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from embedding_store import errors
+from embedding_store.errors import DeadlineExceeded, Unavailable
+from tests.contracts.replica_contract import ReplicaContract, Run
+from tests.worker.replicas.mpi_run import MEMBERS
+from worker.replicas import lane
+from worker.replicas.group import ReplicaGroup
+from worker.replicas.grouping import CommGroup
+from worker.replicas.mpi import MpiGroup
+from worker.replicas.world import replica_group, world_communicator
+
+
+@cache
+def everyone() -> ReplicaGroup:
+    """Where members tell each other what came out; never one of the groups that are tested."""
+    return replica_group(deadline_s=120.0)
+
+
+def run_members(size: int, work: Callable[[ReplicaGroup], Any], deadline_s: float = 60.0) -> list[Any]:
+    """As `run_threads`, of which every member calls this one; members beyond `size` look on."""
+    mine: tuple[float, str, str, Any] = (0.0, "", "", None)
+    group = everyone()
+    if group.rank < size:
+        part = MpiGroup.of(world_communicator(60.0), range(size), deadline_s)
+        try:
+            mine = (0.0, "", "", _plain(work(part)))
+            part.leave("its work is done")
+        except Exception as error:  # noqa: BLE001 - raised again on every member
+            mine = (time.monotonic(), type(error).__name__, str(error), None)
+            part.leave(f"{type(error).__name__}: {error}")
+        part.close()
+    told = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    outcomes = [json.loads(one.tobytes()) for one in group.all_gather_uneven(told)]
+    failures = [(kind in ("Unavailable", "DeadlineExceeded"), at, kind, text) for at, kind, text, _ in outcomes if kind]
+    if failures:
+        _, _, kind, text = min(failures)
+        raise (getattr(errors, kind, None) or getattr(builtins, kind))(text)
+    return [_whole(found) for *_, found in outcomes[:size]]
+
+
+def _plain(found: Any) -> Any:
+    """As JSON can say it."""
+    if isinstance(found, np.ndarray | np.generic):
+        raw = base64.b64encode(np.ascontiguousarray(found).tobytes()).decode()
+        return {"array": [found.dtype.str, list(found.shape), raw]}
+    if isinstance(found, tuple | list):
+        return {type(found).__name__: [_plain(one) for one in found]}
+    return found
+
+
+def _whole(plain: Any) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, found),) = plain.items()
+    if kind == "array":
+        dtype, shape, raw = found
+        return np.frombuffer(base64.b64decode(raw), dtype).reshape(shape)
+    return (tuple if kind == "tuple" else list)(map(_whole, found))
+
+
+class TestContract(ReplicaContract):
+    @pytest.fixture
+    def run(self) -> Run:
+        return run_members
+
+
+# Members must draw the same examples.
+same_everywhere = settings(
+    derandomize=True, database=None, deadline=None, max_examples=40, suppress_health_check=list(HealthCheck)
+)
+LENGTHS = st.one_of(st.integers(0, 6), st.sampled_from([111, 112, 113, 500, 5000]))  # 112 doubles are sent at once
+
+
+@same_everywhere
+@given(
+    lengths=st.lists(st.lists(LENGTHS, min_size=MEMBERS, max_size=MEMBERS), min_size=MEMBERS, max_size=MEMBERS),
+    width=st.sampled_from([0, 1, 2]),
+    seed=st.integers(0, 99),
+)
+def test_uneven_exchanges_are_a_transpose(lengths: list[list[int]], width: int, seed: int) -> None:
+    """Whatever the lengths: block j of member i is block i of member j; what is gathered is everyone's."""
+    random = np.random.default_rng(seed)
+    blocks = [[random.normal(size=(length, width)) for length in row] for row in lengths]
+    group = everyone()
+    found = group.all_to_all_uneven(blocks[group.rank])
+    for ours, row in zip(found, blocks, strict=True):
+        np.testing.assert_array_equal(ours, row[group.rank], strict=True)
+    for ours, row in zip(group.all_gather_uneven(blocks[group.rank][0]), blocks, strict=True):
+        np.testing.assert_array_equal(ours, row[0], strict=True)
+
+
+def test_what_is_long_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "_CHUNK_BYTES", 4096)
+    group = everyone()
+    for length in (4095, 4096, 4097, 50_001):
+        found = group.all_gather(np.arange(length, dtype=np.uint8) + np.uint8(group.rank))
+        np.testing.assert_array_equal(found, [np.arange(length, dtype=np.uint8) + np.uint8(r) for r in range(MEMBERS)])
+
+
+def test_one_that_waits_for_another_is_not_the_one_to_blame() -> None:
+    """Rank 0 waits for rank 2, which waits for rank 3, which does something else."""
+
+    def work(group: ReplicaGroup) -> Any:
+        pairs = group.subgroup(CommGroup("consecutive", 2))
+        across = group.subgroup(CommGroup("orthogonal", 2))
+        group.barrier()
+        told = ""
+        if group.rank != 3:
+            with pytest.raises(DeadlineExceeded) as caught:
+                # Rank 2 waits for 3, rank 0 for 2; rank 1 for 3, too.
+                (pairs if group.rank == 2 else across).barrier()
+            told = str(caught.value)
+        time.sleep(1.0)  # nobody has left before all have been told
+        return told
+
+    zero, one, two, _ = run_members(4, work, deadline_s=0.6)
+    assert "rank 2" in zero
+    assert "rank 3" in one
+    assert "rank 3" in two
+    assert "rank 3 is elsewhere" in one
+    assert "rank 2 is in all_gather of uint8 [], waiting for rank 3; rank 3 is elsewhere" in zero
+
+
+def test_a_group_can_be_made_anew_after_one_has_failed() -> None:
+    def fail(group: ReplicaGroup) -> Any:
+        if group.rank == 1:
+            return "left"
+        with pytest.raises(Unavailable, match="rank 1"):
+            group.all_gather(np.zeros(1_000_000))
+        return "told"
+
+    for _ in range(3):
+        assert run_members(3, fail) == ["told", "left", "told"]
+        assert run_members(3, lambda group: group.all_reduce(np.int64(group.rank)).item()) == [3, 3, 3]

@@ -1,0 +1,65 @@
+"""Runs a pytest file in four processes at once, each a member, and tells what became of every test in each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["MEMBERS", "run_in_members"]
+
+MEMBERS = 4
+LIMIT_S = 200.0
+_ROOT = Path(__file__).parents[3]
+
+
+class Reporter:
+    """A plugin of the members' pytest: a line of JSON for every test that ran."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.failed:
+            with self._file.open("a") as lines:
+                lines.write(json.dumps([report.nodeid.split("::")[-1], report.outcome, report.longreprtext]) + "\n")
+
+
+def run_in_members(file: Path, home: Path) -> dict[str, list[tuple[int, str, str, str]]]:
+    """Test function -> (rank, its name with parameters, outcome, report), of every member and parameter."""
+    command = [str(Path(sys.executable).with_name("mpiexec")), "-n", str(MEMBERS), sys.executable, "-m", __name__]
+    ran = subprocess.run(
+        [*command, str(file), str(home)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        cwd=_ROOT,
+        stdin=subprocess.DEVNULL,
+    )
+    found: dict[str, list[tuple[int, str, str, str]]] = {}
+    for rank in range(MEMBERS):
+        lines = home / f"{rank}.jsonl"
+        assert lines.exists(), f"member {rank} ran nothing:\n{ran.stdout}\n{ran.stderr}"
+        for line in lines.read_text().splitlines():
+            name, outcome, report = json.loads(line)
+            found.setdefault(name.partition("[")[0], []).append((rank, name, outcome, report))
+    assert ran.returncode in (0, int(pytest.ExitCode.TESTS_FAILED)), f"{ran.stdout}\n{ran.stderr}"
+    return found
+
+
+def _member(file: str, home: str) -> Any:
+    rank = os.environ["PMI_RANK"]
+    return pytest.main(
+        [file, "-p", "no:cacheprovider", f"--basetemp={home}/{rank}"],
+        plugins=[Reporter(Path(home) / f"{rank}.jsonl")],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(int(_member(*sys.argv[1:])))
