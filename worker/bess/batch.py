@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 __all__ = [
     "CORRUPTIONS",
+    "SIDES",
     "Bools",
     "Corruption",
     "Float32",
@@ -27,15 +28,20 @@ __all__ = [
     "Queries",
     "Side",
     "StepBatch",
+    "UInt64",
 ]
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 Corruption = Literal["h", "t", "ht"]
 Side = Literal["head", "tail"]
+
+SIDES: tuple[Side, ...] = ("head", "tail")
+"""Ends of a triple."""
 
 CORRUPTIONS: tuple[Corruption, ...] = ("h", "t", "ht")
 """Which end of a triple the candidates replace: its head, its tail, or (`ht`) the head for positions
@@ -57,18 +63,26 @@ class Negatives:
         per_triple: True: `B = n * p`, and triple b is scored with
             `[s, b, :]` of every shard s. False (shared): `B = 1`, or 2 for
             corruption "ht" (0: heads, 1: tails), and every triple of a worker is
-            scored with all of its end's; the score-moving scheme may score
+            scored with all of its end's (the n blocks of corruption "ht" have a half for
+            each end); the score-moving scheme may score
             everyone's triples with everyone's candidates, n times as many.
         corruption: See `CORRUPTIONS`.
         local: See `rows`.
-        mask: bool `[n * p, n, m]`, or None where every candidate counts.
+        everything: The candidates of a shard are all its rows, in their order, so
+            `rows[j]` is the same for every j, m is the rows of a shard, and B is 1 for
+            every corruption. (Shared; no random number is drawn. The score-moving
+            scheme scores everyone's triples with them once.)
+        mask: bool `[n * p, n, m]`, or `[1, n, m]` where it is the same for all triples,
+            or None where every candidate counts (then in every step).
             `mask[b, s, k]` is False where candidate k of shard s (with `local`:
             `rows[s]`) is not to count for this worker's triple b: it is padding,
             or, where true negatives are filtered, makes a triple that is known.
         entities: int64 `[B, n, m]`, global ids of the candidates of this worker's
             triples, -1 for padding; None unless the sampler was told to
             give them.
-        mask_of_all: bool `[n * p, n, n, m]`, by `[b, s, j, k]`: as `mask`, for the
+        column: int32 `[B, n, m]`: for listed candidates, where each stood in the
+            list of its triple (or in the one list), -1 at padding; else None.
+        mask_of_all: bool `[n * p, n, n, m]` (or `[1, n, n, m]`), by `[b, s, j, k]`: as `mask`, for the
             candidates that shard s drew for worker j's triples: for shared
             candidates that everyone's triples are scored with. None unless
             the sampler was told to give it, or where every candidate counts.
@@ -78,8 +92,10 @@ class Negatives:
     per_triple: bool
     corruption: Corruption
     local: bool = False
+    everything: bool = False
     mask: Bools | None = None
     entities: Int64 | None = None
+    column: Int32 | None = None
     mask_of_all: Bools | None = None
 
 

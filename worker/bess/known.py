@@ -1,0 +1,170 @@
+"""The triples that are known to be true: the tails of every (head, relation), the heads of every (relation, tail)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.errors import BadInput
+from embedding_store.kernel import kernel
+from worker.bess.batch import Bools, Int32, Int64, Side
+from worker.bess.partition import checked_triples
+from worker.bess.sharding import Sharding
+
+__all__ = ["AnswerLists", "Exclusions", "KnownTriples"]
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerLists:
+    """What is true of every (given entity, relation), compressed by rows.
+
+    Attributes:
+        keys: int64 `[K]`, ascending: `given * relations + relation` of each pair that occurs.
+        offsets: int64 `[K + 1]`: the answers of pair k are `answers[offsets[k]:offsets[k + 1]]`.
+        answers: int32 `[A]`, ascending within a pair, each once.
+        relations: How many there are.
+    """
+
+    keys: Int64
+    offsets: Int64
+    answers: Int32
+    relations: int
+
+    def spans(self, given: npt.NDArray[np.integer], relation: npt.NDArray[np.integer]) -> tuple[Int64, Int64]:
+        """Where the answers of pairs begin and end, int64 `[q]` each; a pair that is not known has none."""
+        wanted = given.astype(np.int64) * self.relations + relation
+        place = np.searchsorted(self.keys, wanted)
+        found = place < len(self.keys)
+        found[found] = self.keys[place[found]] == wanted[found]
+        first, last = np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.int64)
+        first[found], last[found] = self.offsets[place[found]], self.offsets[place[found] + 1]
+        return first, last
+
+
+@dataclass(frozen=True, eq=False)
+class KnownTriples:
+    """Which triples are true, found from either end.
+
+    Attributes:
+        entities: How many there are.
+        tails: The tails of every (head, relation).
+        heads: The heads of every (tail, relation).
+    """
+
+    entities: int
+    tails: AnswerLists
+    heads: AnswerLists
+
+    @classmethod
+    def create(cls, entities: int, relations: int, *triples: npt.ArrayLike) -> KnownTriples:
+        """Indexes triples; twelve bytes a triple and end in all, and as much again for a moment.
+
+        Args:
+            entities: How many there are.
+            relations: How many there are; inverse ones, where they are in the triples, count.
+            triples: int `[N, 3]` each; all splits for filtered ranking, those to
+                train with for filtered candidates.
+
+        Raises:
+            IdOutOfRange, BadInput: triples with ids that are not there.
+        """
+        given = [checked_triples(part, entities) for part in triples]
+        every = np.concatenate(given) if given else np.empty((0, 3), np.int32)
+        if every.size and every[:, 1].max() >= relations:
+            raise BadInput(f"known triples: relation {every[:, 1].max()} is not one of {relations}")
+        return cls(
+            entities,
+            _answer_lists(every[:, 0], every[:, 1], every[:, 2], relations),
+            _answer_lists(every[:, 2], every[:, 1], every[:, 0], relations),
+        )
+
+    def lists(self, side: Side) -> AnswerLists:
+        """The answers of queries that ask for this end."""
+        return self.tails if side == "tail" else self.heads
+
+    def contains(self, triples: Int32) -> Bools:
+        """Whether each of `triples` (int `[N, 3]`) is known: bool `[N]`."""
+        first, last = self.tails.spans(triples[:, 0], triples[:, 1])
+        found = np.empty(len(triples), np.bool_)
+        _contains(self.tails.answers, first, last, np.ascontiguousarray(triples[:, 2], np.int64), found)
+        return found
+
+    def exclusions(
+        self, side: Side, given: Int64, relation: npt.NDArray[np.integer], answer: Int64, sharding: Sharding
+    ) -> Exclusions:
+        """What does not rank in a filtered evaluation: all known answers of each query, its own answer among them.
+
+        Args:
+            side: Which end the queries ask for.
+            given: int64 `[q]`, the entities that are given.
+            relation: int `[q]`.
+            answer: int64 `[q]`; -1: none of its own. It is left out whether it is
+                known or not: an answer does not compete with itself.
+            sharding: In whose windows the candidates will come.
+        """
+        lists = self.lists(side)
+        first, last = lists.spans(given, relation)
+        query = np.repeat(np.arange(len(given)), last - first)
+        place = np.arange(len(query)) - np.repeat(np.cumsum(last - first) - (last - first), last - first)
+        entity = lists.answers[np.repeat(first, last - first) + place].astype(np.int64)
+        own = (answer >= 0).nonzero()[0]
+        pairs = np.concatenate([query * self.entities + entity, own * self.entities + answer[own]])
+        return Exclusions.create(*np.divmod(np.unique(pairs), self.entities), sharding)
+
+
+@dataclass(frozen=True, eq=False)
+class Exclusions:
+    """Pairs of query and entity that do not count, in the order of the shards' rows.
+
+    Attributes:
+        place: int64 `[P]`, ascending: `shard * rows + row` of the entity.
+        query: int64 `[P]`: which query of the batch.
+        rows: Of a shard.
+    """
+
+    place: Int64
+    query: Int64
+    rows: int
+
+    @classmethod
+    def create(cls, query: Int64, entity: Int64, sharding: Sharding) -> Exclusions:
+        """From pairs, int64 `[P]` each, every pair once."""
+        place = sharding.shard_of[entity].astype(np.int64) * sharding.rows + sharding.row_of[entity]
+        order = np.argsort(place, kind="stable")
+        return cls(place[order], query[order], sharding.rows)
+
+    def window(self, shard: int, first_row: int, last_row: int) -> tuple[Int64, Int64]:
+        """Those among rows `first_row .. last_row - 1` of a shard.
+
+        Returns:
+            (query, column), int64 `[P of the window]` each; a column is a row
+            counted from `first_row`.
+        """
+        begin, end = np.searchsorted(self.place, [shard * self.rows + first_row, shard * self.rows + last_row])
+        return self.query[begin:end], self.place[begin:end] - (shard * self.rows + first_row)
+
+
+def _answer_lists(given: Int32, relation: Int32, answer: Int32, relations: int) -> AnswerLists:
+    key = given.astype(np.int64) * relations + relation
+    order = np.lexsort((answer, key))
+    key, answer = key[order], answer[order]
+    first_of_pair = np.ones(len(key), np.bool_)
+    first_of_pair[1:] = (key[1:] != key[:-1]) | (answer[1:] != answer[:-1])  # a triple that is given twice is one
+    key, answer = key[first_of_pair], answer[first_of_pair]
+    keys, offsets = np.unique(key, return_index=True)
+    return AnswerLists(keys, np.append(offsets, len(key)).astype(np.int64), answer, relations)
+
+
+@kernel
+def _contains(answers: Int32, first: Int64, last: Int64, wanted: Int64, found: Bools) -> None:
+    for i in range(len(wanted)):
+        low, high = first[i], last[i]
+        while low < high:
+            middle = (low + high) >> 1
+            if answers[middle] < wanted[i]:
+                low = middle + 1
+            else:
+                high = middle
+        found[i] = low < last[i] and answers[low] == wanted[i]
