@@ -36,6 +36,7 @@ class ScoreFunction(ABC):
         relations: Initial values of the relations.
         sides: Which ends can be asked for; "head" alone is missing, where a
             score function needs reciprocal relations.
+        as_they_are: Whether `prepared` gives back what it is given.
         dense: Names and initial values of further variables, float32.
     """
 
@@ -48,6 +49,7 @@ class ScoreFunction(ABC):
     entities: InitializerSpec
     relations: InitializerSpec
     sides: tuple[Side, ...] = ("head", "tail")
+    as_they_are: bool = True
     dense: Mapping[str, Float32] = MappingProxyType({})
 
     def prepared(self, rows: Float32) -> Float32:

@@ -23,6 +23,7 @@ class InterHT(ScoreFunction):
     """`-|h * (t' + 1) - t * (h' + 1) + r|`; an entity is `[e, e']`, each brought to length 1."""
 
     name = "InterHT"
+    as_they_are = False
 
     def __init__(self, dim: int, norm: int = 1) -> None:
         self.dim = dim

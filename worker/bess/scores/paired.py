@@ -20,6 +20,7 @@ class PairRE(ScoreFunction):
     """`-|h * r_h - t * r_t|`, entities brought to length 1; a relation is `[r_h, r_t]`."""
 
     name = "PairRE"
+    as_they_are = False
     _middle = False
     _offset = np.float32(0)
 
