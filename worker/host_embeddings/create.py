@@ -1,0 +1,177 @@
+"""Making a host embedding's table: what is asked for is checked, agreed upon by all replicas, and laid out."""
+
+from __future__ import annotations
+
+import hashlib
+import numbers
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.errors import BadSpec
+from embedding_store.row_optimizer import row_optimizer
+from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from embedding_store.store import EmbeddingStore, Float32, RowBlock
+from worker.host_embeddings.agreement import require_same
+from worker.host_embeddings.callbacks import Callbacks
+from worker.host_embeddings.cost import choose_strategy
+from worker.host_embeddings.host_table import REDUCTIONS, HostTable
+from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from worker.host_embeddings.remote_buffers import EncodingBuffers, TokenBuffers
+from worker.host_embeddings.row_exchange import RowExchange
+from worker.replicas.group import ReplicaGroup
+from worker.replicas.world import replica_group
+
+__all__ = ["DTYPES", "STRATEGIES", "create_host_table", "own_group"]
+
+STRATEGIES = ("TOKEN", "ENCODING", "AUTO")
+DTYPES = ("float32", "float16", "bfloat16")
+
+Initial = str | InitializerSpec | npt.NDArray[Any] | None
+
+
+@lru_cache(maxsize=1)
+def own_group() -> ReplicaGroup:
+    """The group of all processes that MPI started with this one, or of this one alone; the same at every call."""
+    return replica_group()
+
+
+def create_host_table(
+    name: str,
+    shape: Sequence[int],
+    dtype: Any = np.float32,
+    partition_strategy: str = "TOKEN",
+    optimizer_spec: HostEmbeddingOptimizerSpec | None = None,
+    initializer: Initial = None,
+    *,
+    group: ReplicaGroup | None = None,
+    store: EmbeddingStore | None = None,
+    reduction: str = "mean",
+    seed: int = 0,
+    threads: int | None = None,
+) -> HostTable:
+    """Makes a table that all members of a group look up and train; every member calls it alike.
+
+    Args:
+        name: Of the embedding, as of a `TableSpec`.
+        shape: Rows and columns.
+        dtype: Of the weights: float32, float16 or bfloat16, as NumPy or TensorFlow name them.
+        partition_strategy: "TOKEN", "ENCODING", or "AUTO", which takes what the cost model says.
+        optimizer_spec: How it is trained; None: it is not.
+        initializer: A kind of `InitializerSpec` by name, such a spec, or the rows themselves, `[rows, columns]`;
+            None: uniform from -0.05 to 0.05, as Keras' Embedding.
+        group: The replicas; None: all processes that MPI started with this one, or this one alone.
+        store: Where the rows lie: exchanged by callbacks. None: in the replicas' own memory.
+        reduction: Of replicas' gradients. "mean": weighted by their batches, so that mean losses of the replicas'
+            batches become the mean loss of the joined batch. "sum".
+        seed: Of the initial values.
+        threads: Of each replica, for large lookups and updates; None: one a core. Results do not depend on it.
+
+    Raises:
+        BadSpec: a name, shape, dtype, strategy, initializer or reduction that cannot be.
+        BadInput: replicas differ in what they ask for; names the first difference.
+        SpecConflict: the store has another table of that name.
+    """
+    spec = _spec(name, shape, dtype, optimizer_spec, initializer, seed)
+    group = own_group() if group is None else group
+    _require_one_of("partition_strategy", name, partition_strategy, STRATEGIES)
+    _require_one_of("reduction", name, reduction, REDUCTIONS)
+    rows = _given_rows(spec, initializer)
+    require_same(
+        group,
+        f"host embedding {name!r}",
+        {
+            "name": name,
+            "shape": [int(length) for length in shape],
+            "dtype": spec.dtype,
+            "partition_strategy": partition_strategy,
+            "initializer": asdict(spec.initializer) if rows is None else hashlib.blake2b(rows.data).hexdigest(),
+            "seed": seed,
+            "reduction": reduction,
+            "store": store is not None,
+            **({"optimizer": None} if optimizer_spec is None else optimizer_spec.described()),
+        },
+    )
+    if partition_strategy == "AUTO":
+        partition_strategy = choose_strategy(int(shape[0]), int(shape[1]), group.size)
+    exchange: RowExchange
+    if store is not None:
+        exchange = Callbacks(group, spec, store)
+    else:
+        buffers = TokenBuffers if partition_strategy == "TOKEN" else EncodingBuffers
+        exchange = buffers(group, spec, threads)
+    if rows is not None:
+        slots = row_optimizer(spec.optimizer).initial_slots(spec.dim)
+        exchange.replace(RowBlock(np.arange(len(rows)), rows, np.tile(slots, (len(rows), 1))))
+    return HostTable(spec, optimizer_spec, exchange, partition_strategy, reduction)
+
+
+def _spec(
+    name: str,
+    shape: Sequence[int],
+    dtype: Any,
+    optimizer_spec: HostEmbeddingOptimizerSpec | None,
+    initializer: Initial,
+    seed: int,
+) -> TableSpec:
+    lengths = tuple(shape) if isinstance(shape, (Sequence, np.ndarray)) and not isinstance(shape, str) else ()
+    if len(lengths) != 2 or not all(isinstance(length, numbers.Integral) and length >= 1 for length in lengths):
+        raise BadSpec(f"host embedding {name!r}: shape must be [rows, columns], two positive integers, got {shape!r}")
+    if optimizer_spec is not None and not isinstance(optimizer_spec, HostEmbeddingOptimizerSpec):
+        raise BadSpec(
+            f"host embedding {name!r}: optimizer_spec must be a HostEmbeddingOptimizerSpec, or None for an embedding "
+            f"that is not trained; got {type(optimizer_spec).__name__}"
+        )
+    return TableSpec(
+        name=name,
+        dim=int(lengths[1]),
+        vocabulary_size=int(lengths[0]),
+        dtype=_dtype(name, dtype),
+        initializer=_initializer(name, initializer),
+        seed=seed,
+        optimizer=OptimizerSpec() if optimizer_spec is None else optimizer_spec.optimizer,
+    )
+
+
+def _dtype(name: str, dtype: Any) -> str:
+    given = getattr(dtype, "name", None)  # of NumPy's dtypes and TensorFlow's
+    if not isinstance(given, str):
+        given = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", repr(dtype))
+    if given not in DTYPES:
+        raise BadSpec(f"host embedding {name!r}: dtype {given!r}; known dtypes are {', '.join(DTYPES)}")
+    return given
+
+
+def _initializer(name: str, initializer: Initial) -> InitializerSpec:
+    if initializer is None:
+        return InitializerSpec("random_uniform")
+    if isinstance(initializer, InitializerSpec):
+        return initializer
+    if isinstance(initializer, str):
+        return InitializerSpec(initializer)
+    if isinstance(initializer, np.ndarray):
+        return InitializerSpec("zeros")
+    raise BadSpec(
+        f"host embedding {name!r}: initializer must be the name of a kind, an InitializerSpec, or an array of the "
+        f"rows; got {type(initializer).__name__}"
+    )
+
+
+def _given_rows(spec: TableSpec, initializer: Initial) -> Float32 | None:
+    if not isinstance(initializer, np.ndarray):
+        return None
+    if initializer.shape != (spec.vocabulary_size, spec.dim) or initializer.dtype.kind not in "fiu":
+        raise BadSpec(
+            f"host embedding {spec.name!r}: the rows to begin with must be numbers [{spec.vocabulary_size}, {spec.dim}]"
+            f", got {initializer.dtype} {list(initializer.shape)}"
+        )
+    return np.ascontiguousarray(initializer, np.float32)
+
+
+def _require_one_of(what: str, name: str, given: object, known: Sequence[str]) -> None:
+    if given not in known:
+        raise BadSpec(f"host embedding {name!r}: {what} {given!r}; known are {', '.join(known)}")
