@@ -62,7 +62,10 @@ class ReplicaContract:
     def test_all_to_all_of_uneven_lengths(self, run: Run, size: int) -> None:
         def work(group: ReplicaGroup) -> Any:
             blocks = [np.full((group.rank + to, 2), 10 * group.rank + to, np.float32) for to in range(size)]
-            return group.all_to_all_uneven(blocks)
+            found = group.all_to_all_uneven(blocks)
+            known = group.all_to_all_uneven(blocks, [sender + group.rank for sender in range(size)])
+            assert [block.tolist() for block in known] == [block.tolist() for block in found]
+            return found
 
         for rank, found in enumerate(run(size, work)):
             for sender, block in enumerate(found):

@@ -107,12 +107,16 @@ class ReplicaGroup(ABC):
         self._exchange(what, [_bytes(row) for row in _rows(mine)], [_bytes(row) for row in _rows(found)])
         return found
 
-    def all_to_all_uneven(self, blocks: Sequence[npt.NDArray[Number]]) -> list[npt.NDArray[Number]]:
+    def all_to_all_uneven(
+        self, blocks: Sequence[npt.NDArray[Number]], lengths: Sequence[int] | None = None
+    ) -> list[npt.NDArray[Number]]:
         """Block j of member i becomes block i of member j.
 
         Args:
             blocks: For each rank `[n, ...]`; of one dtype and one `...`, the
                 same on every member.
+            lengths: Of the blocks that come, by rank, where every member knows
+                them (trusted; all give them or none); None: they are exchanged first.
 
         Returns:
             By the rank that they came from, `[n, ...]`.
@@ -124,8 +128,9 @@ class ReplicaGroup(ABC):
                 f"all_to_all_uneven needs one block [n, ...] for each of {self.size} members, all of one dtype and one "
                 f"shape behind n; got {len(mine)}: {told}"
             )
-        lengths = self.all_to_all(np.array([len(block) for block in mine], np.int64))
-        found = [np.empty((int(length), *mine[0].shape[1:]), mine[0].dtype) for length in lengths]
+        if lengths is None:
+            lengths = self.all_to_all(np.array([len(block) for block in mine], np.int64)).tolist()
+        found = [np.empty((length, *mine[0].shape[1:]), mine[0].dtype) for length in lengths]
         self._count(sum(block.nbytes for rank, block in enumerate(mine) if rank != self.rank))
         what = f"all_to_all_uneven of {_kind(mine[0])}"
         self._exchange(what, [_bytes(block) for block in mine], [_bytes(block) for block in found])
