@@ -17,6 +17,9 @@ STUB_PACKAGES := embedding_store/v1 master/v1
 # $(call generate,FOLDER) writes the stubs of proto/ below FOLDER; protoc finds mypy's plugin on PATH.
 generate = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --mypy_out=$(1) \
   --grpc_python_out=$(1) --mypy_grpc_out=$(1) $(wildcard proto/*/v1/*.proto)
+# The wheel of pykeen holds small knowledge graphs. Its files are read and nothing of it is imported, so
+# what it depends on (torch among it) stays out.
+install-graphs = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps pykeen -c constraints.txt
 SOURCES     := embedding_store master worker elastable benchmarks examples tests
 
 RUN_STAMP  := $(VENV)/.installed-run
@@ -99,8 +102,10 @@ $(RUN_STAMP): $(PINS) | $(BIN)/python
 
 $(TEST_STAMP): $(PINS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[examples,test]' -c constraints.txt
+	$(call install-graphs)
 	@touch $(RUN_STAMP) $@
 
 $(DEV_STAMP): $(PINS) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[examples,test,dev]' -c constraints.txt
+	$(call install-graphs)
 	@touch $(RUN_STAMP) $(TEST_STAMP) $@
