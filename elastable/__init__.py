@@ -3,7 +3,7 @@
 `import elastable as et`:
 
 * layers: `Embedding`, `EdlEmbedding`
-* training here: `fit`
+* training here: `fit`; over replicas: `ReplicaTrainer`
 * data: `NumpyReader`, `ParquetReader`, `CsvReader`
 * stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
 * tables of any ids: `AdmissionSpec`, `EvictionSpec`
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elastable.in_process import fit
+    from elastable.replica_trainer import ReplicaTrainer
     from embedding_store.errors import ElastableError
     from embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
     from embedding_store.memory.store import MemoryStore
@@ -48,6 +49,7 @@ __all__ = [
     "OptimizerSpec",
     "ParquetReader",
     "RedisStore",
+    "ReplicaTrainer",
     "TableSpec",
     "TensorLocation",
     "TensorLocationSettings",
@@ -72,6 +74,7 @@ _HOMES = {
     "OptimizerSpec": "embedding_store.spec",
     "ParquetReader": "worker.readers",
     "RedisStore": "embedding_store.redis.store",
+    "ReplicaTrainer": "elastable.replica_trainer",
     "TableSpec": "embedding_store.spec",
     "TensorLocation": "embedding_store.locations",
     "TensorLocationSettings": "embedding_store.locations",

@@ -24,6 +24,7 @@ ELASTABLE = [
     "OptimizerSpec",
     "ParquetReader",
     "RedisStore",
+    "ReplicaTrainer",
     "TableSpec",
     "TensorLocation",
     "TensorLocationSettings",
