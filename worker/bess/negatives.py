@@ -145,16 +145,17 @@ class NegativeSampler(ABC):
         """One worker's part of a step's candidates."""
         n = self.sharding.shards
         others, here = np.arange(n), np.full(n, worker)
-        if self.local:
-            rows, own = self._drawn(step, here, others, here)
-        else:
-            rows, own = self._drawn(step, here, others, others)
-            if self._pads or self.exclude != "nothing" or self._tell_entities:
-                _, own = self._drawn(step, others, here, here)
+        rows, valid = self._drawn(step, here, others, here if self.local else others)
         masked = self._pads or self.exclude != "nothing"
-        mask_of_all = None
+        own, mask_of_all = None, None
+        if masked or self._tell_entities:
+            if not self.local and n > 1:
+                own = self._entities(others, *self._drawn(step, others, here, here))
+            else:
+                own = self._entities(here, rows, valid)
         if masked and self._mask_of_all:
-            _, everyones = self._drawn(step, np.repeat(others, n), np.tile(others, n), np.tile(others, n))
+            shards, workers = np.repeat(others, n), np.tile(others, n)
+            everyones = self._entities(shards, *self._drawn(step, shards, workers, workers))
             mask_of_all = self._mask(everyones, step, worker)
             mask_of_all = mask_of_all.reshape(len(mask_of_all), n, n, -1)
         return Negatives(
@@ -163,21 +164,20 @@ class NegativeSampler(ABC):
             corruption=self.corruption,
             local=self.local,
             everything=self._everything,
-            mask=self._mask(own, step, worker) if masked else None,
-            entities=np.ascontiguousarray(own.transpose(1, 0, 2)) if self._tell_entities else None,
+            mask=self._mask(own, step, worker) if masked and own is not None else None,
+            entities=np.ascontiguousarray(own.transpose(1, 0, 2)) if self._tell_entities and own is not None else None,
             mask_of_all=mask_of_all,
         )
 
-    def _drawn(self, step: StepTriples, shards: Int64, draws: Int64, workers: Int64) -> tuple[Int32, Int64]:
-        """Candidates of k pairs of shard and draw, for these workers.
-
-        Returns:
-            Rows, int32, and entities, int64 (-1 at padding), `[k, B, m]` each.
-        """
+    def _drawn(self, step: StepTriples, shards: Int64, draws: Int64, workers: Int64) -> tuple[Int32, Bools | None]:
+        """What `_draw` gives for k pairs of shard and draw (`[k]` each), for these workers."""
         key = stream_key(self.seed, _STREAM, step.step)
-        rows, valid = self._draw(derived_keys(key, shards * self.sharding.shards + draws), shards, workers, step)
-        entities = self.sharding.entity_at[shards[:, None, None], rows]
-        return rows, entities if valid is None else np.where(valid, entities, -1)
+        return self._draw(derived_keys(key, shards * self.sharding.shards + draws), shards, workers, step)
+
+    def _entities(self, shards: Int64, rows: Int32, valid: Bools | None) -> Int64:
+        """The entities of rows `[k, B, m]` of shards `[k]`; -1 at padding."""
+        entities = np.stack([self.sharding.entity_at[shard][found] for shard, found in zip(shards, rows, strict=True)])
+        return entities if valid is None else np.where(valid, entities, -1)
 
     def _mask(self, entities: Int64, step: StepTriples, worker: int) -> Bools:
         """What counts of the candidates of a worker's triples.
