@@ -17,6 +17,7 @@ _BENCHES = (
     "catch_up",
     "dtypes",
     "partitions",
+    "kg_balance",
     "wire",
     "redis_rows",
     "redis_commits",
