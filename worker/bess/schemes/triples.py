@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from worker.bess.batch import Bools, Corruption, Float32, Int64, Side
+from worker.bess.row_sums import add_rows
 from worker.bess.scores.function import ScoreFunction
 
 __all__ = ["Asked", "TripleScores", "asked_sides", "counted"]
@@ -117,7 +118,7 @@ class TripleScores:
             to_given, to_relation, to_dense = self._score.all_gradients(
                 given, self._relations[relation], part.side, to_query
             )
-            np.add.at(to_relations, relation, to_relation)
+            add_rows(to_relations, relation, np.ascontiguousarray(to_relation))
             found[part.side][part.triples] += to_answers
             found[_other(part.side)][part.triples] += to_given
             for name, gradient in to_dense.items():

@@ -10,6 +10,7 @@ from embedding_store.errors import BadInput
 from embedding_store.kernel import kernel
 from embedding_store.range_pool import SERIAL, RangePool
 from worker.bess.batch import Float32, Int64, Side, StepBatch
+from worker.bess.row_sums import add_rows
 from worker.bess.schemes.scheme import StepGradients
 from worker.bess.scores.function import ScoreFunction
 from worker.replicas.group import ReplicaGroup
@@ -100,11 +101,10 @@ class WholeSoftmax:
                 dense[name] = dense[name] + gradient if name in dense else gradient
         to_rows = np.zeros_like(entities)
         to_rows[: self.held] = self.score.unprepared(raw, to_all)
-        np.add.at(to_rows, batch.head.reshape(-1), to_heads)
+        add_rows(to_rows, batch.head.reshape(-1).astype(np.int64), to_heads)
         if "head" in self.sides:
-            np.add.at(
-                to_rows, batch.tail.reshape(-1), self.group.all_to_all(to_tails.reshape(n, p, -1)).reshape(n * p, -1)
-            )
+            back = self.group.all_to_all(to_tails.reshape(n, p, -1)).reshape(n * p, -1)
+            add_rows(to_rows, batch.tail.reshape(-1).astype(np.int64), back)
         return loss, StepGradients(np.arange(self.held), to_rows[: self.held], to_relations, dense)
 
     def _side(
@@ -118,7 +118,7 @@ class WholeSoftmax:
         weights: Float32,
     ) -> _Slopes:
         n, p = batch.head.shape
-        relation = batch.relation.reshape(-1)
+        relation = batch.relation.reshape(-1).astype(np.int64)
         mine = self.score.prepared(given)
         query = self.score.query(mine, relations[relation], side)
         everyone = self.group.all_gather(query)
@@ -142,7 +142,7 @@ class WholeSoftmax:
         to_query = self.group.reduce_scatter(np.ascontiguousarray(to_everyone).reshape(everyone.shape))
         to_given, to_relation, dense = self.score.all_gradients(mine, relations[relation], side, to_query)
         to_relations = np.zeros_like(relations)
-        np.add.at(to_relations, relation, to_relation)
+        add_rows(to_relations, relation, np.ascontiguousarray(to_relation))
         to_given = self.score.unprepared(given, to_given)
         return _Slopes(float(np.sum(told * weight[asked])), to_given, to_relations, dense)
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from embedding_store.range_pool import SERIAL, RangePool
 from embedding_store.store import Float32, Int64
+from worker.bess.row_sums import add_rows
 from worker.bess.scores.comparison import KernelComparison
 from worker.bess.scores.compiled import summing_kernel
 
@@ -57,7 +58,7 @@ class Dot(KernelComparison):
             for group, some in enumerate(places):
                 part = slice(group * each, (group + 1) * each)
                 np.matmul(score_gradients[part], _at(rows, some), out=found[part])
-                _add_rows(row_gradients, row_places[group], score_gradients[part].T @ queries[part])
+                add_rows(row_gradients, row_places[group], score_gradients[part].T @ queries[part])
         return found[:, :-1] if self._bias else found
 
     def _widened(self, queries: Float32) -> Float32:
@@ -71,14 +72,6 @@ def _at(rows: Float32, places: Int64) -> Float32:
     if len(places) == len(rows) and np.array_equal(places, np.arange(len(rows))):
         return rows
     return rows[places]
-
-
-@summing_kernel
-def _add_rows(rows: Float32, places: Int64, parts: Float32) -> None:
-    for k in range(len(places)):
-        row = rows[places[k]]
-        for j in range(rows.shape[1]):
-            row[j] += parts[k, j]
 
 
 @summing_kernel
