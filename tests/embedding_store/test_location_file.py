@@ -77,3 +77,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 )
 def test_what_a_url_stands_for(url: str, storage: str) -> None:
     assert storage_of_url(url) == storage
+
+
+def test_sharding_over_replicas(tmp_path: Path) -> None:
+    told = "[weight]\nreplicated_tensor_sharding = true\nmin_elements_for_replicated_tensor_sharding = 64\n"
+    found = read_locations(written(tmp_path, told), "memory").settings
+    assert found.weight == found.optimizer_state
+    assert found.weight.location.replicated_tensor_sharding
+    assert found.weight.min_elements_for_replicated_tensor_sharding == 64
+    with pytest.raises(BadInput, match=r"\[weight\] replicated_tensor_sharding must be true or false, got 1"):
+        read_locations(written(tmp_path, "[weight]\nreplicated_tensor_sharding = 1\n"), "memory")
