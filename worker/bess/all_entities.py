@@ -45,7 +45,7 @@ class AllEntities(NegativeSampler):
             known=known,
             tell_entities=tell_entities,
         )
-        self._column_of = sharding.shard_of.astype(np.int64) * sharding.rows + sharding.row_of
+        self._column_of = sharding.place_of(np.arange(sharding.entities))
 
     @property
     def _pads(self) -> bool:

@@ -125,6 +125,8 @@ def checked_triples(triples: npt.ArrayLike, entities: int, *, unknown_in: tuple[
         if wrong.any():
             place = int(np.argmax(wrong))
             raise IdOutOfRange(f"triple {place}: {what} {given[place, column]} is not one of {entities} entities")
+    if len(given) >= 2**31:
+        raise BadInput(f"{len(given)} triples; there may be no more than 2**31 - 1")
     wrong = (given[:, 1] < 0) | (given[:, 1] >= 2**30)
     if wrong.any():
         place = int(np.argmax(wrong))

@@ -19,6 +19,7 @@ __all__ = ["Sharding", "types_of_offsets"]
 
 _STREAM = 0x5A4D  # sharding's own stream of its seed
 _FORMAT = 1
+_MOST_TYPES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +120,11 @@ class Sharding:
         """int64 `[counts[shard]]`: the entities of a shard, in the order of its rows."""
         return self.entity_at[shard, : self.counts[shard]]
 
+    def place_of(self, entities: npt.NDArray[np.integer]) -> Int64:
+        """int64, of the shape of `entities`: `shard * rows + row` of each, its place in all shards' tables in a row."""
+        places: Int64 = self.shard_of[entities].astype(np.int64) * self.rows + self.row_of[entities]
+        return places
+
     def shard_table(self, table: npt.NDArray[Any], shard: int) -> npt.NDArray[Any]:
         """One shard of a table in entity order `[E, ...]`: `[rows, ...]`, padding rows zero."""
         part = np.zeros((self.rows, *table.shape[1:]), table.dtype)
@@ -202,6 +208,6 @@ def _checked_types(entity_types: npt.ArrayLike | None, entities: int) -> Int32:
     types = np.asarray(entity_types)
     if types.shape != (entities,) or types.dtype.kind not in "iu":
         raise BadInput(f"entity types must be integers [{entities}], one an entity; got {types.dtype} {types.shape}")
-    if types.min() < 0 or types.max() >= 2**31:
-        raise BadInput(f"entity types must be numbered from 0; got {types.min()} to {types.max()}")
+    if types.min() < 0 or types.max() >= _MOST_TYPES:
+        raise BadInput(f"entity types must be numbered from 0, below {_MOST_TYPES}; got {types.min()} to {types.max()}")
     return types.astype(np.int32)

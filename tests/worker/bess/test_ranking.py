@@ -187,10 +187,30 @@ def test_queries_without_an_answer() -> None:
     assert sorted(int(g) for queries in found for g in queries.given[queries.mask]) == [3, 4]
     known = KnownTriples.create(10, 2, [[3, 0, 7]])
     excluded = known.exclusions("tail", np.array([3, 4]), np.array([0, 1]), np.array([-1, -1]), sharding)
-    assert excluded.query.tolist() == [0]
-    assert sharding.entity_at.reshape(-1)[excluded.place].tolist() == [7]
+    found = [
+        (int(q), shard, int(row)) for shard in range(2) for q, row in zip(*excluded.window(shard, 0, 5), strict=True)
+    ]
+    assert [(query, int(sharding.entity_at[shard, row])) for query, shard, row in found] == [(0, 7)]
     none = QueryBatches(np.empty((0, 3), np.int32), sharding, "tail", 4)
     assert none.batches == 0
+
+
+def test_exclusions_of_a_hub_are_cut_to_the_window() -> None:
+    """Every entity is an answer; a window lists its own columns alone, and the answer itself, known or not, once."""
+    sharding = typed_sharding()
+    known = KnownTriples.create(ENTITIES, 1, [[3, 0, tail] for tail in range(400)])
+    excluded = known.exclusions("tail", np.array([3, 3, 9]), np.zeros(3, int), np.array([7, 450, 12]), sharding)
+    pairs = []
+    for shard in range(SHARDS):
+        for begin in range(0, sharding.rows, 30):
+            query, column = excluded.window(shard, begin, begin + 30)
+            assert len(query) <= 3 * 30
+            pairs += [(int(q), int(e)) for q, e in zip(query, sharding.entity_at[shard, begin + column], strict=True)]
+    expected = [(q, e) for q in (0, 1) for e in range(400)] + [(1, 450), (2, 12)]
+    assert sorted(pairs) == sorted(expected)
+    other = typed_sharding(2)  # the same triples in other shards
+    again = known.exclusions("tail", np.array([3]), np.zeros(1, int), np.array([-1]), other)
+    assert sum(len(again.window(shard, 0, other.rows)[0]) for shard in range(2)) == 400
 
 
 def test_what_does_not_fit_is_refused() -> None:
