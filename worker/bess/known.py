@@ -173,14 +173,8 @@ def _answer_lists(given: Int32, relation: Int32, answer: Int32, relations: int) 
 @kernel
 def _contains(answers: Int32, first: Int64, last: Int64, wanted: Int64, found: Bools) -> None:
     for i in range(len(wanted)):
-        low, high = first[i], last[i]
-        while low < high:
-            middle = (low + high) >> 1
-            if answers[middle] < wanted[i]:
-                low = middle + 1
-            else:
-                high = middle
-        found[i] = low < last[i] and answers[low] == wanted[i]
+        place = _lower(answers, first[i], last[i], wanted[i])
+        found[i] = place < last[i] and answers[place] == wanted[i]
 
 
 @kernel
@@ -190,7 +184,7 @@ def _sort_spans(values: Int64, offsets: Int64) -> None:
 
 
 @kernel
-def _lower(values: Int64, low: int, high: int, wanted: int) -> int:
+def _lower(values: npt.NDArray[np.integer], low: int, high: int, wanted: int) -> int:
     """The first place of `values[low:high]`, ascending, whose value is not below `wanted`; `high` if there is none."""
     while low < high:
         middle = (low + high) >> 1
