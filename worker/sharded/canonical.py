@@ -92,12 +92,16 @@ class CanonicalTensors:
                 not of the model; nothing has been changed.
         """
         given = dict(tensors or {})
-        at_root(self._group, lambda: self._checked(given))
+        self.check(given)
         for key, entry in self._entries.items():
             mine = np.ascontiguousarray(given[key]) if self._group.rank == 0 else np.empty(entry.shape, entry.dtype)
             array = self._group.broadcast(mine.reshape(entry.shape))
             put(entry.variable, array if entry.place is None else self._weights.part_of(entry.place, array))
         self._weights.taken()
+
+    def check(self, tensors: Mapping[str, Array]) -> None:
+        """Refuses what `restore` would refuse; every replica calls it."""
+        at_root(self._group, lambda: self._checked(tensors))
 
     def _checked(self, tensors: Mapping[str, Array]) -> str:
         for key, tensor in tensors.items():

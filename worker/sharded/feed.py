@@ -43,17 +43,33 @@ class Feed:
         replicas: How many there are.
         seed: Of the order.
         shuffle: False: records come in their own order.
+        together: A layer whose calls all replicas make together, so that none
+            may be without records; "": there is none.
 
     Raises:
-        BadInput: a batch size below 1.
+        BadInput: a batch size below 1, or one that leaves a replica without
+            records where it needs some.
     """
 
     def __init__(
-        self, reader: Reader, batch_size: int, rank: int, replicas: int, seed: int = 0, shuffle: bool = False
+        self,
+        reader: Reader,
+        batch_size: int,
+        rank: int,
+        replicas: int,
+        seed: int = 0,
+        shuffle: bool = False,
+        together: str = "",
     ) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
             raise BadInput(
                 f"batch_size={batch_size!r}: give the records of a whole batch, over all replicas; 1 or more"
+            )
+        fewest = min(batch_size, len(reader) % batch_size or batch_size)
+        if together and fewest < replicas:
+            raise BadInput(
+                f"batches of {batch_size} of {len(reader)} records: one has {fewest} for {replicas} replicas, and "
+                f"every replica needs records, as all look up together in {together!r}; choose another batch_size"
             )
         self._reader = reader
         self._batch_size = int(batch_size)

@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from embedding_store.errors import BadInput, ModelError
 from embedding_store.locations import LocationSettings
-from worker.build import as_tensors, build_model, sample_batch
+from worker.build import build_model, sample_batch
 from worker.host_embeddings.agreement import require_same
 from worker.readers import NumpyReader, Reader, as_reader
 from worker.replicas.group import Array, ReplicaGroup
 from worker.replicas.world import replica_group
 from worker.sharded.epochs import run_epochs
 from worker.sharded.feed import Feed
+from worker.sharded.host_states import HOST, host_embeddings, host_tensors, restore_hosts
 from worker.sharded.placing import VariablePlacement
+from worker.sharded.predicting import predict_all
 from worker.sharded.refusals import refuse_losses, refuse_model
 from worker.sharded.replica_callbacks import ReplicaCallbacks
-from worker.sharded.split import Split
 from worker.sharded.step import EvaluateStep, GradientStep, PredictStep
 from worker.sharded.training import ReplicaMemory, Training
 
@@ -145,7 +145,7 @@ class ReplicaTrainer:
             )
         training = self._ready(sample_batch(reader))
         self._agree("fit", reader, batch_size=batch_size, epochs=epochs, initial_epoch=initial_epoch, shuffle=shuffle)
-        feed = Feed(reader, batch_size, self.group.rank, self.group.size, self.seed, shuffle)
+        feed = Feed(reader, batch_size, self.group.rank, self.group.size, self.seed, shuffle, self._together())
         compute = self._step(GradientStep, sample_batch(reader))
         told = ReplicaCallbacks(callbacks, self.model, self.group, epochs, feed.steps, verbose)
 
@@ -192,15 +192,7 @@ class ReplicaTrainer:
         if self._training is not None:
             self._training.weights.make_whole()
         self._agree("predict", reader, batch_size=batch_size)
-        step = self._step(PredictStep, sample)
-        first, last = Split(len(reader), self.group.size).bounds(self.group.rank)
-        indices = np.arange(first, max(last, first + 1), dtype=np.int64) % len(reader)
-        parts = [
-            step(as_tensors(reader.take(indices[at : at + batch_size])[:1]))
-            for at in range(0, len(indices), batch_size)
-        ]
-        mine = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays)[: last - first], *parts)
-        return tf.nest.map_structure(lambda array: np.concatenate(self.group.all_gather_uneven(array)), mine)
+        return predict_all(self._step(PredictStep, sample), reader, batch_size, self.group)
 
     @property
     def optimizer(self) -> Any:
@@ -236,13 +228,15 @@ class ReplicaTrainer:
 
         Keys, shapes and order are those of unsharded training: trainable
         variables ("variables/00000"), other variables, and the variables of a
-        Keras optimizer that was built on the model. Every replica calls it,
-        takes all of them, and calls nothing else meanwhile.
+        Keras optimizer that was built on the model; then the states of host
+        embeddings. Every replica calls it, takes all of them, and calls
+        nothing else meanwhile.
 
         Raises:
             ModelError: the model is not compiled or built.
         """
-        return self._ready(None).canonical.tensors()
+        yield from self._ready(None).canonical.tensors()
+        yield from host_tensors(self.model)
 
     def restore(self, tensors: Mapping[str, Array] | None, step: int) -> None:
         """Takes back what `whole_tensors` gave, at whatever number of replicas; every replica calls it.
@@ -255,7 +249,11 @@ class ReplicaTrainer:
             CheckpointError: they are of another model or optimizer; nothing has been changed.
         """
         training = self._ready(None)
-        training.canonical.restore(tensors)
+        given = dict(tensors or {})
+        dense = {key: tensor for key, tensor in given.items() if not key.startswith(HOST)}
+        training.canonical.check(dense)
+        restore_hosts(self.model, self.group, given)
+        training.canonical.restore(dense)
         training.step = step
 
     def close(self) -> None:
@@ -270,7 +268,7 @@ class ReplicaTrainer:
         assert training is not None  # _ready came before
         step = self._step(EvaluateStep, sample_batch(reader))
         training.metrics.reset()
-        for part in Feed(reader, batch_size, self.group.rank, self.group.size).parts():
+        for part in Feed(reader, batch_size, self.group.rank, self.group.size, together=self._together()).parts():
             if part.batch is not None:
                 step(part.batch)
         return training.metrics.results()
@@ -307,6 +305,10 @@ class ReplicaTrainer:
                 f"model {self.model.name!r} is not built: give it an Input, or call its build(), before this"
             )
         self.model(sample[0], training=False)
+
+    def _together(self) -> str:
+        """The name of a layer whose calls all replicas make together; "": there is none."""
+        return next((layer.name for layer in host_embeddings(self.model)), "")
 
     def _agree(self, what: str, reader: Reader, **told: Any) -> None:
         require_same(self.group, what, {"records": len(reader), "seed": self.seed, **told})
