@@ -11,8 +11,10 @@ from rich.markup import escape
 
 from elastable.commands.checkpoint import checkpoint
 from elastable.commands.job import master, train
+from elastable.commands.kg import kg
 from elastable.commands.look import lookup, status
 from elastable.commands.plan import plan
+from elastable.commands.replicas import REPLICAS_SETTINGS, replicas
 from elastable.commands.use import evaluate, export, predict
 from elastable.commands.work import worker
 from elastable.exit_codes import ExitCode, exit_code_of, exit_code_table
@@ -32,7 +34,9 @@ app = typer.Typer(
 )
 for command in (train, master, worker, evaluate, predict, export, plan, status, lookup):
     app.command()(command)
+app.command(context_settings=REPLICAS_SETTINGS)(replicas)
 app.add_typer(checkpoint)
+app.add_typer(kg)
 
 
 def main() -> None:

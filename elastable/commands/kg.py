@@ -1,0 +1,118 @@
+"""`elastable kg train` and `elastable kg predict`: models of knowledge graphs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from elastable.quiet import import_tensorflow
+from embedding_store.errors import BadInput
+
+__all__ = ["kg"]
+
+kg = typer.Typer(name="kg", help="Train models of knowledge graphs, and ask them.", no_args_is_help=True)
+
+_MODEL, _PLACES = "The model", "Where things go"
+
+
+@kg.command()
+def train(
+    dataset: Annotated[
+        str, typer.Argument(metavar="DATASET", help="Folder with train.txt, valid.txt, test.txt; or umls, ...")
+    ],
+    model: Annotated[str, typer.Option("--model", help="TransE, RotatE, DistMult, ComplEx, ...")] = "ComplEx",
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="Threads here; under `elastable replicas` its -n counts.")
+    ] = 1,
+    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="At most.")] = None,
+    dim: Annotated[int | None, typer.Option("--dim", min=1, rich_help_panel=_MODEL)] = None,
+    norm: Annotated[int | None, typer.Option("--norm", help="1 or 2, of distances.", rich_help_panel=_MODEL)] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option("--loss", help="whole-softmax, log-sigmoid, margin, softmax.", rich_help_panel=_MODEL),
+    ] = None,
+    margin: Annotated[float | None, typer.Option("--margin", rich_help_panel=_MODEL)] = None,
+    adversarial: Annotated[
+        float | None, typer.Option("--adversarial", help="Temperature of negatives.", rich_help_panel=_MODEL)
+    ] = None,
+    negatives: Annotated[
+        int | None, typer.Option("--negatives", min=1, help="Of a triple.", rich_help_panel=_MODEL)
+    ] = None,
+    shared: Annotated[bool | None, typer.Option("--shared/--per-triple", rich_help_panel=_MODEL)] = None,
+    reciprocal: Annotated[bool | None, typer.Option("--reciprocal/--no-reciprocal", rich_help_panel=_MODEL)] = None,
+    scheme: Annotated[
+        str | None, typer.Option("--scheme", help="score-moving, embedding-moving.", rich_help_panel=_MODEL)
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Triples of a step, of all workers.")] = None,
+    optimizer: Annotated[str | None, typer.Option("--optimizer", help="A fused one: adagrad, adam, ...")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--learning-rate")] = None,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="constant, linear, cosine.")] = None,
+    regularizer: Annotated[str | None, typer.Option("--regularizer", help="none, l2, n3.")] = None,
+    regularization: Annotated[float | None, typer.Option("--regularization", help="Its weight.")] = None,
+    patience: Annotated[
+        int | None, typer.Option("--patience", min=0, help="Evaluations without a better one; 0: never stop early.")
+    ] = None,
+    evaluate_every: Annotated[int | None, typer.Option("--evaluate-every", min=1, metavar="EPOCHS")] = None,
+    seed: Annotated[int | None, typer.Option("--seed")] = None,
+    run_dir: Annotated[
+        Path, typer.Option("--run-dir", help="Home of run directories.", rich_help_panel=_PLACES)
+    ] = Path("runs"),
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on from this run's newest checkpoint, with its settings.",
+            rich_help_panel=_PLACES,
+        ),
+    ] = None,
+) -> None:
+    """Train a model; the best one by validation is kept and tested."""
+    import_tensorflow()
+    from elastable.kg.defaults import settings_of
+    from elastable.kg.run import run_graph, to_go_on
+
+    given = {
+        "epochs": epochs, "dim": dim, "norm": norm, "loss": loss, "margin": margin, "adversarial": adversarial,
+        "negatives": negatives, "shared": shared, "reciprocal": reciprocal, "scheme": scheme, "batch": batch,
+        "optimizer": optimizer, "learning_rate": learning_rate, "schedule": schedule, "regularizer": regularizer,
+        "regularization": regularization, "patience": patience, "evaluate_every": evaluate_every, "seed": seed,
+    }  # fmt: skip
+    begin = None if resume is None else to_go_on(resume)
+    if begin is not None:
+        other = [name for name, value in given.items() if value is not None]
+        if other:
+            raise BadInput(f"--resume goes on with the settings of its run; leave out {', '.join(other)}")
+    settings = settings_of(model, given) if begin is None else begin.settings
+    run_graph(dataset, settings, workers, run_dir, Console(), begin)
+
+
+@kg.command()
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory of `elastable kg train`.")],
+    relation: Annotated[str, typer.Option("--relation", help="By name.")],
+    head: Annotated[str | None, typer.Option("--head", help="By name: ask for tails.")] = None,
+    tail: Annotated[str | None, typer.Option("--tail", help="By name: ask for heads.")] = None,
+    k: Annotated[int, typer.Option("--top", "-k", min=1, help="Answers.")] = 10,
+    new: Annotated[bool, typer.Option("--new", help="Leave out what the graph holds already.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line.")] = False,
+) -> None:
+    """Answer (head, relation, ?) or (?, relation, tail)."""
+    import_tensorflow()
+    from elastable.kg.answering import AnsweringModel
+
+    answers = AnsweringModel(run).answers(relation, head=head, tail=tail, k=k, new=new)
+    if as_json:
+        typer.echo(json.dumps([{"entity": answer.entity, "score": answer.score} for answer in answers]))
+        return
+    table = Table(title=f"({head or '?'}, {relation}, {tail or '?'})", title_justify="left")
+    for column in ("", "entity", "score"):
+        table.add_column(column, justify="left" if column == "entity" else "right")
+    for place, answer in enumerate(answers, start=1):
+        table.add_row(str(place), answer.entity, f"{answer.score:.4f}")
+    Console().print(table)

@@ -1,0 +1,1 @@
+"""Knowledge graphs: `elastable kg train` and `elastable kg predict`."""
