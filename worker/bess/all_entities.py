@@ -25,8 +25,6 @@ class AllEntities(NegativeSampler):
         tell_entities: Give `Negatives.entities`.
     """
 
-    _everything = True
-
     def __init__(
         self,
         sharding: Sharding,
@@ -46,6 +44,10 @@ class AllEntities(NegativeSampler):
             tell_entities=tell_entities,
         )
         self._column_of = sharding.place_of(np.arange(sharding.entities))
+
+    @property
+    def _common(self) -> bool:
+        return True
 
     @property
     def _pads(self) -> bool:

@@ -68,10 +68,10 @@ class Negatives:
             everyone's triples with everyone's candidates, n times as many.
         corruption: See `CORRUPTIONS`.
         local: See `rows`.
-        everything: The candidates of a shard are all its rows, in their order, so
-            `rows[j]` is the same for every j, m is the rows of a shard, and B is 1 for
-            every corruption. (Shared; no random number is drawn. The score-moving
-            scheme scores everyone's triples with them once.)
+        common: A shard's candidates are the same for all workers' triples, so `rows[j]` is
+            the same for every j (shared; the score-moving scheme scores everyone's
+            triples with them once). Where they are all rows of the shard, in
+            their order, B is 1 for every corruption.
         mask: bool `[n * p, n, m]`, or `[1, n, m]` where it is the same for all triples,
             or None where every candidate counts (then in every step).
             `mask[b, s, k]` is False where candidate k of shard s (with `local`:
@@ -92,7 +92,7 @@ class Negatives:
     per_triple: bool
     corruption: Corruption
     local: bool = False
-    everything: bool = False
+    common: bool = False
     mask: Bools | None = None
     entities: Int64 | None = None
     column: Int32 | None = None

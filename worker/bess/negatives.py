@@ -123,7 +123,10 @@ class NegativeSampler(ABC):
     def _pads(self) -> bool:
         """Whether any candidate may be padding."""
 
-    _everything = False
+    @property
+    def _common(self) -> bool:
+        """Whether the candidates of a shard are the same for all workers."""
+        return False
 
     def check(self, partition: PartitionedTriples) -> None:
         """Refuses triples that these candidates are not for.
@@ -163,7 +166,7 @@ class NegativeSampler(ABC):
             per_triple=not self.shared,
             corruption=self.corruption,
             local=self.local,
-            everything=self._everything,
+            common=self._common,
             mask=self._mask(own, step, worker) if masked and own is not None else None,
             entities=np.ascontiguousarray(own.transpose(1, 0, 2)) if self._tell_entities and own is not None else None,
             mask_of_all=mask_of_all,

@@ -101,7 +101,7 @@ def test_a_worker_knows_what_it_receives(make: Any, corruption: Corruption) -> N
             negatives = batch.negatives
             assert negatives.rows.dtype == np.int32
             sets = batch.head.size if negatives.per_triple else 2 if corruption == "ht" else 1
-            assert negatives.rows.shape[:2] == (SHARDS, 1 if negatives.everything else sets)
+            assert negatives.rows.shape[:2] == (SHARDS, 1 if isinstance(sampler.negatives, AllEntities) else sets)
             got = received(batches, batch.worker)
             there = negatives.entities >= 0
             np.testing.assert_array_equal(negatives.entities[there], got[there])
@@ -127,7 +127,7 @@ def test_true_triples_are_masked_and_nothing_else(make: Any, corruption: Corrupt
         there = True if unmasked.negatives.mask is None else unmasked.negatives.mask
         np.testing.assert_array_equal(batch.negatives.mask, there & ~excluded)
         met += int(excluded.sum())
-    assert met or not batches[0].negatives.everything
+    assert met or not isinstance(sampler.negatives, AllEntities)
 
 
 def test_known_answers_are_found_in_long_lists_too() -> None:
@@ -235,7 +235,7 @@ def test_everyones_shared_candidates_are_masked_for_whoever_scores_with_them() -
 def test_all_entities_are_every_row_once() -> None:
     batch = RigidSampler(PARTITION, 10, negatives=AllEntities(SHARDING, tell_entities=True)).batch(0, 1)
     negatives = batch.negatives
-    assert negatives.everything
+    assert negatives.common
     np.testing.assert_array_equal(negatives.rows[:, 0], np.tile(np.arange(SHARDING.rows), (SHARDS, 1)))
     np.testing.assert_array_equal(np.sort(negatives.entities[negatives.entities >= 0]), np.arange(ENTITIES))
     assert (negatives.mask.sum((1, 2)) == ENTITIES - 1).all()  # its own answer does not count

@@ -64,7 +64,11 @@ class ScoreMoving(Scheme):
         for part, scores in zip(asked, found, strict=True):
             back = self.group.all_to_all(scores.reshape(n, len(part.triples), -1))
             negative[part.triples] = back.transpose(1, 0, 2).reshape(len(part.triples), -1)
-        once = negatives.per_triple or negatives.everything or n == 1
+        once = negatives.per_triple or negatives.common or n == 1
+        if not once and negatives.mask is not None and negatives.mask_of_all is None:
+            raise BadInput(
+                "score-moving needs masks of all workers' shared candidates: draw them with mask_of_all=True"
+            )
         mask = negatives.mask if once else negatives.mask_of_all
         kept = {
             "batch": batch,
@@ -117,6 +121,6 @@ def _places(negatives: Negatives, part: Asked, targets: Int64) -> Int64:
     """int64 `[g, m']`: of everyone's queries `[n * q]`, their candidates here."""
     if negatives.per_triple:
         return np.ascontiguousarray(targets[:, part.triples]).reshape(-1, targets.shape[2])
-    if negatives.everything:
-        return targets[:1, 0]
+    if negatives.common:
+        return targets[:1, min(part.place, targets.shape[1] - 1)]
     return np.ascontiguousarray(targets[:, part.place].reshape(1, -1))
