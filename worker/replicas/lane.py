@@ -10,10 +10,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
 from worker.replicas.group import Bytes
+from worker.replicas.start import MPI
 from worker.replicas.watch import Watch
 
 __all__ = ["Lane"]

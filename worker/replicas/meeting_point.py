@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import socket
 import time
@@ -13,20 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedding_store.errors import DeadlineExceeded, Unavailable
+from worker.replicas.hosts import own_addresses
 
-__all__ = ["Address", "MeetingPoint", "this_host"]
+__all__ = ["Address", "MeetingPoint"]
 
 _HELLO_BYTES = 256
 _HELLO_S = 5.0
-
-
-def this_host() -> str:
-    """What processes that can meet on 127.0.0.1 have in common: the machine's boot and its network namespace."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as boot:
-            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/net')}"
-    except OSError:
-        return socket.gethostname()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +54,7 @@ class MeetingPoint:
 
     def __init__(self, one_host: bool) -> None:
         self._listener = socket.create_server(("127.0.0.1" if one_host else "", 0), backlog=1024)
-        hosts = ("127.0.0.1",) if one_host else _own_addresses()
+        hosts = ("127.0.0.1",) if one_host else own_addresses()
         self.address = Address(hosts, self._listener.getsockname()[1], secrets.token_hex(16))
 
     def connect(self, rank: int, members: Sequence[Address], deadline_s: float) -> dict[int, socket.socket]:
@@ -128,19 +119,6 @@ def _reach(rank: int, address: Address, deadline_s: float) -> socket.socket:
         except OSError as error:
             told.append(f"{host}:{address.port}: {error.strerror or error}")
     raise Unavailable(f"rank {rank} cannot be reached: {'; '.join(told)}")
-
-
-def _own_addresses() -> tuple[str, ...]:
-    """Those under which other machines may know this one: its name's, and that of its way out."""
-    found: dict[str, None] = {}
-    with suppress(OSError):
-        for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM):
-            found[str(entry[4][0])] = None
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way_out:
-        way_out.connect(("192.0.2.1", 9))  # RFC 5737: nobody's; nothing is sent
-        found[way_out.getsockname()[0]] = None
-    # What points back at oneself is of no use elsewhere: it comes last.
-    return tuple(sorted(found or {socket.gethostname(): None}, key=lambda host: host.startswith("127.")))
 
 
 def _parsed(line: bytes) -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from mpi4py import MPI
 
 from embedding_store.errors import BadInput
 from worker.replicas.group import Bytes, ReplicaGroup
+from worker.replicas.hosts import this_host
 from worker.replicas.lane import Lane
-from worker.replicas.meeting_point import Address, MeetingPoint, this_host
+from worker.replicas.meeting_point import Address, MeetingPoint
+from worker.replicas.start import MPI
 from worker.replicas.watch import Watch
 
 __all__ = ["MpiGroup"]

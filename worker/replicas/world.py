@@ -9,11 +9,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from embedding_store.errors import DeadlineExceeded, Unsupported
+from worker.replicas import leftovers
 from worker.replicas.group import ReplicaGroup
 from worker.replicas.threads import alone
 
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 
     from worker.replicas.mpi import MpiGroup
 
-__all__ = ["leave_all", "replica_group", "started_by_mpi", "world_communicator"]
+__all__ = ["DEADLINE_VARIABLE", "leave_all", "replica_group", "started_by_mpi", "world_communicator"]
 
 # What the launchers of MPICH (and its kin), Open MPI and Slurm tell each process: how many there are.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
+DEADLINE_VARIABLE = "ELASTABLE_REPLICAS_DEADLINE"
+"""Of the environment: seconds; what `elastable replicas --deadline` says."""
+
+_DEADLINE_S = 60.0
 _END_S = 60.0
 
 _groups: list[MpiGroup] = []
@@ -37,7 +41,7 @@ def started_by_mpi(environment: Mapping[str, str] = os.environ) -> bool:
     return any(name in environment for name in _SIZES)
 
 
-def replica_group(deadline_s: float = 60.0) -> ReplicaGroup:
+def replica_group(deadline_s: float | None = None) -> ReplicaGroup:
     """The group of all processes that `elastable replicas` or `mpirun` started with this one.
 
     Every one of them calls it, as often as the others. A process that was
@@ -49,17 +53,20 @@ def replica_group(deadline_s: float = 60.0) -> ReplicaGroup:
 
     Args:
         deadline_s: Seconds that members wait for each other in a collective
-            without anything coming; also for all to call this.
+            without anything coming; also for all to call this. None: what
+            `elastable replicas --deadline` says, else 60.
 
     Raises:
         DeadlineExceeded: not all have called it.
         Unsupported: there are several, and mpi4py is not installed.
     """
+    if deadline_s is None:
+        deadline_s = float(os.environ.get(DEADLINE_VARIABLE, _DEADLINE_S))
     if not started_by_mpi():
         return alone(deadline_s)
+    comm = world_communicator(deadline_s)
     from worker.replicas.mpi import MpiGroup
 
-    comm = world_communicator(deadline_s)
     group = MpiGroup.of(comm, range(comm.size), deadline_s)
     _groups.append(group)
     return group
@@ -93,13 +100,9 @@ def world_communicator(deadline_s: float) -> MPI.Intracomm:
 
 def _start(deadline_s: float) -> MPI.Intracomm:
     try:
-        mpi4py = import_module("mpi4py")
+        from worker.replicas.start import MPI
     except ImportError:
         raise Unsupported("several replicas need mpi4py: pip install 'elastable[replicas]'") from None
-    # Not at import, where nothing guards it; and not at exit, where it would wait for members that are gone.
-    mpi4py.rc.initialize = mpi4py.rc.finalize = False
-    from mpi4py import MPI
-
     with _no_longer_than(deadline_s):
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
@@ -109,12 +112,14 @@ def _start(deadline_s: float) -> MPI.Intracomm:
         if time.monotonic() > give_up:
             raise DeadlineExceeded(f"not all of {MPI.COMM_WORLD.size} replicas have come within {deadline_s:g} s")
         time.sleep(1e-4)
+    # All are through MPI's start, so nobody has to find it by name; a killed process would leave it there.
+    leftovers.remove(leftovers.mapped_by(os.getpid()))
     return made
 
 
 def _end(deadline_s: float) -> None:
     """At exit. MPI is ended where all others come to their end, too; nothing may wait for one that does not."""
-    from mpi4py import MPI
+    from worker.replicas.start import IMPORTED_BEFORE, MPI
 
     for group in _groups:
         group.leave("its process has ended" if _failed else "its work is done")
@@ -125,21 +130,27 @@ def _end(deadline_s: float) -> None:
     if done and _groups and not MPI.Is_finalized():
         with _no_longer_than(_END_S):
             MPI.Finalize()
+    elif IMPORTED_BEFORE:
+        _arm(_END_S)  # the program has let mpi4py end MPI at exit
 
 
 @contextmanager
 def _no_longer_than(seconds: float) -> Iterator[None]:
     """Ends the process where MPI's own start or end takes longer: it holds Python's lock and cannot be told to stop."""
-    try:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
-        armed = True
-    except (AttributeError, ValueError):  # no file to write to: nobody would see why
-        armed = False
+    armed = _arm(seconds)
     try:
         yield
     finally:
         if armed:
             faulthandler.cancel_dump_traceback_later()
+
+
+def _arm(seconds: float) -> bool:
+    try:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+    except (AttributeError, ValueError):  # no file to write to: nobody would see why
+        return False
+    return True
 
 
 def _tell_of_exceptions() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import builtins
 import json
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import cache
@@ -135,6 +138,39 @@ def test_one_that_waits_for_another_is_not_the_one_to_blame() -> None:
     assert "rank 3" in two
     assert "rank 3 is elsewhere" in one
     assert "rank 2 is in all_gather of uint8 [], waiting for rank 3; rank 3 is elsewhere" in zero
+
+
+@pytest.mark.parametrize("in_pairs", [False, True])
+@pytest.mark.parametrize("victim", range(MEMBERS))
+def test_one_that_is_stopped_in_the_middle_is_named(victim: int, in_pairs: bool) -> None:
+    block = np.zeros((2, 200_000))
+
+    def work(group: ReplicaGroup) -> Any:
+        pids = group.all_gather(np.int64(os.getpid()))
+        part = group.subgroup(CommGroup("consecutive", 2 if in_pairs else 4))
+        if group.rank == victim:
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        told = ""
+        try:
+            for _ in range(10 if victim not in part.ranks else 1_000_000):
+                part.all_to_all(np.resize(block, (part.size, 100_000)))
+            group.barrier()
+        except (DeadlineExceeded, Unavailable) as error:
+            told = str(error)
+        if group.rank != victim:
+            others = [rank for rank in range(MEMBERS) if rank != victim]
+            with MpiGroup.of(world_communicator(60.0), others, 60.0) as told_all:
+                told_all.barrier()
+                os.kill(int(pids[victim]), signal.SIGCONT)
+        return told
+
+    found = run_members(MEMBERS, work, deadline_s=0.4)
+    for rank, told in enumerate(found):
+        if rank != victim:
+            assert f"rank {victim} " in told, found
+    near = victim ^ 1  # waits for the victim and for nobody else, whoever gives up first
+    if in_pairs:
+        assert f"rank {victim} has not come within 0.4 s; rank {victim} does not answer" in found[near]
 
 
 def test_a_group_can_be_made_anew_after_one_has_failed() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["MEMBERS", "run_in_members"]
+__all__ = ["MEMBERS", "in_members", "run_in_members"]
 
 MEMBERS = 4
 LIMIT_S = 200.0
@@ -30,11 +30,11 @@ class Reporter:
                 lines.write(json.dumps([report.nodeid.split("::")[-1], report.outcome, report.longreprtext]) + "\n")
 
 
-def run_in_members(file: Path, home: Path) -> dict[str, list[tuple[int, str, str, str]]]:
-    """Test function -> (rank, its name with parameters, outcome, report), of every member and parameter."""
-    command = [str(Path(sys.executable).with_name("mpiexec")), "-n", str(MEMBERS), sys.executable, "-m", __name__]
-    ran = subprocess.run(
-        [*command, str(file), str(home)],
+def in_members(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a module in as many processes of MPI, to their end."""
+    mpiexec = [str(Path(sys.executable).with_name("mpiexec")), "-disable-auto-cleanup", "-n", str(MEMBERS)]
+    return subprocess.run(
+        [*mpiexec, sys.executable, "-m", module, *arguments],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -42,6 +42,11 @@ def run_in_members(file: Path, home: Path) -> dict[str, list[tuple[int, str, str
         cwd=_ROOT,
         stdin=subprocess.DEVNULL,
     )
+
+
+def run_in_members(file: Path, home: Path) -> dict[str, list[tuple[int, str, str, str]]]:
+    """Test function -> (rank, its name with parameters, outcome, report), of every member and parameter."""
+    ran = in_members(__name__, str(file), str(home))
     found: dict[str, list[tuple[int, str, str, str]]] = {}
     for rank in range(MEMBERS):
         lines = home / f"{rank}.jsonl"

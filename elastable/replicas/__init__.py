@@ -1,0 +1,1 @@
+"""`elastable replicas`: processes that form a replica group, started and ended together."""

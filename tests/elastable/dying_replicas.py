@@ -1,0 +1,54 @@
+"""Replicas of which one after another is killed; `test_replicas` starts them: `... DIR`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from embedding_store.errors import Unavailable
+from worker.replicas.grouping import CommGroup
+from worker.replicas.mpi import MpiGroup
+from worker.replicas.world import world_communicator
+
+DEADLINE_S = 100.0
+
+
+def survive(alive: list[int], victim: int) -> tuple[str, float]:
+    """What this member is told as `victim` is killed, and how many seconds after the beginning."""
+    comm = world_communicator(DEADLINE_S)
+    group = MpiGroup.of(comm, alive, DEADLINE_S)
+    part = group.subgroup(CommGroup("consecutive", 2)) if len(alive) == 4 else group
+    began = time.monotonic()
+    if comm.rank == victim:
+        threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    try:
+        for _ in range(1_000_000 if alive.index(victim) in part.ranks else 10):
+            part.all_to_all(np.zeros((part.size, 200_000)))
+        group.barrier()
+    except Unavailable as error:
+        group.leave(str(error))
+        return str(error), time.monotonic() - began
+    return "nothing", time.monotonic() - began
+
+
+def main(home: Path) -> None:
+    """Rank 3 dies while all exchange in pairs, then ranks 0 and 2; rank 1 stays."""
+    alive, told = [0, 1, 2, 3], list[tuple[str, float]]()
+    rank = world_communicator(DEADLINE_S).rank
+    for victim in (3, 0, 2):
+        (home / f"{rank}.json").write_text(json.dumps(told))
+        told.append(survive(alive, victim))
+        alive.remove(victim)
+    (home / f"{rank}.json").write_text(json.dumps(told))
+    print("alone")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

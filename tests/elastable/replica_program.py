@@ -1,0 +1,43 @@
+"""What replicas do in `test_replicas`: `replica_program.py WHAT HOME`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import elastable as et
+from embedding_store.errors import BadInput
+
+
+def main(what: str, home: Path) -> None:
+    """Adds the ranks up; then rank 1 ends in some way, or all wait."""
+    group = et.replica_group()
+    (home / f"{group.rank}.pid").write_text(str(os.getpid()))
+    total = group.all_reduce(np.float64(group.rank + 1))
+    print(f"{group.size} replicas add up to {total}")
+    if what == "fail" and group.rank == 1:
+        raise BadInput("no such entity")
+    if what == "exit" and group.rank == 1:
+        sys.exit(42)
+    if what == "fail":
+        group.barrier()
+    if what == "wait":
+        (home / f"{group.rank}.waits").touch()
+        time.sleep(100)
+    if what == "ignore":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        group.barrier()
+        (home / f"{group.rank}.waits").touch()
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(100)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

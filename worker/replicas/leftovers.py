@@ -1,0 +1,27 @@
+"""The file in shared memory that MPICH leaves behind when its processes do not come to their end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+
+__all__ = ["mapped_by", "remove"]
+
+_MPICH_FILE = "/dev/shm/mpich_shm_"
+
+
+def mapped_by(pid: int) -> set[str]:
+    """MPICH's files that a process of this host has mapped; of one that is gone, none."""
+    try:
+        with open(f"/proc/{pid}/maps") as maps:
+            return {_MPICH_FILE + line.split(_MPICH_FILE)[1].split()[0] for line in maps if _MPICH_FILE in line}
+    except OSError:
+        return set()
+
+
+def remove(files: Iterable[str]) -> None:
+    """Takes their names away: who has them mapped keeps them, and with the last process they are gone."""
+    for file in files:
+        with suppress(FileNotFoundError):
+            os.unlink(file)

@@ -1,0 +1,18 @@
+"""mpi4py's MPI, imported so that it neither starts at import nor waits for members that are gone at exit."""
+
+from __future__ import annotations
+
+import sys
+
+import mpi4py
+
+__all__ = ["IMPORTED_BEFORE", "MPI"]
+
+IMPORTED_BEFORE = "mpi4py.MPI" in sys.modules
+"""Whether the program did so itself: then mpi4py ends MPI at exit, as the program's `mpi4py.rc` says."""
+
+if not IMPORTED_BEFORE:
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+
+from mpi4py import MPI  # noqa: E402 - reads mpi4py.rc
