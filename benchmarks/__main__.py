@@ -18,6 +18,7 @@ _BENCHES = (
     "dtypes",
     "partitions",
     "kg_balance",
+    "sharded_training",
     "wire",
     "redis_rows",
     "redis_commits",

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from embedding_store.errors import BadInput
 from master.record_order import record_order
 from worker.build import as_tensors
 from worker.readers import Reader
+from worker.sharded.given import require_batch_size
 from worker.sharded.split import Split
 
 __all__ = ["Feed", "Part"]
@@ -61,10 +60,7 @@ class Feed:
         shuffle: bool = False,
         together: str = "",
     ) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-            raise BadInput(
-                f"batch_size={batch_size!r}: give the records of a whole batch, over all replicas; 1 or more"
-            )
+        batch_size = require_batch_size(batch_size)
         fewest = min(batch_size, len(reader) % batch_size or batch_size)
         if together and fewest < replicas:
             raise BadInput(
@@ -72,7 +68,7 @@ class Feed:
                 f"every replica needs records, as all look up together in {together!r}; choose another batch_size"
             )
         self._reader = reader
-        self._batch_size = int(batch_size)
+        self._batch_size = batch_size
         self._rank, self._replicas = rank, replicas
         self._seed, self._shuffle = seed, shuffle
 

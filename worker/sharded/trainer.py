@@ -12,11 +12,12 @@ from embedding_store.errors import BadInput, ModelError
 from embedding_store.locations import LocationSettings
 from worker.build import build_model, sample_batch
 from worker.host_embeddings.agreement import require_same
-from worker.readers import NumpyReader, Reader, as_reader
+from worker.readers import NumpyReader, Reader
 from worker.replicas.group import Array, ReplicaGroup
 from worker.replicas.world import replica_group
 from worker.sharded.epochs import run_epochs
 from worker.sharded.feed import Feed
+from worker.sharded.given import reader_of, require_batch_size, split_off
 from worker.sharded.host_states import HOST, host_embeddings, host_tensors, restore_hosts
 from worker.sharded.placing import VariablePlacement
 from worker.sharded.predicting import predict_all
@@ -105,7 +106,8 @@ class ReplicaTrainer:
         batch_size: int = 32,
         epochs: int = 1,
         verbose: int = 1,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[Any] | None = None,
+        validation_split: float = 0.0,
         validation_data: Any = None,
         shuffle: bool = True,
         sample_weight: Any = None,
@@ -124,6 +126,7 @@ class ReplicaTrainer:
             epochs: The epoch to end at.
             verbose: 0: nothing; else rank 0 shows a line an epoch.
             callbacks: Keras callbacks, of this replica. Logs are of all replicas.
+            validation_split: Of the records, the last ones are for validation, as in Keras.
             validation_data: (x, y), (x, y, sample_weight) or a reader.
             shuffle: Whether records are shuffled, by (seed, epoch).
             initial_epoch: The epoch to begin at.
@@ -136,18 +139,20 @@ class ReplicaTrainer:
         Raises:
             ElastableError: whatever cannot be used, by name; a replica that is gone, by its rank.
         """
-        reader = _reader(x, y, sample_weight)
-        validation = None if validation_data is None else _reader(validation_data)
+        reader, validation = split_off(reader_of(x, y, sample_weight), validation_split)
+        if validation_data is not None:
+            validation = reader_of(validation_data)
         if not 0 <= initial_epoch < epochs or validation_freq < 1:
             raise BadInput(
                 f"initial_epoch={initial_epoch}, epochs={epochs}, validation_freq={validation_freq}: need "
                 "0 <= initial_epoch < epochs and validation_freq >= 1"
             )
         training = self._ready(sample_batch(reader))
-        self._agree("fit", reader, batch_size=batch_size, epochs=epochs, initial_epoch=initial_epoch, shuffle=shuffle)
+        numbers = {"batch_size": batch_size, "epochs": epochs, "initial_epoch": initial_epoch, "shuffle": shuffle}
+        self._agree("fit", reader, **numbers, validation_records=0 if validation is None else len(validation))
         feed = Feed(reader, batch_size, self.group.rank, self.group.size, self.seed, shuffle, self._together())
         compute = self._step(GradientStep, sample_batch(reader))
-        told = ReplicaCallbacks(callbacks, self.model, self.group, epochs, feed.steps, verbose)
+        told = ReplicaCallbacks(callbacks or (), self.model, self.group, epochs, feed.steps, verbose)
 
         def evaluate(epoch: int) -> dict[str, float]:
             if validation is None or (epoch + 1) % validation_freq:
@@ -171,7 +176,7 @@ class ReplicaTrainer:
             The loss and metrics: a dict, or a list of values (one value where
             there is one); the same on every replica.
         """
-        reader = _reader(x, y, sample_weight)
+        reader = reader_of(x, y, sample_weight)
         self._ready(sample_batch(reader)).weights.make_whole()
         self._agree("evaluate", reader, batch_size=batch_size)
         results = self._evaluate(reader, batch_size)
@@ -192,7 +197,7 @@ class ReplicaTrainer:
         if self._training is not None:
             self._training.weights.make_whole()
         self._agree("predict", reader, batch_size=batch_size)
-        return predict_all(self._step(PredictStep, sample), reader, batch_size, self.group)
+        return predict_all(self._step(PredictStep, sample), reader, require_batch_size(batch_size), self.group)
 
     @property
     def optimizer(self) -> Any:
@@ -312,9 +317,3 @@ class ReplicaTrainer:
 
     def _agree(self, what: str, reader: Reader, **told: Any) -> None:
         require_same(self.group, what, {"records": len(reader), "seed": self.seed, **told})
-
-
-def _reader(x: Any, y: Any = None, sample_weight: Any = None) -> Reader:
-    if isinstance(x, Reader | tuple | Mapping) and y is None and sample_weight is None:
-        return as_reader(x)
-    return NumpyReader(x, y, sample_weight)

@@ -328,6 +328,19 @@ def test_bad_arguments() -> None:
         trainer.fit(x, y, batch_size=0)
     with pytest.raises(BadInput, match="initial_epoch=1, epochs=1"):
         trainer.fit(x, y, initial_epoch=1)
+    with pytest.raises(BadInput, match="batch_size=0"):
+        trainer.predict(x, batch_size=0)
+
+
+def test_the_last_records_are_for_validation() -> None:
+    x, y = records()
+    trainer = ReplicaTrainer(seeded(perceptron), None, alone())
+    trainer.compile(keras.optimizers.SGD(0.0), "mse")
+    history = trainer.fit(x, y, validation_split=0.3, verbose=0).history
+    assert history["val_loss"] == pytest.approx([trainer.evaluate(x[15:], y[15:])], rel=1e-5)
+    assert history["loss"] == pytest.approx([trainer.evaluate(x[:15], y[:15])], rel=1e-5)
+    with pytest.raises(BadInput, match=r"validation_split=1\.0 of 22 records"):
+        trainer.fit(x, y, validation_split=1.0)
 
 
 def test_replicas_that_are_given_different_records_are_refused() -> None:

@@ -1,0 +1,71 @@
+"""What `fit`, `evaluate` and `predict` are given, as readers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from embedding_store.errors import BadInput
+from worker.readers import Batch, NumpyReader, Reader, as_reader
+from worker.readers.reader import Int64, checked_indices
+
+__all__ = ["reader_of", "require_batch_size", "split_off"]
+
+
+class _Range(Reader):
+    """The records first .. last - 1 of another reader."""
+
+    def __init__(self, reader: Reader, first: int, last: int) -> None:
+        self._reader, self._first, self._last = reader, first, last
+
+    def __len__(self) -> int:
+        return self._last - self._first
+
+    @property
+    def shuffle_block(self) -> int | None:
+        return self._reader.shuffle_block
+
+    def take(self, indices: Int64) -> Batch:
+        return self._reader.take(checked_indices(indices, len(self), "validation_split") + self._first)
+
+
+def reader_of(x: Any, y: Any = None, sample_weight: Any = None) -> Reader:
+    """Arrays as Keras takes them, or whatever `as_reader` takes, as a reader.
+
+    Raises:
+        BadInput: neither.
+    """
+    if isinstance(x, Reader | tuple | Mapping) and y is None and sample_weight is None:
+        return as_reader(x)
+    return NumpyReader(x, y, sample_weight)
+
+
+def split_off(reader: Reader, validation_split: float) -> tuple[Reader, Reader | None]:
+    """(records to train on, records to validate with): the last ones, a fraction of `validation_split`, as in Keras.
+
+    Raises:
+        BadInput: a fraction that leaves either without records.
+    """
+    if validation_split == 0:
+        return reader, None
+    records = len(reader)
+    first = math.floor(records * (1 - validation_split))
+    if not 0 < first < records:
+        raise BadInput(
+            f"validation_split={validation_split} of {records} records leaves none to train on or none aside"
+        )
+    return _Range(reader, 0, first), _Range(reader, first, records)
+
+
+def require_batch_size(batch_size: Any) -> int:
+    """A number of records.
+
+    Raises:
+        BadInput: none, or below 1.
+    """
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise BadInput(f"batch_size={batch_size!r}: give the records of a whole batch, over all replicas; 1 or more")
+    return int(batch_size)
