@@ -10,6 +10,8 @@
 * locations: `LocationSettings`, `TensorLocationSettings`, `TensorLocation`
 * replicas: `replica_group`
 * export: `export_keras`
+* tables in replicas' own memory: `create_host_embedding`, `HostEmbedding`, `HostEmbeddingOptimizerSpec`,
+  `HostEmbeddingSGDGAOptimizerSpec`
 * errors: `ElastableError`; its kinds are in `embedding_store.errors`
 """
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from worker.edl_embedding import EdlEmbedding
     from worker.embedding import Embedding
     from worker.export import export_keras
+    from worker.host_embeddings.embedding import HostEmbedding, create_host_embedding
+    from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec, HostEmbeddingSGDGAOptimizerSpec
     from worker.readers import CsvReader, NumpyReader, ParquetReader
     from worker.replicas.world import replica_group
 
@@ -42,6 +46,9 @@ __all__ = [
     "ElastableError",
     "Embedding",
     "EvictionSpec",
+    "HostEmbedding",
+    "HostEmbeddingOptimizerSpec",
+    "HostEmbeddingSGDGAOptimizerSpec",
     "InitializerSpec",
     "LocationSettings",
     "MemoryStore",
@@ -53,6 +60,7 @@ __all__ = [
     "TableSpec",
     "TensorLocation",
     "TensorLocationSettings",
+    "create_host_embedding",
     "export_keras",
     "fit",
     "open_store",
@@ -67,6 +75,9 @@ _HOMES = {
     "ElastableError": "embedding_store.errors",
     "Embedding": "worker.embedding",
     "EvictionSpec": "embedding_store.spec",
+    "HostEmbedding": "worker.host_embeddings.embedding",
+    "HostEmbeddingOptimizerSpec": "worker.host_embeddings.optimizer_spec",
+    "HostEmbeddingSGDGAOptimizerSpec": "worker.host_embeddings.optimizer_spec",
     "InitializerSpec": "embedding_store.spec",
     "LocationSettings": "embedding_store.locations",
     "MemoryStore": "embedding_store.memory.store",
@@ -78,6 +89,7 @@ _HOMES = {
     "TableSpec": "embedding_store.spec",
     "TensorLocation": "embedding_store.locations",
     "TensorLocationSettings": "embedding_store.locations",
+    "create_host_embedding": "worker.host_embeddings.embedding",
     "export_keras": "worker.export",
     "fit": "elastable.in_process",
     "open_store": "embedding_store.open_store",

@@ -21,14 +21,15 @@ from worker.host_embeddings.callbacks import Callbacks
 from worker.host_embeddings.cost import choose_strategy
 from worker.host_embeddings.host_table import REDUCTIONS, HostTable
 from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from worker.host_embeddings.remote_buffers import EncodingBuffers, TokenBuffers
+from worker.host_embeddings.remote_buffers import EncodingBuffers, TokenBuffers, TokenSums
 from worker.host_embeddings.row_exchange import RowExchange
 from worker.replicas.group import ReplicaGroup
 from worker.replicas.world import replica_group
 
-__all__ = ["DTYPES", "STRATEGIES", "create_host_table", "own_group"]
+__all__ = ["DTYPES", "STRATEGIES", "TOKEN_EXCHANGES", "create_host_table", "own_group"]
 
 STRATEGIES = ("TOKEN", "ENCODING", "AUTO")
+TOKEN_EXCHANGES = ("rows", "sums")
 DTYPES = ("float32", "float16", "bfloat16")
 
 Initial = str | InitializerSpec | npt.NDArray[Any] | None
@@ -51,6 +52,7 @@ def create_host_table(
     group: ReplicaGroup | None = None,
     store: EmbeddingStore | None = None,
     reduction: str = "mean",
+    token_exchange: str = "rows",
     seed: int = 0,
     threads: int | None = None,
 ) -> HostTable:
@@ -68,6 +70,8 @@ def create_host_table(
         store: Where the rows lie: exchanged by callbacks. None: in the replicas' own memory.
         reduction: Of replicas' gradients. "mean": weighted by their batches, so that mean losses of the replicas'
             batches become the mean loss of the joined batch. "sum".
+        token_exchange: How rows that are split by token change hands. "rows": each replica sends those that it has.
+            "sums": as the document has it, by a reduce-scatter of rows and zeros; n times as many bytes, the same bits.
         seed: Of the initial values.
         threads: Of each replica, for large lookups and updates; None: one a core. Results do not depend on it.
 
@@ -80,6 +84,7 @@ def create_host_table(
     group = own_group() if group is None else group
     _require_one_of("partition_strategy", name, partition_strategy, STRATEGIES)
     _require_one_of("reduction", name, reduction, REDUCTIONS)
+    _require_one_of("token_exchange", name, token_exchange, TOKEN_EXCHANGES)
     rows = _given_rows(spec, initializer)
     require_same(
         group,
@@ -92,6 +97,7 @@ def create_host_table(
             "initializer": asdict(spec.initializer) if rows is None else hashlib.blake2b(rows.data).hexdigest(),
             "seed": seed,
             "reduction": reduction,
+            "token_exchange": token_exchange,
             "store": store is not None,
             **({"optimizer": None} if optimizer_spec is None else optimizer_spec.described()),
         },
@@ -102,7 +108,8 @@ def create_host_table(
     if store is not None:
         exchange = Callbacks(group, spec, store)
     else:
-        buffers = TokenBuffers if partition_strategy == "TOKEN" else EncodingBuffers
+        tokens = TokenBuffers if token_exchange == "rows" else TokenSums
+        buffers = tokens if partition_strategy == "TOKEN" else EncodingBuffers
         exchange = buffers(group, spec, threads)
     if rows is not None:
         slots = row_optimizer(spec.optimizer).initial_slots(spec.dim)

@@ -43,6 +43,7 @@ def create_host_embedding(
     group: ReplicaGroup | None = None,
     store: EmbeddingStore | None = None,
     reduction: str = "mean",
+    token_exchange: str = "rows",
     seed: int = 0,
     threads: int | None = None,
 ) -> HostEmbedding:
@@ -50,7 +51,8 @@ def create_host_embedding(
 
     Args:
         initializer: A Keras initializer, too.
-        name, shape, dtype, partition_strategy, optimizer_spec, group, store, reduction, seed, threads: As there.
+        name, shape, dtype, partition_strategy, optimizer_spec, group, store: As there.
+        reduction, token_exchange, seed, threads: As there.
 
     Raises:
         BadSpec, BadInput, SpecConflict: as there.
@@ -61,7 +63,7 @@ def create_host_embedding(
         initializer = initializer_spec(name, initializer, int(shape[0]), int(shape[1]))
     table = create_host_table(
         name, shape, dtype, partition_strategy, optimizer_spec, initializer,
-        group=group, store=store, reduction=reduction, seed=seed, threads=threads,
+        group=group, store=store, reduction=reduction, token_exchange=token_exchange, seed=seed, threads=threads,
     )  # fmt: skip
     return HostEmbedding(table)
 
@@ -121,8 +123,17 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
         """As `lookup`."""
         indices = tf.convert_to_tensor(inputs)
         require_integers(self.table.spec.name, indices.dtype.name, indices.dtype.is_integer)
-        rows = self._differentiable(clip_indices)(indices, tf.convert_to_tensor(self._anchor))
+        anchor = tf.convert_to_tensor(self._anchor)
+        if not (self.trainable and self.table.optimizer):
+            anchor = tf.stop_gradient(anchor)  # so that no tape asks for what would be a step
+        rows = self._differentiable(clip_indices)(indices, anchor)
         return tf.cast(rows, self.table.spec.dtype)
+
+    def compute_output_spec(self, inputs: Any, clip_indices: bool = True) -> keras.KerasTensor:
+        """Shape and dtype of `call`'s result, for functional models."""
+        dtype = keras.backend.standardize_dtype(inputs.dtype)
+        require_integers(self.table.spec.name, dtype, "int" in dtype)
+        return keras.KerasTensor((*inputs.shape, self.table.spec.dim), self.table.spec.dtype)
 
     def get_embedding_tensor(self) -> Float32:
         """float32 `[rows, columns]`: the table as it stands, modified or not; every replica calls it."""

@@ -22,15 +22,17 @@ import numpy as np
 from embedding_store.fused.rowwise_adagrad import row_squares
 from embedding_store.memory.store import MemoryStore
 from embedding_store.partitions.partition import Partition, partition
+from embedding_store.partitions.token_split import gather_rows, split_ids
 from embedding_store.row_optimizer import row_optimizer
 from embedding_store.spec import TableSpec
 from embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
 from embedding_store.tables.grouping import GradientPart
 from worker.host_embeddings.gathered_ids import GatheredIds
 from worker.host_embeddings.row_exchange import RowExchange, rows_with_slots
+from worker.host_embeddings.row_layout import join_columns, own_ids, put_rows, spread_columns
 from worker.replicas.group import ReplicaGroup
 
-__all__ = ["EncodingBuffers", "RemoteBuffers", "TokenBuffers"]
+__all__ = ["EncodingBuffers", "RemoteBuffers", "TokenBuffers", "TokenSums"]
 
 
 class RemoteBuffers(RowExchange):
@@ -118,30 +120,33 @@ class RemoteBuffers(RowExchange):
 
 
 class TokenBuffers(RemoteBuffers):
-    """Whole rows: row i on replica `i mod n` at `i // n`."""
+    """Whole rows: row i on replica `i mod n` at `i // n`; each replica sends the rows that it has, and no zeros."""
 
     strategy = "token"
 
     def lookup(self, batch: GatheredIds) -> Float32:
-        """As in `RowExchange.lookup`; exchanges `4 longest dim (n - 1)` bytes."""
-        group = self.group
-        mine = np.flatnonzero(batch.ids % group.size == group.rank)
-        found = np.zeros((group.size, batch.longest, self.spec.dim), np.float32)
-        found.reshape(-1, self.spec.dim)[batch.places()[mine]] = self._rows(batch.ids[mine] // group.size)
-        # Every row comes from one replica alone: summed as words, zeros leave its bits as they are, also of -0.0.
-        rows = group.reduce_scatter(found.view(np.uint32)).view(np.float32)
-        return rows[: batch.counts[group.rank]]
+        """As in `RowExchange.lookup`."""
+        group, dim = self.group, self.spec.dim
+        asked = [own_ids(batch.ids_of(rank), group.size, group.rank)[0] for rank in range(group.size)]
+        ends = np.cumsum([len(ids) for ids in asked])
+        rows = self._rows(np.concatenate(asked))
+        _, places, shard_ends = split_ids(batch.ids_of(group.rank), group.size)
+        lengths = np.diff(shard_ends, prepend=0).tolist()
+        out = np.empty((len(places), dim), np.float32)
+        start = 0
+        for block in group.all_to_all_uneven(np.split(rows, ends[:-1]), lengths):
+            put_rows(block, places[start : start + len(block)], out)
+            start += len(block)
+        return out
 
     def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
-        """As in `RowExchange.parts`; exchanges `4 longest dim (n - 1)` bytes."""
+        """As in `RowExchange.parts`."""
         group = self.group
-        everyone = group.all_gather(_padded(gradients, batch.longest, self.spec.dim))
-        parts: list[GradientPart] = []
-        for rank, theirs in enumerate(everyone):
-            ids = batch.ids_of(rank)
-            own = np.flatnonzero(ids % group.size == group.rank)
-            parts.append((ids[own] // group.size, theirs[own], float(scales[rank])))
-        return parts
+        _, places, ends = split_ids(batch.ids_of(group.rank), group.size)
+        kept = [own_ids(batch.ids_of(rank), group.size, group.rank)[0] for rank in range(group.size)]
+        blocks = np.split(gather_rows(gradients, places), ends[:-1])
+        everyone = group.all_to_all_uneven(blocks, [len(ids) for ids in kept])
+        return [(ids, block, float(scale)) for ids, block, scale in zip(kept, everyone, scales, strict=True)]
 
     def kept_ids(self, rank: int) -> Int64:
         """As in `RowExchange.kept_ids`."""
@@ -151,6 +156,31 @@ class TokenBuffers(RemoteBuffers):
         order = np.argsort(np.concatenate([block.ids for block in blocks]), kind="stable")
         weights = np.concatenate([block.weights for block in blocks])[order]
         return RowBlock(np.arange(len(order)), weights, np.concatenate([block.slots for block in blocks])[order])
+
+
+class TokenSums(TokenBuffers):
+    """As the document has it: every replica sends a row for every id, zeros where it has none, and they are summed."""
+
+    def lookup(self, batch: GatheredIds) -> Float32:
+        """As in `RowExchange.lookup`; sends `4 longest dim (n - 1)` bytes."""
+        group, dim = self.group, self.spec.dim
+        local, mine = own_ids(batch.ids, group.size, group.rank)
+        found = np.zeros((group.size, batch.longest, dim), np.float32)
+        put_rows(self._rows(local), batch.places()[mine], found.reshape(-1, dim))
+        # Every row comes from one replica alone: summed as words, zeros leave its bits as they are, also of -0.0.
+        rows = group.reduce_scatter(found.view(np.uint32)).view(np.float32)
+        return rows[: batch.counts[group.rank]]
+
+    def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
+        """As in `RowExchange.parts`; sends `4 longest dim (n - 1)` bytes."""
+        group = self.group
+        padded = np.zeros((batch.longest, self.spec.dim), np.float32)
+        padded[: len(gradients)] = gradients
+        parts: list[GradientPart] = []
+        for rank, theirs in enumerate(group.all_gather(padded)):
+            local, places = own_ids(batch.ids_of(rank), group.size, group.rank)
+            parts.append((local, gather_rows(theirs, places), float(scales[rank])))
+        return parts
 
 
 class EncodingBuffers(RemoteBuffers):
@@ -164,7 +194,7 @@ class EncodingBuffers(RemoteBuffers):
         self._width = -(-spec.dim // group.size)
 
     def lookup(self, batch: GatheredIds) -> Float32:
-        """As in `RowExchange.lookup`; exchanges `4 longest ceil(dim / n) (n - 1)` bytes."""
+        """As in `RowExchange.lookup`; sends `4 longest ceil(dim / n) (n - 1)` bytes."""
         size, count = self.group.size, int(batch.counts[self.group.rank])
         rows = self._rows(batch.ids)
         if rows.shape != (size * batch.longest, self._width):
@@ -172,14 +202,11 @@ class EncodingBuffers(RemoteBuffers):
             padded[batch.places(), : self.dim] = rows
             rows = padded
         found = self.group.all_to_all(rows.reshape(size, batch.longest, self._width))
-        whole = found.transpose(1, 0, 2).reshape(batch.longest, size * self._width)
-        return np.ascontiguousarray(whole[:count, : self.spec.dim])
+        return join_columns(found, count, self.spec.dim)
 
     def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
-        """As in `RowExchange.parts`; exchanges `4 longest ceil(dim / n) (n - 1)` bytes."""
-        size = self.group.size
-        whole = _padded(gradients, batch.longest, size * self._width)
-        everyone = self.group.all_to_all(whole.reshape(batch.longest, size, self._width).transpose(1, 0, 2))
+        """As in `RowExchange.parts`; sends `4 longest ceil(dim / n) (n - 1)` bytes."""
+        everyone = self.group.all_to_all(spread_columns(gradients, self.group.size, batch.longest))
         return [
             (batch.ids_of(rank), np.ascontiguousarray(theirs[: batch.counts[rank], : self.dim]), float(scales[rank]))
             for rank, theirs in enumerate(everyone)
@@ -201,12 +228,3 @@ class EncodingBuffers(RemoteBuffers):
 
     def _joined_blocks(self, blocks: Sequence[RowBlock]) -> RowBlock:
         return self.partition.joined(blocks)
-
-
-def _padded(rows: Float32, length: int, columns: int) -> Float32:
-    """float32 `[length, columns]`: the rows, and zeros below and beside them."""
-    if rows.shape == (length, columns):
-        return rows
-    padded = np.zeros((length, columns), np.float32)
-    padded[: len(rows), : rows.shape[1]] = rows
-    return padded

@@ -28,6 +28,12 @@ class TestTokenBuffers(HostTableContract):
         return lambda: {"partition_strategy": "TOKEN"}
 
 
+class TestTokenSums(HostTableContract):
+    @pytest.fixture
+    def way(self) -> Way:
+        return lambda: {"partition_strategy": "TOKEN", "token_exchange": "sums"}
+
+
 class TestEncodingBuffers(HostTableContract):
     @pytest.fixture
     def way(self) -> Way:

@@ -1,0 +1,114 @@
+"""Loops that lay rows out for an exchange and put them together again, without holding the GIL."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from embedding_store.kernel import kernel
+from embedding_store.memory.row_moves import copy_row
+from embedding_store.store import Float32, Int64
+
+__all__ = ["join_columns", "own_ids", "put_rows", "spread_columns"]
+
+_BELOW_32_BITS = 1 << 31
+
+
+def own_ids(ids: Int64, shards: int, shard: int) -> tuple[Int64, Int64]:
+    """Of ids int64 `[n]`, none below 0, those with `id mod shards = shard`, in their order.
+
+    Returns:
+        local: int64 `[m]`, `id // shards`.
+        places: int64 `[m]`, where they stand in `ids`.
+    """
+    local, places = np.empty_like(ids), np.empty_like(ids)
+    bits = shards.bit_length() - 1 if shards & (shards - 1) == 0 else -1
+    count = _own(ids, shards, bits, shard, local, places)
+    return local[:count], places[:count]
+
+
+def put_rows(rows: Float32, places: Int64, out: Float32) -> None:
+    """`out[places] = rows`, float32 `[m, dim]` into `[n, dim]`, C-contiguous; places are trusted."""
+    _put(np.ascontiguousarray(rows), places, out)
+
+
+def join_columns(pieces: Float32, count: int, dim: int) -> Float32:
+    """Rows from their columns: the transpose of the first two axes, without the padding.
+
+    Args:
+        pieces: float32 `[n, rows, width]`, C-contiguous, of which `pieces[j]` are columns `j width` to `(j + 1) width`.
+        count: Rows that there are.
+        dim: Columns that there are, at most `n width`.
+
+    Returns:
+        float32 `[count, dim]`.
+    """
+    out = np.empty((count, dim), np.float32)
+    _join(pieces, out)
+    return out
+
+
+def spread_columns(rows: Float32, shards: int, longest: int) -> Float32:
+    """The other way round: float32 `[count, dim]` as `[shards, longest, ceil(dim / shards)]`, padded with zeros."""
+    width = -(-rows.shape[1] // shards)
+    full = rows.shape == (longest, shards * width)
+    pieces: Float32 = (np.empty if full else np.zeros)((shards, longest, width), np.float32)
+    _spread(np.ascontiguousarray(rows), pieces)
+    return pieces
+
+
+@kernel
+def _own(ids: Int64, shards: int, bits: int, shard: int, local: Int64, places: Int64) -> int:
+    """Without a branch on whose an id is; `bits` is the logarithm of `shards` where that is a power of two, else -1."""
+    count = 0
+    for i in range(len(ids)):
+        if bits >= 0:
+            quotient = ids[i] >> bits
+        elif ids[i] < _BELOW_32_BITS:
+            quotient = np.int64(np.uint32(ids[i]) // np.uint32(shards))  # of 32 bits: a third of the time
+        else:
+            quotient = ids[i] // shards
+        local[count] = quotient
+        places[count] = i
+        count += 1 if ids[i] - quotient * shards == shard else 0
+    return count
+
+
+@kernel
+def _put(rows: Float32, places: Int64, out: Float32) -> None:
+    for i in range(len(places)):
+        copy_row(out, places[i], rows, i)
+
+
+@kernel
+def _join(pieces: npt.NDArray[np.float32], out: Float32) -> None:
+    count, dim = out.shape
+    width = pieces.shape[2]
+    for j in range(len(pieces)):
+        first = j * width
+        last = min(dim, first + width)
+        if last - first == width:
+            target = out[:, first:last]
+            for i in range(count):
+                copy_row(target, i, pieces[j], i)
+        else:
+            for i in range(count):
+                for column in range(first, last):
+                    out[i, column] = pieces[j, i, column - first]
+
+
+@kernel
+def _spread(rows: Float32, pieces: npt.NDArray[np.float32]) -> None:
+    count, dim = rows.shape
+    width = pieces.shape[2]
+    for j in range(len(pieces)):
+        first = j * width
+        last = min(dim, first + width)
+        if last - first == width:
+            source = rows[:, first:last]
+            for i in range(count):
+                copy_row(pieces[j], i, source, i)
+        else:
+            for i in range(count):
+                for column in range(first, last):
+                    pieces[j, i, column - first] = rows[i, column]
