@@ -28,6 +28,7 @@ _BENCHES = (
     "peers",
     "click",
     "promises",
+    "collectives",
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -69,7 +70,7 @@ class ReplicaGroup(ABC):
         found = np.empty((self.size, *mine.shape), mine.dtype)
         self._count(mine.nbytes * (self.size - 1))
         self._gather(
-            f"all_gather of {mine.dtype} {list(mine.shape)}", _bytes(mine), [_bytes(row) for row in _rows(found)]
+            f"all_gather of {_name(mine.dtype)} {list(mine.shape)}", _bytes(mine), [_bytes(row) for row in _rows(found)]
         )
         return found
 
@@ -103,7 +104,7 @@ class ReplicaGroup(ABC):
         mine = self._by_rank("all_to_all", array)
         found = np.empty_like(mine)
         self._count(mine.nbytes // self.size * (self.size - 1))
-        what = f"all_to_all of {mine.dtype} {list(mine.shape)}"
+        what = f"all_to_all of {_name(mine.dtype)} {list(mine.shape)}"
         self._exchange(what, [_bytes(row) for row in _rows(mine)], [_bytes(row) for row in _rows(found)])
         return found
 
@@ -182,7 +183,7 @@ class ReplicaGroup(ABC):
         send = [_bytes(mine) if self.rank == root else nothing for _ in range(self.size)]
         receive = [_bytes(found) if rank == root else nothing for rank in range(self.size)]
         self._count(mine.nbytes * (self.size - 1) if self.rank == root else 0)
-        self._exchange(f"broadcast of {mine.dtype} {list(mine.shape)} from {root}", send, receive)
+        self._exchange(f"broadcast of {_name(mine.dtype)} {list(mine.shape)} from {root}", send, receive)
         return found
 
     def barrier(self) -> None:
@@ -272,8 +273,14 @@ def _empty(rows: int, like: npt.NDArray[Number]) -> npt.NDArray[Number]:
     return np.empty((rows, *like.shape), like.dtype)
 
 
+@lru_cache(64)
+def _name(dtype: np.dtype[Any]) -> str:
+    """As NumPy writes it, which takes it as long as a small exchange."""
+    return str(dtype)
+
+
 def _kind(array: Array) -> str:
-    return f"{array.dtype} [n{''.join(f', {length}' for length in array.shape[1:])}]"
+    return f"{_name(array.dtype)} [n{''.join(f', {length}' for length in array.shape[1:])}]"
 
 
 def _rows(array: Array) -> list[Array]:

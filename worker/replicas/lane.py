@@ -16,13 +16,16 @@ from worker.replicas.group import Bytes
 from worker.replicas.start import MPI
 from worker.replicas.watch import Watch
 
-__all__ = ["Lane"]
+__all__ = ["CORES", "Lane"]
 
 _WHAT_BYTES = 248
 _HEADER_BYTES = _WHAT_BYTES + 8
-_INLINE_BYTES = 1792  # what fits a message that is sent at once, without asking the receiver
+_INLINE_BYTES = 3840  # what fits a message that is sent at once, without asking the receiver
 _CHUNK_BYTES = 64 << 20  # counts stay small, and every chunk that has come shows that the other goes on
-_SPINS = 300
+_TESTS, _YIELDS = 100, 300
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+"""Of this process."""
+
 _YIELD_S = 0.001
 _SLEEP_S = (20e-6, 1e-3)
 _ASK_S = 1.0
@@ -47,6 +50,7 @@ class Lane:
         number: No other lane that shares two members has it.
         deadline_s: Seconds that members wait for each other without anything coming.
         watch: Who is gone; None: it is not known.
+        crowded: There are more members on this host than cores.
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class Lane:
         number: int,
         deadline_s: float,
         watch: Watch | None,
+        crowded: bool = True,
     ) -> None:
         self.comm = comm
         self.addresses = tuple(addresses)
         self.number = number
         self.deadline_s = deadline_s
         self.watch = watch
+        self.crowded = crowded
         self.failure: ElastableError | None = None
         self._names = tuple(names)
         self._rank = rank
@@ -162,10 +168,12 @@ class Lane:
             return
         pending = dict(enumerate(peers))
         try:
-            for _ in range(_SPINS):
+            # Giving the core away costs a slice of whoever takes it; it is right where a member waits for it.
+            for test in range(_TESTS + _YIELDS):
                 if MPI.Request.Testall(requests):
                     return
-                os.sched_yield()
+                if self.crowded or test > _TESTS:
+                    os.sched_yield()
             self._wait_long(what, requests, pending)
         except BaseException:
             _abandoned.append((self, requests))

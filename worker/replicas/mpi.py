@@ -9,7 +9,7 @@ import numpy as np
 from embedding_store.errors import BadInput
 from worker.replicas.group import Bytes, ReplicaGroup
 from worker.replicas.hosts import this_host
-from worker.replicas.lane import Lane
+from worker.replicas.lane import CORES, Lane
 from worker.replicas.meeting_point import Address, MeetingPoint
 from worker.replicas.start import MPI
 from worker.replicas.watch import Watch
@@ -58,7 +58,8 @@ class MpiGroup(ReplicaGroup):
         rank = list(ranks).index(comm.rank)
         names = range(len(ranks))
         beginning = Lane(comm, ranks, names, rank, _BEGINNING, deadline_s, None)
-        hosts = _told_by_all(beginning, "hosts", rank, this_host().encode())
+        here = this_host().encode()
+        hosts = _told_by_all(beginning, "hosts", rank, here)
         point = MeetingPoint(one_host=len(set(hosts)) == 1)
         try:
             addresses = _told_by_all(beginning, "addresses", rank, point.address.to_bytes())
@@ -68,7 +69,8 @@ class MpiGroup(ReplicaGroup):
         number = _lane_number(max(_numbers(beginning, "beginning", rank)), comm)
         beginning.close()
         watch = Watch(rank, connections)
-        return cls(rank, names, Lane(comm, ranks, names, rank, number, deadline_s, watch), watch)
+        crowded = hosts.count(here) > CORES
+        return cls(rank, names, Lane(comm, ranks, names, rank, number, deadline_s, watch, crowded), watch)
 
     def leave(self, why: str) -> None:
         """As in `ReplicaGroup.leave`."""
@@ -87,9 +89,8 @@ class MpiGroup(ReplicaGroup):
         addresses = [lane.addresses[member] for member in members]
         names = [self.ranks[member] for member in members]
         rank = members.index(self.rank)
-        return MpiGroup(
-            rank, names, Lane(lane.comm, addresses, names, rank, number, lane.deadline_s, self.watch), self.watch
-        )
+        part = Lane(lane.comm, addresses, names, rank, number, lane.deadline_s, self.watch, lane.crowded)
+        return MpiGroup(rank, names, part, self.watch)
 
 
 def _told_by_all(lane: Lane, what: str, rank: int, mine: bytes) -> list[bytes]:

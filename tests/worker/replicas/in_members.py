@@ -87,7 +87,7 @@ class TestContract(ReplicaContract):
 same_everywhere = settings(
     derandomize=True, database=None, deadline=None, max_examples=40, suppress_health_check=list(HealthCheck)
 )
-LENGTHS = st.one_of(st.integers(0, 6), st.sampled_from([111, 112, 113, 500, 5000]))  # 112 doubles are sent at once
+LENGTHS = st.one_of(st.integers(0, 6), st.sampled_from([239, 240, 241, 480, 481, 5000]))  # 480 doubles are sent at once
 
 
 @same_everywhere
