@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from elastable.callbacks import JobCallbacks
 from elastable.run_directory import RunDirectory
 from embedding_store.store import TableUpdate
-from master.hooks import Hooks
+from master.hooks import Hooks, is_due
 from master.schedule import Schedule
 
 __all__ = ["JobHooks", "Stopwatch"]
@@ -105,7 +105,7 @@ class JobHooks(Hooks):
         if self._run is not None and now - self._recorded >= _RECORD_EVERY_S:
             self._recorded = now
             self._run.record("train", version, (version - 1) // max(1, self._schedule.versions_per_epoch), logs)
-        if self._save is not None and self._every and version % self._every == 0:
+        if self._save is not None and is_due(version, self._every):
             self._save()
 
     def on_evaluation_begin(self, version: int) -> None:

@@ -75,6 +75,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
                 backup_after_s=options.backup_after_s,
                 commit_deadline_s=options.deadline_s,
                 evaluate_every=options.evaluate_every,
+                checkpoint_every=options.checkpoint_every,
             ),
         )
         run = RunDirectory.create(options.run_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from embedding_store.errors import BadInput, StoreFailed, TableNotFound
 from embedding_store.partitions.commit import require_common_version
@@ -222,7 +223,7 @@ class PlacedStore(EmbeddingStore):
                 continue  # it has this one already, from an attempt that failed elsewhere
             updates = {table: update for table, update in commit.updates.items() if self.place(table) == place}
             record = commit.record if place == self._record_place else None
-            parts[place] = Commit(commit.version, updates, commit.step, commit.learning_rates, record)
+            parts[place] = replace(commit, updates=updates, record=record)
         return [self._stores[place].stage(part) for place, part in parts.items()]
 
     def _whole_version(self) -> int:

@@ -67,6 +67,7 @@ class Commit:
         record: What else belongs to this version (dense variables, progress of
             the job), for a store that keeps records (`EmbeddingStore.keeps_records`):
             it becomes readable in the very moment in which the version stands.
+        ends_chapter: Whether rows with `lazy=False` count as caught up at this version, as from a checkpoint of it.
     """
 
     version: int
@@ -74,6 +75,7 @@ class Commit:
     step: int
     learning_rates: Mapping[str, float]
     record: bytes | None = None
+    ends_chapter: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,15 +42,24 @@ class Committer:
         job: Its `average` says how pushes are summed (see `master.accumulate`),
             its `staleness_modulation` what becomes of late ones.
         deadline_s: How long a failing commit is tried again.
+        ends_chapter: Of a version: as of `Commit`.
     """
 
-    def __init__(self, store: EmbeddingStore, dense: DensePart, job: JobSpec, deadline_s: float) -> None:
+    def __init__(
+        self,
+        store: EmbeddingStore,
+        dense: DensePart,
+        job: JobSpec,
+        deadline_s: float,
+        ends_chapter: Callable[[int], bool] = lambda version: False,
+    ) -> None:
         self._store = store
         self._dense = dense
         self._average = job.average
         self._slows_stale = job.staleness_modulation == "inverse"
         self._job = job_as_json(job)
         self._deadline_s = deadline_s
+        self._ends_chapter = ends_chapter
         self._foreseen: _Step | None = None
         self._followers: list[str] | None = None
 
@@ -80,7 +89,8 @@ class Committer:
         gradient = clip(accumulate(pushes, self._average), step.clipping)
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
         rates = {} if step.rate is None else dict.fromkeys(self._tables(gradient), _times(step.rate, share))
-        commit = Commit(version, gradient.updates, version - 1 if step.number is None else step.number, rates)
+        number = version - 1 if step.number is None else step.number
+        commit = Commit(version, gradient.updates, number, rates, ends_chapter=self._ends_chapter(version))
         if self._store.keeps_records:
             self._commit_with_record(commit, gradient, share, progress(gradient))
         else:

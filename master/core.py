@@ -29,7 +29,7 @@ from master.bare import BareMaster
 from master.committing import Committer
 from master.dense import DensePart
 from master.driver import Driver
-from master.hooks import Hooks, MasterOptions
+from master.hooks import Hooks, MasterOptions, is_due
 from master.job_state import JobState
 from master.metrics import MetricBook
 from master.patience import patiently
@@ -91,7 +91,14 @@ class Master:
         )
         self._changed = threading.Condition()
         self._state = JobState(job, self._options, start, time.monotonic)
-        committer = Committer(store, dense, job, self._options.commit_deadline_s)
+        schedule, every = self._state.schedule, self._options.checkpoint_every
+        committer = Committer(
+            store,
+            dense,
+            job,
+            self._options.commit_deadline_s,
+            lambda version: schedule.ends_epoch(version) or is_due(version, every),
+        )
         self._driver = Driver(
             self._state,
             self._changed,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from embedding_store.store import TableUpdate
 
-__all__ = ["Hooks", "MasterOptions"]
+__all__ = ["Hooks", "MasterOptions", "is_due"]
 
 
 class Hooks:
@@ -54,7 +54,7 @@ class Hooks:
 
 @dataclass(frozen=True, slots=True)
 class MasterOptions:
-    """How patient a master is; no option changes a number of the result.
+    """How patient a master is; but for `checkpoint_every` no option changes a bit of the result.
 
     Attributes:
         lease_seconds: A micro-batch not reported for so long is given to
@@ -71,6 +71,9 @@ class MasterOptions:
             it is evaluated at the end of epochs only.
         evaluate_beside: Whether training goes on meanwhile. Not where a worker
             computes with the very model whose variables the master changes.
+        checkpoint_every: Versions between the checkpoints that hooks write; 0: none within epochs. Each of them ends a
+            chapter of tables with `lazy=False` (`Commit.ends_chapter`), and so does each epoch, whether or not a
+            checkpoint can be written: who goes on from it has the bits of who never stopped.
     """
 
     lease_seconds: float = 60.0
@@ -81,3 +84,9 @@ class MasterOptions:
     no_worker_timeout_s: float | None = None
     evaluate_every: int = 0
     evaluate_beside: bool = True
+    checkpoint_every: int = 0
+
+
+def is_due(version: int, every: int) -> bool:
+    """Whether a version is one of those that something happens at `every` so many versions; 0: it never does."""
+    return every > 0 and version % every == 0

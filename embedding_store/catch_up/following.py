@@ -45,6 +45,7 @@ class Following:
         self,
         step: int,
         rate: float,
+        ends_chapter: bool,
         directory: RowDirectory,
         rows: TableRows,
         members: RowMembership,
@@ -56,7 +57,7 @@ class Following:
             if versions:
                 versions.save(ids, positions, rows, members, SERIAL)
 
-        self.steps.take(step, rate)
+        self.steps.take(step, rate, ends_chapter)
         assert isinstance(rows, CaughtUpRows)
         self._sweep.go_on(directory, rows, save, versions.oldest_step)
 

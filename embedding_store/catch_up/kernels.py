@@ -37,7 +37,9 @@ _SMALLEST = np.float32(1.2e-38)  # smaller numbers are slow, and no optimizer se
 
 
 @kernel
-def rows_behind(steps: Int32, positions: Int64, known: Bytes, first: int, at: int, which: Int64) -> tuple[int, int]:
+def rows_behind(
+    steps: Int32, positions: Int64, known: Bytes, first: int, at: int, which: Int64
+) -> tuple[int, int, int]:
     """Which coefficients bring rows to step `at`.
 
     Args:
@@ -47,25 +49,28 @@ def rows_behind(steps: Int32, positions: Int64, known: Bytes, first: int, at: in
             never updated, row `CAUGHT_UP` changes nothing, row `OF_STEPS + c - first` is of step c.
         first: The first step of the coefficients.
         at: The step to catch up to.
-        which: int64 `[n]`, written: the row of the coefficients of each.
+        which: int64 `[n]`, written: the row of the coefficients of each; `CAUGHT_UP` for those of steps before `first`.
 
     Returns:
-        How many rows are behind, and of how many of them the coefficients are missing.
+        How many rows are behind, but not so far; of how many of them the
+        coefficients are missing; and how many are behind `first`.
     """
     last, end = steps.shape[1] - 1, len(positions) - 1
-    found = missing = 0
+    found = missing = older = 0
     for i in range(len(positions)):
         prefetch_line(steps, positions[min(i + _STEPS_AHEAD, end)], last)
         row = CAUGHT_UP
         if positions[i] >= 0:
             step = steps[positions[i], last]
-            if step < at:
-                row = max(step, first) - first + OF_STEPS if step > 0 else UNTOUCHED
+            if 0 < step < first:
+                older += 1
+            elif step < at:
+                row = step - first + OF_STEPS if step > 0 else UNTOUCHED
                 found += 1
                 missing += 1 - known[row]
         which[i] = row
     loads_in_order()
-    return found, missing
+    return found, missing, older
 
 
 @kernel

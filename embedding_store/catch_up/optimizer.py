@@ -49,7 +49,7 @@ class CatchUpOptimizer(FusedOptimizer):
         """As in `RowOptimizer.apply_apart`; the rows have followed this step, too, then."""
         present = self._steps.at()
         if self._adam is not None and present.cubic:
-            _, which = present.learn(slots, positions)
+            _, which = present.reach(weights, places, slots, positions)
             steps, table = slots.view(np.int32), (which, present.coefficients, present.step + 1)
             scalars = self._adam.scalars(step, learning_rate)
             update_adam(weights, places, slots, steps, positions, gradients, *table, *scalars)

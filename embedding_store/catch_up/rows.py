@@ -104,6 +104,11 @@ class CaughtUpRows(TableRows):
         """As in `TableRows.write`."""
         self._inner.write(positions, weights, stamped(slots, self._steps.now))
 
+    def bring(self, positions: Int64, step: int) -> None:
+        """Writes the rows at positions int64 `[n]` as of a step where a chapter ends, so that no later bit changes."""
+        weights, slots = self.as_of(step).block(positions)
+        self._inner.write(positions, weights, stamped(slots, step))
+
     def behind(self, positions: Int64, step: int) -> Int64:
         """Indices in `positions` int64 `[n]` of the rows that are not caught up to `step`."""
         kept: Int64 = self._inner.block(positions)[1][:, -1].copy().view(np.int32).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Rows that nobody touches, brought to the present a few at a time, so that no step need be remembered for ever."""
+"""Rows that nobody touches, brought to the newest chapter a few at a time: no step need be remembered for ever."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from embedding_store.store import Int64
 __all__ = ["Sweep"]
 
 _FEWEST = 64  # rows that are looked at with a step
+_CHAPTERS = 64  # that rows may be behind; as each of them takes time
 
 
 class Sweep:
     """Walks over a table once half of the steps that it may remember have gathered, and is through before the others.
+
+    So it does where many chapters have gathered. Rows are brought to the end of
+    a chapter, to which they would be brought later anyway: when a row is met,
+    and whether it is, changes no bit.
 
     Args:
         steps: Of the table.
@@ -24,7 +29,7 @@ class Sweep:
     def __init__(self, steps: TableSteps) -> None:
         self._steps = steps
         self._begun: int | None = None
-        self._cursor = 0
+        self._cursor = self._within = 0
 
     def go_on(
         self,
@@ -42,16 +47,18 @@ class Sweep:
         """
         steps = self._steps
         if self._begun is None:
-            if 2 * (steps.now - steps.first) < steps.most:
+            gathered = steps.now - steps.first
+            if steps.chapters == 1 or (2 * gathered < steps.most and steps.chapters <= _CHAPTERS):
                 return
-            self._begun, self._cursor = steps.now, 0
-        many = max(_FEWEST, 4 * directory.count // steps.most + 1)
+            self._begun, self._cursor = steps.chapter, 0
+            self._within = min(steps.most // 4, gathered // 2)
+        many = max(_FEWEST, directory.count // max(1, self._within) + 1)
         ids, positions, self._cursor = directory.scan(self._cursor, many)
         if len(ids):
             late = rows.behind(positions, self._begun)
             if len(late):
                 save(ids[late], positions[late])
-                rows.write(positions[late], *rows.block(positions[late]))
+                rows.bring(positions[late], self._begun)
             return
         other = needed()
         steps.forget(self._begun if other is None else min(self._begun, other))

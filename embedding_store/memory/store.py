@@ -247,7 +247,7 @@ class MemoryStore(TableLookups, EmbeddingStore):
 
         self._run([len(staged_update.update.ids) for _, staged_update, _ in staged], apply)
         for table in self._tables.values():
-            table.follow(commit.step, self._rate(table, commit))
+            table.follow(commit.step, self._rate(table, commit), commit.ends_chapter)
             table.evict(commit.version)
         self._version = commit.version
         self._changes += 1

@@ -177,15 +177,16 @@ class MemoryTable(TableReader):
         positions[strangers] = places
         return fresh
 
-    def follow(self, step: int, learning_rate: float) -> None:
+    def follow(self, step: int, learning_rate: float, ends_chapter: bool) -> None:
         """Counts a step, for the rows that it did not update: one for every commit, whether it names the table or not.
 
         Args:
-            step: As of `Commit`.
+            step, ends_chapter: As of `Commit`.
             learning_rate: Of the step.
         """
         if self.following is not None:
-            self.following.take(step, learning_rate, self._directory, self._rows, self._members, self.versions)
+            held = (self._directory, self._rows, self._members, self.versions)
+            self.following.take(step, learning_rate, ends_chapter, *held)
 
     def evict(self, version: int) -> None:
         """Lets go of rows, as the table's eviction says for this version; cannot fail."""

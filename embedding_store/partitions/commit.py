@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -98,7 +98,7 @@ class ShardCommits:
         updates = {table.spec.name: table.update(part, update, squares) for table, part, update, squares in share}
         # Rates of all tables: rows of those without an update may follow the step, too.
         record = commit.record if shard == RECORD_SHARD else None
-        return self._stores[shard].stage(Commit(commit.version, updates, commit.step, commit.learning_rates, record))
+        return self._stores[shard].stage(replace(commit, updates=updates, record=record))
 
     def _finish(self, commit: Commit, waves: Sequence[Mapping[int, Callable[[], None]]], together: bool) -> None:
         for wave in waves:
@@ -129,7 +129,8 @@ def require_common_version(target: int, versions: Iterable[int]) -> None:
 
 def _digest(commit: Commit) -> bytes:
     """Of everything that a commit says."""
-    digest = hashlib.blake2b(repr((commit.version, commit.step, sorted(commit.learning_rates.items()))).encode())
+    said = (commit.version, commit.step, sorted(commit.learning_rates.items()), commit.ends_chapter)
+    digest = hashlib.blake2b(repr(said).encode())
     for name, update in commit.updates.items():
         digest.update(f"{name} {update.gradients.shape}".encode())
         for part in (update.ids, update.gradients, update.row_squares):

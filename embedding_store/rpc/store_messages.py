@@ -55,7 +55,9 @@ def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator
     Raises:
         BadIds, BadGradient: an array that the wire has no place for; names its table.
     """
-    header = store_pb2.CommitHeader(version=commit.version, step=commit.step, token=token, stage=stage)
+    header = store_pb2.CommitHeader(
+        version=commit.version, step=commit.step, token=token, stage=stage, ends_chapter=commit.ends_chapter
+    )
     header.learning_rates.update(commit.learning_rates)
     arrays: list[npt.NDArray[Any]] = []
     for table, update in commit.updates.items():
@@ -92,7 +94,9 @@ def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit, bytes, bool]:
     }
     if len(updates) < len(header.updates):
         raise BadInput("Commit: a table stands in it twice; join its gradients")
-    return Commit(header.version, updates, header.step, dict(header.learning_rates)), header.token, header.stage
+    rates = dict(header.learning_rates)
+    commit = Commit(header.version, updates, header.step, rates, ends_chapter=header.ends_chapter)
+    return commit, header.token, header.stage
 
 
 def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:

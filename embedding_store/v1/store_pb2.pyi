@@ -938,6 +938,7 @@ class CommitHeader(_message.Message):
     LEARNING_RATES_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
+    ENDS_CHAPTER_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     step: _builtins.int
     """optimizer steps taken before this one"""
@@ -948,6 +949,10 @@ class CommitHeader(_message.Message):
     stage: _builtins.bool
     """Does what can fail and changes no row: CommitStaged, with the same token,
     does the rest.  A server holds one staged commit, the last one.
+    """
+    ends_chapter: _builtins.bool
+    """Rows of tables whose rows follow every step count as caught up at this
+    version: with a checkpoint of it, whether or not one is written.
     """
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableGradients]: ...
@@ -964,10 +969,11 @@ class CommitHeader(_message.Message):
         learning_rates: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         token: _builtins.bytes = ...,
         stage: _builtins.bool = ...,
+        ends_chapter: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["learning_rates", b"learning_rates", "stage", b"stage", "step", b"step", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends_chapter", b"ends_chapter", "learning_rates", b"learning_rates", "stage", b"stage", "step", b"step", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ from embedding_store import (
     TableUpdate,
     repartition,
 )
-from embedding_store.catch_up import following, table_steps
+from embedding_store.catch_up import chapter, following, table_steps
 from embedding_store.conversion import convert_table
 from embedding_store.errors import BadInput, BadSpec, Unsupported
 from embedding_store.open_store import open_store
@@ -145,7 +145,7 @@ def test_a_pinned_version_stays_as_it_was(store: EmbeddingStore, expected: dict[
 
 
 def test_restored_rows_go_on_from_where_they_were(store: EmbeddingStore, expected: dict[int, Float32]) -> None:
-    """Rows count as caught up when they are put; rows that were never updated go on to decay."""
+    """Rows count as caught up when they are put, so they are equal to rounding where no chapter ended there."""
     with MemoryStore(threads=1) as before:
         before.create_table(table())
         steps(before, 1, 20)
@@ -182,7 +182,7 @@ def test_steps_that_nobody_needs_are_forgotten(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[int, Float32]
 ) -> None:
     """A row is brought to the present before its last step is forgotten, and pinned versions keep theirs."""
-    monkeypatch.setattr(table_steps, "_FEWEST", 8)
+    monkeypatch.setattr(chapter, "_FEWEST", 8)
     monkeypatch.setattr(following, "TableSteps", lambda name, form: table_steps.TableSteps(name, form, most=MOST))
     with ExitStack() as held, STORES[kind](held, tmp_path) as store:
         assert isinstance(store, MemoryStore)
