@@ -28,7 +28,7 @@ DEV_STAMP  := $(VENV)/.installed-dev
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format types proto proto-check chaos soak bench bench-peers compose-test clean distclean
+.PHONY: help install run test lint format types proto proto-check chaos soak bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ bench: $(TEST_STAMP) ## measure every figure the README quotes
 bench-peers: $(TEST_STAMP) ## race other libraries, installed below .peers/ for it
 	$(BIN)/python -m benchmarks.peers.environments
 	$(BIN)/python -m benchmarks.peers
+
+bench-kg: $(TEST_STAMP) ## quality of knowledge-graph models, with settings and time (long; ARGS="codex-s-complex")
+	$(BIN)/python -m benchmarks.kg_quality $(ARGS)
 
 compose-test: ## docker-compose on a real engine, a worker killed in the middle
 	deploy/compose-test.sh

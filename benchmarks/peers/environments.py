@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FBGEMM", "OURS", "PEERS", "RECOMMENDERS_ADDONS", "Environment", "main"]
+__all__ = ["FBGEMM", "OURS", "PEERS", "PYKEEN", "RECOMMENDERS_ADDONS", "Environment", "main"]
 
 _HOME = Path(__file__).parents[2] / ".peers"
 _PINS = Path(__file__).parent
@@ -79,7 +79,8 @@ class _Ours(Environment):
 OURS = _Ours("elastable")
 FBGEMM = Environment("fbgemm")
 RECOMMENDERS_ADDONS = Environment("recommenders-addons", variables=(("TF_USE_LEGACY_KERAS", "1"),))
-PEERS = (FBGEMM, RECOMMENDERS_ADDONS)
+PYKEEN = Environment("pykeen")
+PEERS = (FBGEMM, RECOMMENDERS_ADDONS, PYKEEN)
 
 
 def main() -> int:

@@ -7,7 +7,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BAG", "BATCH", "DIM", "ROWS", "THREADS", "bags", "dynamic_ids", "redis_ids", "uniform", "unique", "zipf"]
+__all__ = [
+    "BAG",
+    "BATCH",
+    "DIM",
+    "ROWS",
+    "THREADS",
+    "bags",
+    "dynamic_ids",
+    "redis_ids",
+    "triples",
+    "uniform",
+    "unique",
+    "zipf",
+]
 
 Int64 = npt.NDArray[np.int64]
 
@@ -60,3 +73,10 @@ def redis_ids(rows: int, batch: int) -> list[Int64]:
     """Batches of ids for a table of so many rows, each once in its batch."""
     random = _random()
     return [random.choice(rows, batch, replace=False).astype(np.int64) for _ in range(_BATCHES)]
+
+
+def triples(entities: int, relations: int, count: int) -> Int64:
+    """Triples of a random graph, int64 `[count, 3]`: head, relation, tail."""
+    random = _random()
+    columns = [random.integers(0, most, count) for most in (entities, relations, entities)]
+    return np.stack(columns, axis=1).astype(np.int64)

@@ -1,0 +1,37 @@
+"""Elastable's training of knowledge graphs: one step of a worker that is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.peers import workloads
+from benchmarks.peers.rounds import Turn
+from elastable.heap import keep_freed_memory
+from embedding_store.range_pool import RangePool
+from worker.bess.settings import TrainSettings
+from worker.bess.trainer import Trainer
+from worker.replicas.threads import alone
+
+__all__ = ["prepare"]
+
+
+def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
+    """`race` is the model; a turn's call trains one batch, negatives of each triple drawn anew, with Adam."""
+    keep_freed_memory()
+    triples = workloads.triples(settings["entities"], settings["relations"], settings["triples"])
+    chosen = TrainSettings(
+        model=race,
+        dim=settings["dim"],
+        loss="log-sigmoid",
+        negatives=settings["negatives"],
+        shared=False,
+        corruption="ht",
+        reciprocal=False,
+        batch=settings["batch"],
+        optimizer="adam",
+        learning_rate=1e-3,
+    )
+    pool = RangePool(workloads.THREADS)
+    trainer = Trainer(alone(), chosen, settings["entities"], settings["relations"], triples.astype("int32"), pool)
+    return Turn("elastable", trainer.run_step, settings["batch"])
