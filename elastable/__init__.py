@@ -11,7 +11,7 @@
 * replicas: `replica_group`
 * export: `export_keras`
 * tables in replicas' own memory: `create_host_embedding`, `HostEmbedding`, `HostEmbeddingOptimizerSpec`,
-  `HostEmbeddingSGDGAOptimizerSpec`
+  `HostEmbeddingSGDGAOptimizerSpec`, `save_host_embedding`, `load_host_embedding`
 * errors: `ElastableError`; its kinds are in `embedding_store.errors`
 """
 
@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastable.host_embedding_file import load_host_embedding, save_host_embedding
     from elastable.in_process import fit
     from elastable.replica_trainer import ReplicaTrainer
     from embedding_store.errors import ElastableError
@@ -63,8 +64,10 @@ __all__ = [
     "create_host_embedding",
     "export_keras",
     "fit",
+    "load_host_embedding",
     "open_store",
     "replica_group",
+    "save_host_embedding",
 ]
 
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
@@ -92,8 +95,10 @@ _HOMES = {
     "create_host_embedding": "worker.host_embeddings.embedding",
     "export_keras": "worker.export",
     "fit": "elastable.in_process",
+    "load_host_embedding": "elastable.host_embedding_file",
     "open_store": "embedding_store.open_store",
     "replica_group": "worker.replicas.world",
+    "save_host_embedding": "elastable.host_embedding_file",
 }
 
 

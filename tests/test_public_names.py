@@ -34,8 +34,10 @@ ELASTABLE = [
     "create_host_embedding",
     "export_keras",
     "fit",
+    "load_host_embedding",
     "open_store",
     "replica_group",
+    "save_host_embedding",
 ]
 EMBEDDING_STORE = [
     "AdmissionSpec",

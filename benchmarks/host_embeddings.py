@@ -1,0 +1,115 @@
+"""Host embeddings over replicas in threads: token against encoding, by the shape of the table.
+
+A step is a lookup and its update with SGD. Shapes are those of language
+models (far more rows than columns) and of games (few rows, wide ones). Time
+is the processor's, of one replica's thread: replicas share the cores here, so
+that waiting for each other says nothing of machines of their own. Every
+figure stands beside the other strategy's in the same rounds; the last rows
+stand beside a plain copy of as many bytes as a step moves, the limit.
+
+    python -m benchmarks host_embeddings
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import Row, compare, publish
+from embedding_store.range_pool import available_cores
+from worker.host_embeddings.cost import bytes_per_step
+from worker.host_embeddings.create import create_host_table
+from worker.host_embeddings.host_table import HostTable
+from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from worker.replicas.group import ReplicaGroup
+from worker.replicas.threads import run_threads
+
+__all__ = ["main", "measured"]
+
+# Rows, columns, ids of each replica.
+_SHAPES = (
+    (4_000_000, 8, 4096),
+    (4_000_000, 32, 4096),
+    (1_000_000, 128, 4096),
+    (100_000, 128, 4096),
+    (10_000, 512, 1024),
+    (1000, 1024, 1024),
+    (1000, 4096, 256),
+)
+_REPLICAS = (2, 4)
+_ROUNDS, _WARM_UP, _BATCHES = 31, 8, 4
+_WAYS: dict[str, dict[str, Any]] = {
+    "token": {"partition_strategy": "TOKEN"},
+    "encoding": {"partition_strategy": "ENCODING"},
+    "token by sums": {"partition_strategy": "TOKEN", "token_exchange": "sums"},
+}
+
+
+def main() -> None:
+    """Measures, prints and writes `results/host_embeddings.json`."""
+    publish("host_embeddings", f"Host embeddings, replicas in threads, {available_cores()} cores", measured())
+
+
+def measured() -> list[Row]:
+    """The rows of the table."""
+    return [row for shape in _SHAPES for replicas in _REPLICAS for row in _of_shape(*shape, replicas)]
+
+
+def _of_shape(rows: int, dim: int, lookups: int, replicas: int) -> Iterator[Row]:
+    rounds = run_threads(replicas, lambda group: _rounds(group, rows, dim, lookups), deadline_s=600.0)[0]
+    told = f"{rows:,} x {dim}, {lookups} ids, n={replicas}"
+    yield compare(f"encoding, {told}; beside token", "us", rounds["encoding"], rounds["token"])
+    yield compare(f"token, by reduce-scatter, {told}; beside token", "us", rounds["token by sums"], rounds["token"])
+    yield compare(f"token, {told}; beside a copy of its rows and gradients", "us", rounds["token"], rounds["copy"])
+    for strategy in ("TOKEN", "ENCODING"):
+        sent = rounds[f"{strategy.lower()} bytes"][-1]
+        reckoned = bytes_per_step(strategy, rows, dim, replicas, lookups).total
+        name = f"{strategy.lower()}, bytes a replica sends in a step, {told}; beside the formula"
+        yield Row(name, sent, "bytes", reckoned, sent / reckoned)
+
+
+def _rounds(group: ReplicaGroup, rows: int, dim: int, lookups: int) -> dict[str, list[float]]:
+    random = np.random.default_rng(group.rank)
+    batches = [random.integers(0, rows, lookups) for _ in range(_BATCHES)]
+    spec = HostEmbeddingOptimizerSpec(0.1)
+    tables = {
+        name: create_host_table(
+            name.replace(" ", "-"), (rows, dim), optimizer_spec=spec, group=group, initializer="zeros", threads=1, **way
+        )
+        for name, way in _WAYS.items()
+    }
+    gradients = np.ones((lookups, dim), np.float32)
+    found: dict[str, list[float]] = {name: [] for name in (*tables, "copy", "token bytes", "encoding bytes")}
+    for number in range(_WARM_UP + _ROUNDS):
+        ids = batches[number % _BATCHES]
+        for name, table in tables.items():
+            before = group.bytes_sent
+            found[name].append(_seconds(table, ids, gradients) * 1e6)
+            if f"{name} bytes" in found:
+                found[f"{name} bytes"].append(group.bytes_sent - before - _REGISTRATION * (group.size - 1))
+        began = time.thread_time()
+        for _ in range(4):  # rows into an exchange and out of it, and gradients
+            gradients.copy()
+        found["copy"].append((time.thread_time() - began) * 1e6)
+    for table in tables.values():
+        table.close()
+    return {name: values[_WARM_UP:] for name, values in found.items()}
+
+
+_REGISTRATION = 9  # bytes to each other replica: the length of an error that there is not, and the barrier
+
+
+def _seconds(table: HostTable, ids: Any, gradients: Any) -> float:
+    with table.register():
+        table.group.barrier()
+        began = time.thread_time()
+        _, batch = table.lookup_with_ids(ids)
+        table.update(batch, gradients)
+        return time.thread_time() - began
+
+
+if __name__ == "__main__":
+    main()
