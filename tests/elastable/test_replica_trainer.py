@@ -27,11 +27,20 @@ X, Y = records()
 
 
 def trainer_of(
-    group: ReplicaGroup, locations: LocationSettings | None, seed: int = 1, optimizer: Any = None
+    group: ReplicaGroup,
+    locations: LocationSettings | None,
+    seed: int = 1,
+    optimizer: Any = None,
+    make: Any = perceptron,
 ) -> ReplicaTrainer:
-    trainer = ReplicaTrainer(seeded(perceptron, seed), locations, group, seed=7)
+    trainer = ReplicaTrainer(seeded(make, seed), locations, group, seed=7)
     trainer.compile(optimizer or keras.optimizers.Nadam(0.01), "mse")
     return trainer
+
+
+def dropping() -> Any:
+    layers = keras.layers
+    return keras.Sequential([keras.Input((6,)), layers.Dense(5, "tanh"), layers.Dropout(0.3), layers.Dense(1)])
 
 
 def fitted(trainer: ReplicaTrainer, **named: Any) -> ReplicaTrainer:
@@ -92,14 +101,14 @@ def test_it_is_loaded_at_any_number_of_replicas_and_whatever_they_share(saved: A
 @pytest.mark.parametrize("locations", [STATE, BOTH], ids=["state", "both"])
 def test_resumed_is_never_stopped_to_the_bit(tmp_path: Path, locations: LocationSettings) -> None:
     def straight(group: ReplicaGroup) -> Any:
-        return whole(fitted(trainer_of(group, locations)))
+        return whole(fitted(trainer_of(group, locations, make=dropping)))
 
     def stopped(group: ReplicaGroup) -> Any:
-        trainer = trainer_of(group, locations)
+        trainer = trainer_of(group, locations, make=dropping)
         saving = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: trainer.save(tmp_path, keep=1))
         fitted(trainer, epochs=1, callbacks=[saving])
         assert len(list(tmp_path.glob("ckpt-*"))) == 1
-        again = trainer_of(group, locations, seed=3)
+        again = trainer_of(group, locations, seed=3, make=dropping)
         again.load(tmp_path)
         fitted(again, initial_epoch=1)
         assert again.save(tmp_path, keep=1).endswith("ckpt-0000000010")
