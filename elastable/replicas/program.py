@@ -68,6 +68,7 @@ class Program:
         else:
             from elastable.command import main
 
+            sys.modules["__main__"].__package__ = ""  # else the command's help calls it by this module's name
             main()
 
 

@@ -149,8 +149,9 @@ class ReplicaGroup(ABC):
         """
         fold = _fold(reduction)
         rows = self.all_to_all(self._by_rank("reduce_scatter", array))
-        total = rows[:1].copy()  # with its axis, so that a single number is an array still
-        for place in range(1, self.size):
+        # With its axis, so that a single number is an array still.
+        total = fold(rows[:1], rows[1:2]) if self.size > 1 else rows
+        for place in range(2, self.size):
             fold(total, rows[place : place + 1], out=total)
         return total[0] if total.ndim > 1 else total.reshape(())
 
@@ -167,8 +168,10 @@ class ReplicaGroup(ABC):
         _fold(reduction)
         flat: npt.NDArray[Number] = _laid(array).reshape(-1)
         part = -(-flat.size // self.size)
-        padded: npt.NDArray[Number] = np.zeros(part * self.size, flat.dtype)
-        padded[: flat.size] = flat
+        padded = flat
+        if flat.size % self.size:
+            padded = np.zeros(part * self.size, flat.dtype)
+            padded[: flat.size] = flat
         mine = self.reduce_scatter(padded.reshape(self.size, part), reduction)
         whole = self.all_gather(mine).reshape(-1)[: flat.size]
         return whole.reshape(_laid(array).shape)

@@ -26,7 +26,7 @@ _TESTS, _YIELDS = 100, 300
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 """Of this process."""
 
-_YIELD_S = 0.001
+_YIELD_S, _YIELD_MOVING_S = 0.001, 2.0
 _SLEEP_S = (20e-6, 1e-3)
 _ASK_S = 1.0
 
@@ -91,7 +91,7 @@ class Lane:
         try:
             self._open(what, send)
             receive[self._rank][:] = send[self._rank]
-            self._wait(what, self._openings, self._peers * 2, len(self._peers))
+            self._wait(what, self._openings, self._peers * 2, len(self._peers), _YIELD_S)
             self._agree(what, receive)
             self._move(what, send, receive)
         except BadInput:
@@ -158,12 +158,16 @@ class Lane:
                 for first in range(0, blocks[peer].nbytes, _CHUNK_BYTES):
                     requests.append(call(blocks[peer][first : first + _CHUNK_BYTES], self.addresses[peer], tag))
                     peers.append(peer)
-        self._wait(what, requests, peers, receives)
+        # All have come. MPI moves a little at each test, so that sleeping in between would make it slow.
+        self._wait(what, requests, peers, receives, _YIELD_MOVING_S)
 
     # -- waiting
 
-    def _wait(self, what: str, requests: list[Any], peers: list[int], receives: int) -> None:
-        """Until all requests are done; `peers`: with whom, by request. The first `receives` of them receive."""
+    def _wait(self, what: str, requests: list[Any], peers: list[int], receives: int, awake_s: float) -> None:
+        """Until all requests are done; `peers`: with whom, by request.
+
+        The first `receives` of them receive. It sleeps once nothing has come for `awake_s`.
+        """
         if not requests:
             return
         pending = dict(enumerate(peers))
@@ -174,7 +178,7 @@ class Lane:
                     return
                 if self.crowded or test > _TESTS:
                     os.sched_yield()
-            self._wait_long(what, requests, pending)
+            self._wait_long(what, requests, pending, awake_s)
         except BaseException:
             _abandoned.append((self, requests))
             for place in pending:
@@ -182,9 +186,9 @@ class Lane:
                     requests[place].Cancel()
             raise
 
-    def _wait_long(self, what: str, requests: list[Any], pending: dict[int, int]) -> None:
+    def _wait_long(self, what: str, requests: list[Any], pending: dict[int, int], awake_s: float) -> None:
         """As `_wait`; takes out of `pending` what is done."""
-        began = progress = time.monotonic()
+        progress = time.monotonic()
         asked = False
         ask_s = min(_ASK_S, self.deadline_s / 2)
         try:
@@ -205,7 +209,7 @@ class Lane:
                     self._ask()
                 if now - progress > self.deadline_s:
                     self._give_up(what, missing)
-                _rest(now - began)
+                _rest(now - progress, awake_s)
         finally:
             if self.watch is not None:
                 self.watch.at = None
@@ -235,9 +239,9 @@ class Lane:
         raise DeadlineExceeded(*self.failure.args)
 
 
-def _rest(waited_s: float) -> None:
+def _rest(waited_s: float, awake_s: float) -> None:
     """Lets others run, who may be more than there are cores; sleeps some 5 % of the time that was waited anyway."""
-    if waited_s < _YIELD_S:
+    if waited_s < awake_s:
         os.sched_yield()
     else:
         time.sleep(min(max(_SLEEP_S[0], waited_s / 20), _SLEEP_S[1]))

@@ -22,7 +22,7 @@ from embedding_store import errors
 from embedding_store.errors import DeadlineExceeded, Unavailable
 from tests.contracts.replica_contract import ReplicaContract, Run
 from tests.worker.replicas.mpi_run import MEMBERS
-from worker.replicas import lane
+from worker.replicas import lane, mpi
 from worker.replicas.group import ReplicaGroup
 from worker.replicas.grouping import CommGroup
 from worker.replicas.mpi import MpiGroup
@@ -171,6 +171,21 @@ def test_one_that_is_stopped_in_the_middle_is_named(victim: int, in_pairs: bool)
     near = victim ^ 1  # waits for the victim and for nobody else, whoever gives up first
     if in_pairs:
         assert f"rank {victim} has not come within 0.4 s; rank {victim} does not answer" in found[near]
+
+
+def test_members_on_several_hosts_meet_by_the_addresses_of_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = everyone().rank
+    monkeypatch.setattr(mpi, "this_host", lambda: f"host {rank // 2}")
+
+    def work(group: ReplicaGroup) -> Any:
+        assert group.all_gather(np.array(group.rank)).tolist() == list(range(MEMBERS))
+        if group.rank == 1:
+            return "left"
+        with pytest.raises(Unavailable, match="rank 1 has left the group: its work is done"):
+            group.barrier()
+        return "told"
+
+    assert run_members(MEMBERS, work) == ["told", "left", "told", "told"]
 
 
 def test_a_group_can_be_made_anew_after_one_has_failed() -> None:

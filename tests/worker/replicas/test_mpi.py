@@ -12,6 +12,7 @@ from tests.worker.replicas.mpi_run import MEMBERS, run_in_members
 CONTRACT = [name for name in dir(ReplicaContract) if name.startswith("test_")]
 MORE = [
     "test_a_group_can_be_made_anew_after_one_has_failed",
+    "test_members_on_several_hosts_meet_by_the_addresses_of_their_hosts",
     "test_one_that_is_stopped_in_the_middle_is_named",
     "test_one_that_waits_for_another_is_not_the_one_to_blame",
     "test_uneven_exchanges_are_a_transpose",
