@@ -39,7 +39,7 @@ _SHAPES = (
     (1000, 1024, 1024),
     (1000, 4096, 256),
 )
-_REPLICAS = (2, 4)
+_REPLICAS = (2, 3, 4)
 _ROUNDS, _WARM_UP, _BATCHES = 31, 8, 4
 _WAYS: dict[str, dict[str, Any]] = {
     "token": {"partition_strategy": "TOKEN"},

@@ -50,7 +50,7 @@ class Machine:
 
     id_s: float = 44e-9
     byte_s: float = 0.78e-9
-    token_share: float = 0.07
+    token_share: float = 0.10
     uneven_share: float = 0.35
     far_row_s: float = 42e-9
     cache_bytes: float = 16e6
