@@ -2,7 +2,8 @@
 
 A table of 2 million rows of 64 values; batches of different ids, 24 in turn, so
 that each touched row has missed from 1 to some dozen steps. Updates are
-commits; lookups are of rows that are behind.
+commits; lookups are of rows that are behind. Then the same with chapters that end
+(see `embedding_store.catch_up.table_steps`) so often that all rows are behind by some.
 
     python -m benchmarks.catch_up
 """
@@ -28,6 +29,8 @@ __all__ = ["main"]
 ROWS, DIM, BATCH = workloads.ROWS, workloads.DIM, workloads.BATCH
 _SMALL = 4096
 _ROUNDS = 9
+_TURN = 24  # commits after which a batch comes again
+_CHAPTERS = 1, 4, 24  # that have ended by then
 _OPTIMIZERS: dict[str, dict[str, float]] = {
     "adam": {},
     "adamw": {"weight_decay": 0.01},
@@ -41,6 +44,7 @@ def main() -> None:
     keep_freed_memory()
     rows = [row for name, settings in _OPTIMIZERS.items() for row in _beside_lazy(name, settings, BATCH)]
     rows += [*_beside_lazy("adam", {}, _SMALL), _beside_keras()]
+    rows += [row for chapters in _CHAPTERS for row in _with_chapters(chapters)]
     title = f"Rows that follow every step: {ROWS:,} rows x {DIM}, {workloads.THREADS} threads"
     publish("catch_up", title, rows)
 
@@ -55,6 +59,25 @@ def _beside_lazy(name: str, settings: dict[str, float], batch: int) -> list[Row]
         lookups = {"ours": _lookups(following, batch), "lazy": _lookups(lazy, batch)}
         figures = interleaved({key: rate(work, batch, 0.1) for key, work in lookups.items()}, _ROUNDS)
         return [*rows, compare(f"lookup, lazy=False beside lazy: {told}", "ids/s", figures["ours"], figures["lazy"])]
+
+
+def _with_chapters(chapters: int) -> list[Row]:
+    """Rows that are behind by so many chapters, at most, beside those that are behind by steps of one chapter."""
+    told = f"adam, {BATCH:,} different ids, behind by up to {chapters} chapter{'s' if chapters > 1 else ''}"
+    optimizer = OptimizerSpec.of("adam", lazy=False, learning_rate=1e-3)
+    every = _TURN // chapters
+    with _filled(optimizer) as one, _filled(optimizer) as many:
+        updates = {"ours": _updates(many, BATCH, every), "reference": _updates(one, BATCH)}
+        for _ in range(_TURN):
+            updates["ours"]()
+        figures = interleaved({key: rate(work, BATCH, 0.1) for key, work in updates.items()}, _ROUNDS)
+        rows = [
+            compare(f"update, with chapters beside without: {told}", "ids/s", figures["ours"], figures["reference"])
+        ]
+        lookups = {"ours": _lookups(many, BATCH), "reference": _lookups(one, BATCH)}
+        figures = interleaved({key: rate(work, BATCH, 0.1) for key, work in lookups.items()}, _ROUNDS)
+        name = f"lookup, with chapters beside without: {told}"
+        return [*rows, compare(name, "ids/s", figures["ours"], figures["reference"])]
 
 
 def _beside_keras() -> Row:
@@ -92,12 +115,15 @@ def _turns(batch: int) -> tuple[Iterator[npt.NDArray[np.int64]], Iterator[npt.ND
     return cycle(ids), cycle([random.standard_normal((batch, DIM), np.float32) for _ in range(4)])
 
 
-def _updates(store: MemoryStore, batch: int) -> Callable[[], object]:
+def _updates(store: MemoryStore, batch: int, chapter: int = 0) -> Callable[[], object]:
+    """Commits; `chapter`: how many of them make one, 0: none ends."""
     turns, gradients = _turns(batch)
 
     def work() -> None:
         version = store.version()
-        store.commit(Commit(version + 1, {"t": TableUpdate(next(turns), next(gradients))}, version, {}))
+        ends = chapter > 0 and version % chapter == 0
+        update = TableUpdate(next(turns), next(gradients))
+        store.commit(Commit(version + 1, {"t": update}, version, {}, ends_chapter=ends))
 
     return work
 
@@ -117,7 +143,7 @@ def _filled(optimizer: OptimizerSpec) -> Iterator[MemoryStore]:
             ids = np.arange(start, min(start + (1 << 16), ROWS))
             store.put("t", [RowBlock(ids, np.ones((len(ids), DIM), np.float32), np.tile(slots, (len(ids), 1)))])
         work = _updates(store, BATCH)
-        for _ in range(24):
+        for _ in range(_TURN):
             work()
         yield store
 

@@ -116,7 +116,8 @@ class StepsAt:
         older = 0
         if self.cubic:
             _, which, older = self._learn(slots, positions)
-            read_cubic(weights, slots, positions, which, out, self.coefficients, self._factors, *self._scalars[:4])
+            if older < len(positions):
+                read_cubic(weights, slots, positions, which, out, self.coefficients, self._factors, *self._scalars[:4])
         else:
             rows = _rows_of_a_piece(weights, slots)
             for start in range(0, len(positions), rows):
@@ -138,8 +139,10 @@ class StepsAt:
         for start in range(0, len(older), rows):
             some = older[start : start + rows]
             here, order = positions[some], np.arange(len(some))
-            copies, their_slots = np.empty((len(some), weights.shape[1]), np.float32), slots[here]
+            copies = np.empty((len(some), weights.shape[1]), np.float32)
+            their_slots = np.empty((len(some), slots.shape[1]), np.float32)
             gather(weights, here, copies, stream=False)
+            gather(slots, here, their_slots, stream=False)
             self._end_chapters(copies, order, their_slots, order)
             self.read(copies, their_slots, order, found := np.empty_like(copies))
             scatter_rows(found, some, out)
