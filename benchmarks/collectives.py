@@ -1,6 +1,7 @@
-"""Collectives of replica groups against mpi4py's blocking ones, and against a copy of as many bytes.
+"""Collectives of replica groups against mpi4py's blocking ones, a copy of as many bytes, and TensorFlow's collectives.
 
-Processes are started by mpiexec; threads run in this process.
+Processes are started by mpiexec; threads run in this process. TensorFlow's are between two processes, by
+`MultiWorkerMirroredStrategy`, once the others have ended.
 
     python -m benchmarks.collectives
 """
@@ -8,6 +9,9 @@ Processes are started by mpiexec; threads run in this process.
 from __future__ import annotations
 
 import json
+import os
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,7 +48,16 @@ def main() -> None:
             rows.append(compare(f"{name}, {size} processes, against mpi4py", "us", rounds["ours"], rounds["raw"]))
             rows.append(compare(f"{name}, {size} processes, against a copy", "us", rounds["ours"], rounds["copy"]))
             rows.append(compare(f"{name}, {size} threads, against a copy", "us", *_two(threads[name])))
+        if size == 2:
+            rows.append(_against_tensorflow(processes))
     publish("collectives", "Collectives of a replica group, one call; arrays of so many bytes a member", rows)
+
+
+def _against_tensorflow(processes: Mapping[str, Rounds]) -> Row:
+    ours, theirs = processes[f"all_reduce of {_told(_BYTES[-1])}"]["ours"], _tensorflow(2)
+    name = f"all_reduce of {_told(_BYTES[-1])}, 2 processes, against TensorFlow's"
+    value, reference = statistics.median(ours), statistics.median(theirs)
+    return Row(name, value, "us", reference, reference / value, note="one after the other")
 
 
 def _two(rounds: Rounds) -> tuple[Any, Any]:
@@ -59,6 +72,41 @@ def _in_processes(size: int) -> dict[str, Rounds]:
         subprocess.run(command, check=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL)
         found: dict[str, Rounds] = json.loads(out.read_text())
     return found
+
+
+def _tensorflow(size: int) -> list[float]:
+    """Microseconds of TensorFlow's all-reduce between processes, as the first one sees it."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
+    workers = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    for one in sockets:
+        one.close()
+    running = []
+    for rank in range(size):
+        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+        environment = {**os.environ, "TF_CONFIG": json.dumps(task), "CUDA_VISIBLE_DEVICES": ""}
+        command = [sys.executable, "-m", "benchmarks.collectives", "--tensorflow"]
+        running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
+    said = [process.communicate(timeout=_LIMIT_S)[0] for process in running]
+    found: list[float] = json.loads(said[0].splitlines()[-1])
+    return found
+
+
+def _tensorflow_member() -> None:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    array = tf.random.normal([_BYTES[-1] // 4])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def reduced() -> Any:
+        return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", array))
+
+    microseconds = []
+    for _ in range(5 + 7 * _ROUNDS):
+        began = time.perf_counter()
+        reduced().numpy()
+        microseconds.append((time.perf_counter() - began) * 1e6)
+    print(json.dumps([statistics.median(microseconds[5 + number :: _ROUNDS]) for number in range(_ROUNDS)]))
 
 
 def _measure(group: ReplicaGroup, raw: Callable[[str, int], Work] | None = None) -> dict[str, Rounds]:
@@ -132,4 +180,9 @@ def _member(out: Path) -> None:
 
 if __name__ == "__main__":
     keep_freed_memory()  # as every process of the `elastable` command does
-    _member(Path(sys.argv[2])) if "--member" in sys.argv else main()
+    if "--tensorflow" in sys.argv:
+        _tensorflow_member()
+    elif "--member" in sys.argv:
+        _member(Path(sys.argv[2]))
+    else:
+        main()

@@ -282,7 +282,7 @@ class Launch:
             raise _error(member.code)(f"{member.story(rank)}{note}")
         missing = [str(rank) for rank, member in enumerate(self._members) if not member.pid]
         if missing:
-            raise JobFailed(f"rank {', '.join(missing)} has not started within {self._deadline_s:g} s; mpiexec: {said}")
+            raise JobFailed(f"rank {', '.join(missing)} did not start; mpiexec says: {said or 'nothing'}")
 
 
 def _error(code: int | None) -> type[ElastableError]:

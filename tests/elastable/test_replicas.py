@@ -82,6 +82,15 @@ def test_those_that_are_killed_in_the_middle_are_named_at_once(tmp_path: Path) -
     assert ran.code == ExitCode.JOB_FAILED
 
 
+def test_replicas_that_cannot_be_started_are_named(tmp_path: Path) -> None:
+    ran = run_elastable(
+        "replicas", "-n", "2", "--deadline", "20", "--hosts", "no.such.host.invalid", PROGRAM, "add", "."
+    )
+    assert ran.code == ExitCode.JOB_FAILED
+    assert "JobFailed: rank 0, 1 did not start; mpiexec says: " in ran.err
+    assert "no.such.host.invalid" in ran.err
+
+
 def test_mpirun_starts_replicas_too(tmp_path: Path) -> None:
     mpirun = str(Path(sys.executable).with_name("mpirun"))
     environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
