@@ -202,6 +202,15 @@ class ReplicaContract:
 
         assert run(3, work) == ["told", "told", "left"]
 
+    def test_one_that_fails_inside_its_group_says_by_what(self, run: Run) -> None:
+        def work(group: ReplicaGroup) -> Any:
+            with pytest.raises((ValueError, Unavailable), match="no such entity"), group:
+                if group.rank == 0:
+                    raise ValueError("no such entity")
+                group.barrier()
+
+        run(2, work)
+
     def test_one_that_raises_raises_for_all(self, run: Run) -> None:
         def work(group: ReplicaGroup) -> Any:
             if group.rank == 1:

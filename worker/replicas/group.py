@@ -226,7 +226,10 @@ class ReplicaGroup(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self.leave(f"{type(error).__name__}: {error}")
 
     # -- what a kind of group provides
 
