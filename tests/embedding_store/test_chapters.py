@@ -25,8 +25,10 @@ from embedding_store import (
     TableSpec,
     TableUpdate,
 )
-from embedding_store.catch_up import following, table_steps
+from embedding_store.catch_up import following, sweep, table_steps
+from embedding_store.errors import StoreFailed
 from embedding_store.pins import Pin
+from embedding_store.row_optimizer import row_optimizer
 from embedding_store.store import EmbeddingStore
 from tests.embedding_store.test_catch_up_stores import STORES
 
@@ -194,19 +196,63 @@ def test_files_open_again_with_their_chapters(tmp_path: Path, expected: dict[int
 
 def test_a_table_that_is_cleared_begins_as_a_new_one() -> None:
     """A checkpoint may be restored into a store whose tables were trained before."""
-    spec = TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"])
+    optimizer = OptimizerSpec.of("adamw", lazy=False, weight_decay=0.05, beta_1=0.5, beta_2=0.9)
+    spec = TableSpec("t", DIM, ROWS, optimizer=optimizer)
     with MemoryStore(1) as store, MemoryStore(1) as used, MemoryStore(1) as new:
         for one in (store, used, new):
             one.create_table(spec)
         for number in range(1, 31):
             step(store, number, number == 30)
-            step(used, number, number in (7, 20))
+            step(used, number, number == 7)
         for one in (used, new):
             restore(store, one, 30)
-        for number in range(31, 71):
+        for number in range(31, 501):
             for one in (store, used, new):
-                step(one, number, number == 41)
-        assert everything(store) == everything(used) == everything(new)
+                step(one, number, number == 400)
+            if number % 20 == 0:
+                assert everything(store) == everything(used) == everything(new)
+
+
+@pytest.mark.parametrize("kind", ["memory", "indexed", "file"])
+def test_chapters_that_no_row_needs_are_forgotten(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The walk over the table that sees to it changes no bit, pinned versions included."""
+    found = []
+    for most in (sweep._CHAPTERS, 1 << 30):
+        monkeypatch.setattr(sweep, "_CHAPTERS", most)
+        with ExitStack() as held, STORES[kind](held, tmp_path / str(most)) as store:
+            assert isinstance(store, MemoryStore)
+            store.create_table(TableSpec("t", DIM, ROWS, optimizer=OPTIMIZERS["adamw"]))
+            remembered, counts, pinned = store._tables["t"].following, [], []
+            assert remembered is not None
+            for number in range(1, 301):
+                step(store, number, number % 2 == 0)
+                counts.append(remembered.steps.chapters)
+                if number == 170:
+                    pin = store.pin()
+                    pinned = [everything(pin)]
+                if number == 250:
+                    pinned.append(everything(pin))
+                    pin.release()
+            assert pinned[0] == pinned[1]
+            found.append((everything(store), pinned[0]))
+            assert (max(counts) < 100) == (counts[-1] < 100) == (most < 100)
+    assert found[0] == found[1]
+
+
+def test_steps_that_nobody_saved_are_refused() -> None:
+    form = row_optimizer(OPTIMIZERS["adamw"]).dense_form
+    assert form is not None
+    steps, other = table_steps.TableSteps("t", form), table_steps.TableSteps("t", form)
+    for number in range(1, 8):
+        steps.take(number, 0.01, number in (2, 5))
+    saved = steps.save()
+    other.restore(saved)
+    assert other.save() == saved
+    assert (other.first, other.now, other.chapter, other.chapters) == (1, 8, 6, 3)
+    for wrong in (b"", saved[:-1], saved[:-8], saved[8:], saved + saved[:24], np.full(4, np.nan).tobytes()):
+        with pytest.raises(StoreFailed, match="steps of table 't' are not what was saved"):
+            other.restore(wrong)
+    assert other.save() == saved
 
 
 MOST = 48
