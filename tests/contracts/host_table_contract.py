@@ -183,7 +183,8 @@ class HostTableContract:
 
         states = run_threads(2, there)
         (whole,) = run_threads(1, at_once)
-        assert states[0]["pending/lookups"] == 1
+        assert (states[0]["pending/lookups"], states[0]["step"]) == (1, 2)
+        assert (whole["pending/lookups"], len(whole["pending/ids"]), whole["step"]) == (0, 0, 4)
         for state in run_threads(replicas, here):
             assert state.keys() == whole.keys() == states[0].keys()
             for key, values in whole.items():

@@ -103,7 +103,9 @@ def create_host_table(
         },
     )
     if partition_strategy == "AUTO":
-        partition_strategy = choose_strategy(int(shape[0]), int(shape[1]), group.size)
+        # An optimizer that looks across columns has its sums gathered once more where they are split.
+        whole = row_optimizer(spec.optimizer).cross_column
+        partition_strategy = "TOKEN" if whole else choose_strategy(int(shape[0]), int(shape[1]), group.size)
     exchange: RowExchange
     if store is not None:
         exchange = Callbacks(group, spec, store)

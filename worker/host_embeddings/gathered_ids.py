@@ -13,7 +13,7 @@ from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 from worker.replicas.group import ReplicaGroup
 
-__all__ = ["GatheredIds", "gather_ids", "id_dtype"]
+__all__ = ["GatheredIds", "gather_ids", "id_dtype", "require_integers"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

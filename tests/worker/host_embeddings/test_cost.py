@@ -62,6 +62,17 @@ def test_the_choice(rows: int, dim: int, replicas: int, chosen: str) -> None:
         assert min(seconds, key=lambda of: seconds[of]) == chosen
 
 
+def test_optimizers_that_look_across_columns_are_split_by_token() -> None:
+    def work(group: ReplicaGroup) -> list[str]:
+        optimizers = (HostEmbeddingOptimizerSpec(0.1, name) for name in ("adagrad", "rowwise_adagrad"))
+        return [
+            create_host_table("t", (9, 64), np.float32, "AUTO", optimizer, group=group).strategy
+            for optimizer in optimizers
+        ]
+
+    assert run_threads(2, work) == [["ENCODING", "TOKEN"]] * 2
+
+
 def test_what_cannot_be() -> None:
     with pytest.raises(BadSpec, match="a strategy needs rows, columns and replicas, got 0, 1 and 2"):
         choose_strategy(0, 1, 2)
