@@ -8,7 +8,7 @@
 * stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
 * tables of any ids: `AdmissionSpec`, `EvictionSpec`
 * locations: `LocationSettings`, `TensorLocationSettings`, `TensorLocation`
-* replicas: `replica_group`
+* replicas: `replica_group`, `CommGroup`
 * export: `export_keras`
 * tables in replicas' own memory: `create_host_embedding`, `HostEmbedding`, `HostEmbeddingOptimizerSpec`,
   `HostEmbeddingSGDGAOptimizerSpec`, `save_host_embedding`, `load_host_embedding`
@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from worker.host_embeddings.embedding import HostEmbedding, create_host_embedding
     from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec, HostEmbeddingSGDGAOptimizerSpec
     from worker.readers import CsvReader, NumpyReader, ParquetReader
+    from worker.replicas.grouping import CommGroup
     from worker.replicas.world import replica_group
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AdmissionSpec",
+    "CommGroup",
     "CsvReader",
     "EdlEmbedding",
     "ElastableError",
@@ -73,6 +75,7 @@ __all__ = [
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
 _HOMES = {
     "AdmissionSpec": "embedding_store.spec",
+    "CommGroup": "worker.replicas.grouping",
     "CsvReader": "worker.readers",
     "EdlEmbedding": "worker.edl_embedding",
     "ElastableError": "embedding_store.errors",

@@ -12,6 +12,7 @@ import embedding_store
 
 ELASTABLE = [
     "AdmissionSpec",
+    "CommGroup",
     "CsvReader",
     "EdlEmbedding",
     "ElastableError",
