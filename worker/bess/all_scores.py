@@ -59,8 +59,7 @@ class AllScores:
         """
         size = len(queries.row)
         flat, given, relation, answer = self._everyones(queries)
-        true = self._true_scores(flat, answer)
-        counts = RankCounts(true)
+        counts = RankCounts(*self._true_scores(flat, answer))
         shards = self.model.sharding.shards
         if known is None:
             known = KnownTriples.create(self.model.sharding.entities, len(self.model.relations))
@@ -111,15 +110,17 @@ class AllScores:
         told = self.group.all_gather(ids).transpose(1, 0, 2).reshape(3, -1)
         return everyone.reshape(-1, mine.shape[1]), told[0], told[1], told[2]
 
-    def _true_scores(self, flat: Float32, answer: Int64) -> Float32:
-        """Of the answers, each by the shard that holds it; -inf where there is none."""
+    def _true_scores(self, flat: Float32, answer: Int64) -> tuple[Float32, Float32]:
+        """Of the answers, each by the shard that holds it, -inf where there is none; and how near is the same."""
         sharding, model = self.model.sharding, self.model
         mine = np.flatnonzero((answer >= 0) & (sharding.shard_of[answer] == self.group.rank))
-        found = np.full(len(answer), -np.inf, np.float32)
+        found = np.full((2, len(answer)), -np.inf, np.float32)
         if len(mine):
             rows = model.score.prepared(model.entities[sharding.row_of[answer[mine]]])
-            found[mine] = model.score.comparison.scores(flat[mine], rows, np.arange(len(mine))[:, None])[:, 0]
-        return self.group.all_reduce(found, "max")
+            found[0, mine] = model.score.comparison.scores(flat[mine], rows, np.arange(len(mine))[:, None])[:, 0]
+            found[1, mine] = model.score.comparison.rounding(flat[mine], rows)
+        scores, near = self.group.all_reduce(found, "max")
+        return scores, np.maximum(near, 0)
 
     def _windows(self, flat: Float32) -> Iterator[tuple[int, Float32]]:
         """First row, and scores `[n * q, rows of the window]`."""

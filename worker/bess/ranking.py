@@ -52,20 +52,28 @@ class RankCounts:
 
     Args:
         true_scores: float `[q]`: of the queries' answers.
+        tolerance: float `[q]`, not negative: scores as near as that to the answer's are the
+            same as it (`Comparison.rounding`); None: those that have its bits.
 
     Attributes:
         greater: int64 `[q]`: candidates so far that score more. A score that is NaN
             counts as more, and against an answer whose score is NaN every
             candidate does: a model that has come apart does not rank first.
-        equal: int64 `[q]`: candidates so far that score the same, to the bit.
+        equal: int64 `[q]`: candidates so far that score the same.
     """
 
-    def __init__(self, true_scores: npt.NDArray[np.floating]) -> None:
-        self._true: Float32 = np.ascontiguousarray(true_scores, np.float32)
-        if self._true.ndim != 1:
-            raise BadInput(f"true scores must be [q], one a query; got {list(self._true.shape)}")
-        self.greater = np.zeros(len(self._true), np.int64)
-        self.equal = np.zeros(len(self._true), np.int64)
+    def __init__(
+        self, true_scores: npt.NDArray[np.floating], tolerance: npt.NDArray[np.floating] | None = None
+    ) -> None:
+        true: Float32 = np.ascontiguousarray(true_scores, np.float32)
+        if true.ndim != 1:
+            raise BadInput(f"true scores must be [q], one a query; got {list(true.shape)}")
+        near: Float32 = np.zeros_like(true) if tolerance is None else np.ascontiguousarray(tolerance, np.float32)
+        if near.shape != true.shape or (near < 0).any():
+            raise BadInput(f"a tolerance must be [{len(true)}], none below 0; got {list(near.shape)}")
+        self._true = np.stack([true - near, true + near])
+        self.greater = np.zeros(len(true), np.int64)
+        self.equal = np.zeros(len(true), np.int64)
 
     def add(
         self,
@@ -87,8 +95,8 @@ class RankCounts:
             BadInput: shapes that do not fit.
         """
         given: Float32 = np.ascontiguousarray(scores, np.float32)
-        if given.ndim != 2 or len(given) != len(self._true):
-            raise BadInput(f"scores must be [{len(self._true)}, c], a row for each query; got {list(given.shape)}")
+        if given.ndim != 2 or len(given) != len(self.equal):
+            raise BadInput(f"scores must be [{len(self.equal)}, c], a row for each query; got {list(given.shape)}")
         if counted is None:
             _count(given, self._true, self.greater, self.equal)
         else:
@@ -107,11 +115,13 @@ class RankCounts:
 
 @kernel
 def _count(scores: Float32, true: Float32, greater: Int64, equal: Int64) -> None:
+    """`true`: float32 `[2, q]`, the least and the greatest score that is the same as the answer's."""
     for q in range(scores.shape[0]):
+        low, high = true[0, q], true[1, q]
         less, same = 0, 0
         for c in range(scores.shape[1]):
-            less += scores[q, c] < true[q]
-            same += scores[q, c] == true[q]
+            less += scores[q, c] < low
+            same += (scores[q, c] >= low) & (scores[q, c] <= high)
         greater[q] += scores.shape[1] - less - same
         equal[q] += same
 
@@ -121,9 +131,9 @@ def _count_masked(scores: Float32, true: Float32, counted: Bools, greater: Int64
     for q in range(scores.shape[0]):
         for c in range(scores.shape[1]):
             if counted[q, c]:
-                if scores[q, c] == true[q]:
+                if (scores[q, c] >= true[0, q]) & (scores[q, c] <= true[1, q]):
                     equal[q] += 1
-                elif not scores[q, c] < true[q]:
+                elif not scores[q, c] < true[0, q]:
                     greater[q] += 1
 
 
@@ -131,7 +141,7 @@ def _count_masked(scores: Float32, true: Float32, counted: Bools, greater: Int64
 def _uncount(scores: Float32, true: Float32, query: Int64, column: Int64, greater: Int64, equal: Int64) -> None:
     for i in range(len(query)):
         q, score = query[i], scores[query[i], column[i]]
-        if score == true[q]:
+        if (score >= true[0, q]) & (score <= true[1, q]):
             equal[q] -= 1
-        elif not score < true[q]:
+        elif not score < true[0, q]:
             greater[q] -= 1

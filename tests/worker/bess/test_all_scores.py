@@ -66,6 +66,26 @@ def test_ranks_and_best_answers_are_those_of_the_whole(model: str, side: Side, w
         assert list(new) == sorted((e for e in range(ENTITIES) if e not in same), key=lambda e: (-row[e], e))[:3]
 
 
+@pytest.mark.parametrize("model", ["TransE", "RotatE", "DistMult", "ComplEx", "ConvE"])
+@pytest.mark.parametrize(("workers", "window"), [(1, 1 << 20), (3, 500), (2, 1)])
+def test_a_model_that_has_collapsed_ranks_in_the_middle(model: str, workers: int, window: int) -> None:
+    """All entities score the same; a matrix product that sums in another order makes no order of them."""
+    settings = TrainSettings(model=model, dim=64, reciprocal=model == "ConvE", loss="log-sigmoid")
+
+    def work(group: ReplicaGroup) -> list[float]:
+        made = Trainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
+        made.entities[:] = np.random.default_rng(5).normal(size=made.entities.shape[1])
+        scores, found = AllScores(made, window), list[float]()
+        batches = QueryBatches(TRIPLES, made.sharding, "tail", 7)
+        for index in range(batches.batches):
+            queries = batches.batch(index, group.rank)
+            found += scores.ranks(queries).average[queries.mask].tolist()
+        return found
+
+    ranks = [rank for part in run_threads(workers, work) for rank in part]
+    assert ranks == [(ENTITIES + 1) / 2] * len(TRIPLES)
+
+
 def test_more_answers_than_entities_are_refused() -> None:
     def work(group: ReplicaGroup) -> None:
         made = Trainer(group, TrainSettings(dim=4), ENTITIES, RELATIONS, TRIPLES).model

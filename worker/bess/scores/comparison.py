@@ -41,6 +41,18 @@ class Comparison(ABC):
             float32 `[b, n]`.
         """
 
+    def rounding(self, queries: Float32, rows: Float32) -> Float32:
+        """How far two scores of the same numbers may be apart, as `scores` may sum them in another order.
+
+        Args:
+            queries: float32 `[b, query width]`.
+            rows: float32 `[b, entity width]`: of each its answer.
+
+        Returns:
+            float32 `[b]`; 0 where the order is always the same.
+        """
+        return np.zeros(len(queries), np.float32)
+
     @abstractmethod
     def gradients(
         self,

@@ -12,6 +12,8 @@ from worker.bess.scores.compiled import summing_kernel
 
 __all__ = ["Dot"]
 
+_ROUNDINGS = 4.0
+
 
 class Dot(KernelComparison):
     """`q . e`; candidates shared by many queries are a matrix product.
@@ -36,6 +38,12 @@ class Dot(KernelComparison):
             part = slice(group * each, (group + 1) * each)
             np.matmul(queries[part], _at(rows, some).T, out=found[part])
         return found
+
+    def rounding(self, queries: Float32, rows: Float32) -> Float32:
+        """As in `Comparison.rounding`: a matrix product sums in blocks, which differ with shapes and places."""
+        lengths = np.linalg.norm(self._widened(queries), axis=1) * np.linalg.norm(rows, axis=1)
+        # Of a sum of n terms as a rule some root of n roundings (Higham, Accuracy and Stability, 2002, 2.8).
+        return np.asarray(_ROUNDINGS * np.sqrt(rows.shape[1]) * np.finfo(np.float32).epsneg * lengths, np.float32)
 
     def gradients(
         self,
