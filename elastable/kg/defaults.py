@@ -21,6 +21,19 @@ _PRODUCT: Mapping[str, Any] = {
     "epochs": 40,
     "spread": 0.01,
 }
+_SAMPLED: Mapping[str, Any] = {
+    "dim": 256,
+    "norm": 2,
+    "loss": "softmax",
+    "negatives": 64,
+    "shared": False,
+    "optimizer": "adagrad",
+    "learning_rate": 0.05,
+    "batch": 256,
+    "epochs": 60,
+    "evaluate_every": 5,
+    "spread": 0.03,
+}
 _DISTANCE: Mapping[str, Any] = {
     "dim": 128,
     "loss": "whole-softmax",
@@ -33,8 +46,8 @@ _DISTANCE: Mapping[str, Any] = {
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "ComplEx": _PRODUCT,
     "DistMult": _PRODUCT,
-    "TransE": {**_DISTANCE, "spread": 0.1},
-    "RotatE": {**_DISTANCE, "spread": 0.1},
+    "TransE": _SAMPLED,
+    "RotatE": {**_SAMPLED, "spread": 0.03},
     "PairRE": _DISTANCE,
     "TripleRE": _DISTANCE,
     "InterHT": _DISTANCE,

@@ -14,6 +14,7 @@ from elastable.kg.answering import AnsweringModel
 from elastable.kg.checkpoints import GraphCheckpoints, Place
 from elastable.kg.defaults import default_settings, settings_of
 from embedding_store.errors import BadInput, CheckpointError
+from tests.elastable.processes import run_elastable
 from worker.bess.scores import SCORES
 from worker.bess.settings import TrainSettings
 
@@ -111,6 +112,20 @@ def test_resuming_gives_the_run_that_was_never_broken(graph: Path, tmp_path: Pat
     assert set(resumed) == set(straight)
     for name, value in straight.items():
         np.testing.assert_array_equal(resumed[name], value)
+
+
+def test_processes_over_mpi_train_the_model_of_threads(graph: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py", reason="without the replicas extra")
+    options = ("--dim", "8", "--batch", "32", "--epochs", "2", "--evaluate-every", "2")
+    train = ("kg", "train", str(graph), *options, "--run-dir")
+    done = run_elastable("replicas", "-n", "2", "elastable", *train, str(tmp_path / "processes"))
+    assert done.code == 0, done.out + done.err
+    assert CliRunner().invoke(app, [*train, str(tmp_path / "threads"), "--workers", "2"]).exit_code == 0
+    processes, threads = (
+        GraphCheckpoints(tmp_path / kind / "latest" / "checkpoints").newest().state for kind in ("processes", "threads")
+    )
+    for name, value in threads.items():
+        np.testing.assert_array_equal(processes[name], value)
 
 
 def test_resuming_refuses_another_graph_and_other_settings(graph: Path, run: Path, tmp_path: Path) -> None:
