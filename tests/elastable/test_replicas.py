@@ -82,6 +82,12 @@ def test_those_that_are_killed_in_the_middle_are_named_at_once(tmp_path: Path) -
     assert ran.code == ExitCode.JOB_FAILED
 
 
+def test_a_child_of_a_replica_is_none(tmp_path: Path) -> None:
+    ran = run_elastable("replicas", "-n", "2", PROGRAM, "child", tmp_path)
+    assert ran.code == 0, ran.err
+    assert "[1] 1 replicas add up to 1.0\n" in ran.out
+
+
 def test_replicas_that_cannot_be_started_are_named(tmp_path: Path) -> None:
     ran = run_elastable(
         "replicas", "-n", "2", "--deadline", "20", "--hosts", "no.such.host.invalid", PROGRAM, "add", "."

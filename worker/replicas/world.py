@@ -38,7 +38,7 @@ _failed = False
 
 def started_by_mpi(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this process is one of those that `elastable replicas` or `mpirun` started."""
-    return any(name in environment for name in _SIZES)
+    return _world is not None or any(name in environment for name in _SIZES)
 
 
 def replica_group(deadline_s: float | None = None) -> ReplicaGroup:
@@ -106,6 +106,8 @@ def _start(deadline_s: float) -> MPI.Intracomm:
     with _no_longer_than(deadline_s):
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    for name in (*_SIZES, "PMI_FD", "PMI_RANK"):
+        os.environ.pop(name, None)  # a child of this process is no replica
     made, request = MPI.COMM_WORLD.Idup()
     give_up = time.monotonic() + deadline_s
     while not request.Test():
