@@ -54,7 +54,11 @@ CASES = {
     "codex-s-complex": Case("codex-s", "ComplEx", 0.44, 0.465),
     "codex-s-transe": Case("codex-s", "TransE", 0.34, 0.354),
     "wn18rr-complex": Case(
-        "wn18rr", "ComplEx", 0.43, 0.475, {"regularization": 0.1, "epochs": 30, "evaluate_every": 5, "dim": 256}
+        "wn18rr",
+        "ComplEx",
+        0.43,
+        0.475,
+        {"dim": 128, "loss": "softmax", "negatives": 2048, "regularization": 0.1, "evaluate_every": 4},
     ),
 }
 

@@ -17,7 +17,7 @@ from worker.bess.losses import Loss, SampledSoftmax, loss_function
 from worker.bess.model import ShardedModel
 from worker.bess.partition import PartitionedTriples, with_inverses
 from worker.bess.random_negatives import RandomNegatives
-from worker.bess.regularizer import penalty, penalty_gradients
+from worker.bess.regularizer import penalty_gradients
 from worker.bess.rigid_sampler import RigidSampler
 from worker.bess.schemes.embedding_moving import EmbeddingMoving
 from worker.bess.schemes.scheme import Scheme, StepGradients
@@ -183,13 +183,6 @@ class Trainer:
             return rows, gradients
         update = coalesce(np.concatenate([rows, present]), np.concatenate([gradients, more]), self.pool)
         return update.ids, update.gradients
-
-    def penalty(self, batch: StepBatch) -> float:
-        """Of this worker's heads and relations, weighted as in the loss; for those who want to see it."""
-        kind, scale = self.settings.regularizer, self.settings.regularization
-        parts = ((self.model.entities, batch.head), (self.model.relations, batch.relation))
-        total = sum(penalty(kind, values[rows.reshape(-1)], self.model.complex_numbers).sum() for values, rows in parts)
-        return float(scale * total)
 
     def _make_sampler(self, entities: int, relations: int, triples: Int32) -> RigidSampler:
         settings = self.settings
