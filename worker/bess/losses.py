@@ -13,9 +13,9 @@ from types import MappingProxyType
 import numpy as np
 
 from embedding_store.errors import BadInput
-from embedding_store.kernel import kernel
 from embedding_store.range_pool import SERIAL, RangePool
 from worker.bess.batch import Bools, Float32
+from worker.bess.loss_kernels import log_sigmoid_rows, margin_ranking_rows, softmax_rows
 
 __all__ = ["LOSSES", "LogSigmoid", "Loss", "LossValue", "MarginRanking", "SampledSoftmax", "loss_function"]
 
@@ -113,7 +113,7 @@ class LogSigmoid(Loss):
         start: int,
         stop: int,
     ) -> None:
-        _log_sigmoid(
+        log_sigmoid_rows(
             positive, negative, weight, counted, self._margin, self._adversarial, losses, to_positive, to_negative,
             start, stop,
         )  # fmt: skip
@@ -139,7 +139,7 @@ class MarginRanking(Loss):
         start: int,
         stop: int,
     ) -> None:
-        _margin_ranking(
+        margin_ranking_rows(
             positive, negative, weight, counted, self._margin, self._adversarial, losses, to_positive, to_negative,
             start, stop,
         )  # fmt: skip
@@ -172,7 +172,7 @@ class SampledSoftmax(Loss):
         start: int,
         stop: int,
     ) -> None:
-        _softmax(
+        softmax_rows(
             positive, negative, weight, counted, np.float32(self._entities - 1), losses, to_positive, to_negative,
             start, stop,
         )  # fmt: skip
@@ -189,130 +189,3 @@ def loss_function(name: str, margin: float, adversarial: float) -> Loss:
     if name not in LOSSES:
         raise BadInput(f"loss {name!r}: known are {', '.join(LOSSES)}")
     return LOSSES[name](margin, adversarial)
-
-
-@kernel
-def _counts(counted: Bools, b: int, k: int) -> bool:
-    return bool(counted.shape[1] == 0 or counted[b, k])
-
-
-@kernel
-def _weights(negative: Float32, counted: Bools, b: int, adversarial: np.float32, weights: Float32) -> None:
-    """Softmax of the candidates that count, or equal shares; 0 where one does not."""
-    highest = np.float32(-np.inf)
-    for k in range(len(weights)):
-        if _counts(counted, b, k):
-            highest = max(highest, negative[b, k])
-    total = np.float32(0)
-    for k in range(len(weights)):
-        share = np.float32(0)
-        if _counts(counted, b, k):
-            share = np.float32(1) if adversarial == 0 else np.exp(adversarial * (negative[b, k] - highest))
-        weights[k] = share
-        total += share
-    if total > 0:
-        for k in range(len(weights)):
-            weights[k] /= total
-
-
-@kernel
-def _softplus(x: np.float32) -> np.float32:
-    return np.float32(max(x, np.float32(0)) + np.log1p(np.exp(-abs(x))))
-
-
-@kernel
-def _sigmoid(x: np.float32) -> np.float32:
-    small = np.exp(-abs(x))
-    return np.float32((np.float32(1) if x >= 0 else small) / (np.float32(1) + small))
-
-
-@kernel
-def _log_sigmoid(
-    positive: Float32,
-    negative: Float32,
-    weight: Float32,
-    counted: Bools,
-    margin: np.float32,
-    adversarial: np.float32,
-    losses: Float32,
-    to_positive: Float32,
-    to_negative: Float32,
-    start: int,
-    stop: int,
-) -> None:
-    half = np.float32(0.5)
-    for b in range(start, stop):
-        shares = to_negative[b]
-        _weights(negative, counted, b, adversarial, shares)
-        total = _softplus(-margin - positive[b])
-        to_positive[b] = -half * weight[b] * _sigmoid(-margin - positive[b])
-        for k in range(len(shares)):
-            share = shares[k]
-            if share > 0:
-                x = margin + negative[b, k]
-                total += share * _softplus(x)
-                shares[k] = half * weight[b] * share * _sigmoid(x)
-        losses[b] = half * weight[b] * total
-
-
-@kernel
-def _margin_ranking(
-    positive: Float32,
-    negative: Float32,
-    weight: Float32,
-    counted: Bools,
-    margin: np.float32,
-    adversarial: np.float32,
-    losses: Float32,
-    to_positive: Float32,
-    to_negative: Float32,
-    start: int,
-    stop: int,
-) -> None:
-    for b in range(start, stop):
-        shares = to_negative[b]
-        _weights(negative, counted, b, adversarial, shares)
-        total, pull = np.float32(0), np.float32(0)
-        for k in range(len(shares)):
-            x = margin - positive[b] + negative[b, k]
-            share = shares[k] * weight[b]
-            shares[k] = share if x > 0 else np.float32(0)
-            if x > 0:
-                total += share * x
-                pull += share
-        losses[b], to_positive[b] = total, -pull
-
-
-@kernel
-def _softmax(
-    positive: Float32,
-    negative: Float32,
-    weight: Float32,
-    counted: Bools,
-    others: np.float32,
-    losses: Float32,
-    to_positive: Float32,
-    to_negative: Float32,
-    start: int,
-    stop: int,
-) -> None:
-    for b in range(start, stop):
-        count, highest = 0, positive[b]
-        for k in range(negative.shape[1]):
-            if _counts(counted, b, k):
-                count += 1
-                highest = max(highest, negative[b, k])
-        each = others / np.float32(count) if others > 0 and count > 0 else np.float32(1)
-        mine = np.exp(positive[b] - highest)
-        total = mine
-        for k in range(negative.shape[1]):
-            share = np.float32(0)
-            if _counts(counted, b, k):
-                share = each * np.exp(negative[b, k] - highest)
-            to_negative[b, k] = share
-            total += share
-        scale = weight[b] / total
-        for k in range(negative.shape[1]):
-            to_negative[b, k] *= scale
-        to_positive[b] = weight[b] * (mine / total - np.float32(1))
-        losses[b] = weight[b] * (np.log(total) + highest - positive[b])
