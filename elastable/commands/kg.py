@@ -44,11 +44,25 @@ def train(
         int | None, typer.Option("--negatives", min=1, help="Of a triple.", rich_help_panel=_MODEL)
     ] = None,
     shared: Annotated[bool | None, typer.Option("--shared/--per-triple", rich_help_panel=_MODEL)] = None,
+    candidates: Annotated[
+        str | None,
+        typer.Option("--candidates", help="random; typed: of the type of what they replace.", rich_help_panel=_MODEL),
+    ] = None,
+    corruption: Annotated[
+        str | None, typer.Option("--corruption", help="Ends replaced: h, t, ht.", rich_help_panel=_MODEL)
+    ] = None,
+    filtered: Annotated[
+        bool | None, typer.Option("--filtered/--unfiltered", help="Leave out true ones.", rich_help_panel=_MODEL)
+    ] = None,
     reciprocal: Annotated[bool | None, typer.Option("--reciprocal/--no-reciprocal", rich_help_panel=_MODEL)] = None,
     scheme: Annotated[
         str | None, typer.Option("--scheme", help="score-moving, embedding-moving.", rich_help_panel=_MODEL)
     ] = None,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="Triples of a step, of all workers.")] = None,
+    sampling: Annotated[
+        str | None, typer.Option("--sampling", help="rigid: each triple once an epoch; random: with replacement.")
+    ] = None,
+    weighting: Annotated[str | None, typer.Option("--weighting", help="Of triples: equal, frequency.")] = None,
     optimizer: Annotated[str | None, typer.Option("--optimizer", help="A fused one: adagrad, adam, ...")] = None,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate")] = None,
     schedule: Annotated[str | None, typer.Option("--schedule", help="constant, linear, cosine.")] = None,
@@ -79,7 +93,9 @@ def train(
 
     given = {
         "epochs": epochs, "dim": dim, "norm": norm, "loss": loss, "margin": margin, "adversarial": adversarial,
-        "negatives": negatives, "shared": shared, "reciprocal": reciprocal, "scheme": scheme, "batch": batch,
+        "negatives": negatives, "shared": shared, "candidates": candidates, "corruption": corruption,
+        "filtered": filtered, "reciprocal": reciprocal, "scheme": scheme, "batch": batch,
+        "sampling": sampling, "weighting": weighting,
         "optimizer": optimizer, "learning_rate": learning_rate, "schedule": schedule, "regularizer": regularizer,
         "regularization": regularization, "patience": patience, "evaluate_every": evaluate_every, "seed": seed,
     }  # fmt: skip

@@ -78,13 +78,17 @@ def train_graph(group: ReplicaGroup, run: GraphRun, tell: Told) -> dict[str, Any
         Metrics of the test triples (of validation, where there are none), and how training went.
 
     Raises:
-        BadInput: the checkpoint to go on from is of another graph or other settings.
+        BadInput: the checkpoint to go on from is of another graph or other settings; or types are needed and missing.
         NotFinite: the loss of a step is NaN or Inf.
         CheckpointError: a checkpoint cannot be written.
     """
     graph, settings = run.graph, run.settings
     pool = RangePool(max(1, available_cores() // group.size))
-    trainer = Trainer(group, settings, len(graph.entities), len(graph.relations), graph.train, pool)
+    if settings.candidates == "typed" and graph.entity_types is None:
+        raise BadInput(
+            f"{run.source} has no entity_types.txt (entity and type, a line each), which typed candidates need"
+        )
+    trainer = Trainer(group, settings, len(graph.entities), len(graph.relations), graph.train, pool, graph.entity_types)
     evaluation = Evaluation(
         trainer.model, settings.reciprocal, len(graph.relations), graph.train, graph.valid, graph.test, pool=pool
     )

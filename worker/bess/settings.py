@@ -22,6 +22,8 @@ WHOLE_SOFTMAX = "whole-softmax"
 _SCHEMES = ("score-moving", "embedding-moving")
 _SCHEDULES = ("constant", "linear", "cosine")
 _WEIGHTINGS = ("equal", "frequency")
+_SAMPLINGS = ("rigid", "random")
+_CANDIDATES = ("random", "typed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class TrainSettings:
         adversarial: Temperature of self-adversarial weights; 0: equal ones.
         negatives: Candidates of a triple (or, shared, of all of a worker's triples) in all.
         shared: Whether a worker's triples share candidates.
+        candidates: "random": any entity; "typed": one of the type of what it replaces, which cannot be shared.
         corruption: Which end candidates replace: "h", "t" or "ht".
         filtered: Whether candidates that make a known training triple do not count.
         scheme: "score-moving" or "embedding-moving".
@@ -50,6 +53,7 @@ class TrainSettings:
         schedule: "constant"; "linear" or "cosine": down to 0 at the end of all epochs.
         regularizer: "none", "l2" or "n3", of the rows of the step's triples.
         regularization: Its weight.
+        sampling: "rigid": every triple once an epoch; "random": drawn with replacement.
         weighting: "equal", or "frequency" (`worker.bess.frequency`).
         evaluate_every: Epochs between evaluations.
         patience: Evaluations without a better validation MRR, after which training ends; 0: never.
@@ -68,6 +72,7 @@ class TrainSettings:
     adversarial: float = 0.0
     negatives: int = 256
     shared: bool = True
+    candidates: str = "random"
     corruption: Corruption = "ht"
     filtered: bool = False
     scheme: str = "score-moving"
@@ -79,6 +84,7 @@ class TrainSettings:
     schedule: str = "constant"
     regularizer: str = "none"
     regularization: float = 0.0
+    sampling: str = "rigid"
     weighting: str = "equal"
     evaluate_every: int = 3
     patience: int = 4
@@ -99,6 +105,13 @@ class TrainSettings:
         self._one_of("schedule", _SCHEDULES)
         self._one_of("regularizer", REGULARIZERS)
         self._one_of("weighting", _WEIGHTINGS)
+        self._one_of("sampling", _SAMPLINGS)
+        self._one_of("candidates", _CANDIDATES)
+        if self.candidates == "typed" and (self.shared or self.loss == WHOLE_SOFTMAX):
+            raise BadInput(
+                "candidates of the type of what they replace are drawn for each triple, of a loss with negatives; "
+                f"got shared={self.shared}, loss {self.loss!r}"
+            )
         score = score_function(self.model, self.dim, self.norm)
         object.__setattr__(self, "model", score.name)
         if not self.reciprocal:

@@ -11,14 +11,11 @@ from embedding_store.errors import BadInput, NotFinite
 from embedding_store.range_pool import SERIAL, RangePool
 from embedding_store.tables.grouping import coalesce
 from worker.bess.batch import Float32, Int32, Side, StepBatch
-from worker.bess.frequency import frequency_weights
-from worker.bess.known import KnownTriples
 from worker.bess.losses import Loss, SampledSoftmax, loss_function
 from worker.bess.model import ShardedModel
-from worker.bess.partition import PartitionedTriples, with_inverses
-from worker.bess.random_negatives import RandomNegatives
+from worker.bess.partition import with_inverses
 from worker.bess.regularizer import penalty_gradients
-from worker.bess.rigid_sampler import RigidSampler
+from worker.bess.sampling import sampler_of
 from worker.bess.schemes.embedding_moving import EmbeddingMoving
 from worker.bess.schemes.scheme import Scheme, StepGradients
 from worker.bess.schemes.score_moving import ScoreMoving
@@ -55,6 +52,7 @@ class Trainer:
         relations: How many there are, without inverse ones.
         triples: int32 `[N, 3]`, to train with: global ids.
         pool: Threads of this worker; they change no bit.
+        entity_types: int32 `[entities]`, from 0; each type is dealt out evenly. None: there are no types.
 
     Attributes:
         model: What this worker holds.
@@ -74,13 +72,14 @@ class Trainer:
         relations: int,
         triples: Int32,
         pool: RangePool = SERIAL,
+        entity_types: Int32 | None = None,
     ) -> None:
         self.group, self.settings, self.pool = group, settings, pool
-        self.sharding = Sharding.create(entities, group.size, seed=settings.seed)
+        self.sharding = Sharding.create(entities, group.size, seed=settings.seed, entity_types=entity_types)
         if settings.reciprocal:
             triples, relations = with_inverses(triples, relations), 2 * relations
         self.model = ShardedModel(group, settings, self.sharding, relations)
-        self._sampler = self._make_sampler(entities, relations, triples)
+        self._sampler = sampler_of(settings, self.sharding, triples, relations)
         self.steps_per_epoch = self._sampler.steps_per_epoch
         self.step = 0
         self._whole = self._scheme = None
@@ -183,27 +182,6 @@ class Trainer:
             return rows, gradients
         update = coalesce(np.concatenate([rows, present]), np.concatenate([gradients, more]), self.pool)
         return update.ids, update.gradients
-
-    def _make_sampler(self, entities: int, relations: int, triples: Int32) -> RigidSampler:
-        settings = self.settings
-        partition = PartitionedTriples.create(triples, self.sharding)
-        negatives = None
-        if settings.loss != WHOLE_SOFTMAX:
-            known = KnownTriples.create(entities, relations, triples) if settings.filtered else None
-            negatives = RandomNegatives(
-                self.sharding,
-                -(-settings.negatives // self.group.size),
-                corruption=settings.ends,
-                shared=settings.shared,
-                seed=settings.seed,
-                exclude="known" if settings.filtered else "nothing",
-                known=known,
-                mask_of_all=settings.filtered and settings.shared and settings.scheme == "score-moving",
-            )
-        weights = frequency_weights(partition.triples) if settings.weighting == "frequency" else None
-        return RigidSampler(
-            partition, -(-settings.batch // self.group.size), seed=settings.seed, negatives=negatives, weights=weights
-        )
 
     def _make_loss(self, entities: int) -> Loss:
         if self.settings.loss == SampledSoftmax.name:

@@ -53,6 +53,39 @@ def test_any_number_of_workers_gives_a_model_of_the_same_quality(settings: Train
     assert np.ptp([mrr[0] for mrr in found]) < 0.35
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_typed_candidates_and_drawn_triples_train_as_well(workers: int) -> None:
+    settings = TrainSettings.from_json({**SAMPLED.as_json(), "candidates": "typed", "sampling": "random"})
+    types = (np.arange(ENTITIES) % 2).astype(np.int32)  # whose ends relations 0 and 2 change, and relation 1 keeps
+
+    def work(group: ReplicaGroup) -> float:
+        trainer = Trainer(group, settings, ENTITIES, RELATIONS, KEPT, entity_types=types)
+        np.testing.assert_array_equal(trainer.sharding.entity_types, types)
+        per_type = trainer.sharding.type_counts
+        assert (np.ptp(per_type, axis=0) <= 1).all()
+        for _ in range(settings.epochs):
+            trainer.run_epoch()
+        return Evaluation(trainer.model, settings.reciprocal, RELATIONS, TRIPLES).metrics(HELD_OUT)["mrr"]
+
+    found = run_threads(workers, work)
+    # Entities of the other type are never told apart from the answer in training: chance among them, and no more.
+    assert min(found) > 0.35
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"candidates": "typed", "shared": True}, "drawn for each triple.*got shared=True"),
+        ({"candidates": "typed", "loss": "whole-softmax"}, "of a loss with negatives.*'whole-softmax'"),
+        ({"candidates": "near"}, "'near'.*random"),
+        ({"sampling": "sorted"}, "'sorted'.*rigid"),
+    ],
+)
+def test_sampling_that_cannot_be_is_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        TrainSettings.from_json({**SAMPLED.as_json(), **changes})
+
+
 def test_both_schemes_train_the_same_model() -> None:
     def state(scheme: str) -> dict[str, Array]:
         settings = TrainSettings.from_json({**SAMPLED.as_json(), "scheme": scheme})
