@@ -1,6 +1,6 @@
 """Quality of knowledge-graph models: filtered test MRR, with the settings and the time that it took.
 
-    python -m benchmarks.kg_quality [CASE ...]     # codex-s-complex, codex-s-transe, wn18rr-complex; default: all
+    python -m benchmarks.kg_quality [CASE ...]     # codex-s-complex, wn18rr-complex, ...; default: all
 
 The graphs are CoDEx-S and WN18RR, as folders of triples below `ELASTABLE_GRAPHS`
 (default `../shared/data`). Settings are the defaults of `elastable kg train`,
@@ -52,6 +52,9 @@ class Case:
 
 CASES = {
     "codex-s-complex": Case("codex-s", "ComplEx", 0.44, 0.465),
+    "codex-s-complex-2": Case("codex-s", "ComplEx", 0.44, 0.465, workers=2),
+    "codex-s-complex-3": Case("codex-s", "ComplEx", 0.44, 0.465, workers=3),
+    "codex-s-complex-4": Case("codex-s", "ComplEx", 0.44, 0.465, workers=4),
     "codex-s-transe": Case("codex-s", "TransE", 0.34, 0.354),
     "wn18rr-complex": Case(
         "wn18rr",
@@ -76,7 +79,8 @@ def main(names: Sequence[str]) -> None:
             result = run_graph(str(home / case.graph), settings, case.workers, Path(runs), console)
         mrr = result["metrics"]["mrr"]
         told = f"{result['seconds']:.0f} s, Hits@10 {result['metrics']['hits@10']:.3f}, LibKGE {case.published}"
-        label = f"{case.model} on {case.graph}, {settings.dim} values, {result['epochs']} epochs; {told}"
+        workers = "1 worker" if case.workers == 1 else f"{case.workers} workers"
+        label = f"{case.model} on {case.graph}, {workers}, {settings.dim} values, {result['epochs']} epochs; {told}"
         rows.append(Row(label, mrr, "test MRR", case.floor, mrr / case.floor, 1.0))
     publish("kg_quality", "Knowledge graphs: quality", rows)
 
