@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from embedding_store.errors import Unsupported
+from worker.keras_callbacks import history_of, require_callback, sees_batches
 
 __all__ = ["JobCallbacks"]
 
@@ -33,7 +34,7 @@ class JobCallbacks:
             _refuse_unsupported(callback)
         self._model = model
         # Metrics of every version are computed only if somebody looks at them.
-        self._sees_versions = any(_overrides(callback, name) for callback in callbacks for name in _BATCH_HOOKS)
+        self._sees_versions = sees_batches(callbacks)
         self._list = keras.callbacks.CallbackList(
             list(callbacks),
             add_history=True,
@@ -47,7 +48,7 @@ class JobCallbacks:
     @property
     def history(self) -> Any:
         """Keras' `History` of the job."""
-        return next(callback for callback in self._list.callbacks if isinstance(callback, keras.callbacks.History))
+        return history_of(self._list)
 
     def begin(self) -> None:
         """Training begins."""
@@ -75,18 +76,8 @@ class JobCallbacks:
         self._list.on_train_end(dict(logs))
 
 
-_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-
-
-def _overrides(callback: Any, name: str) -> bool:
-    return getattr(type(callback), name, None) is not getattr(keras.callbacks.Callback, name)
-
-
 def _refuse_unsupported(callback: Any) -> None:
-    kinds = keras.callbacks
-    name = type(callback).__name__
-    if not isinstance(callback, kinds.Callback):
-        raise Unsupported(f"callback {name}: not a keras.callbacks.Callback")
+    kinds, name = keras.callbacks, require_callback(callback)
     if isinstance(callback, kinds.BackupAndRestore):
         raise Unsupported(f"callback {name} restores dense variables without tables; use --checkpoint-dir and --resume")
     if isinstance(callback, kinds.SwapEMAWeights):

@@ -57,6 +57,14 @@ class TestHonoured:
         assert [logs["loss"] for logs in counted.logs] == history.history["loss"]
         assert history.epoch == [0, 1]
 
+    def test_a_lambda_callback_sees_versions(self) -> None:
+        """Its hooks are its own, and not its class's."""
+        seen: list[tuple[int, float]] = []
+        note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append((batch, logs["loss"])))
+        trained(1, note)
+        assert [batch for batch, _ in seen] == [0, 1, 2, 3]
+        assert np.isfinite([loss for _, loss in seen]).all()
+
     def test_early_stopping(self) -> None:
         counted = Counted()
         stopping = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=100.0)

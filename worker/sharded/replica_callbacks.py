@@ -9,11 +9,10 @@ import keras
 import numpy as np
 
 from embedding_store.errors import BadInput, Unsupported
+from worker.keras_callbacks import history_of, require_callback, sees_batches
 from worker.replicas.group import ReplicaGroup
 
 __all__ = ["ReplicaCallbacks"]
-
-_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
 class ReplicaCallbacks:
@@ -40,8 +39,7 @@ class ReplicaCallbacks:
         for callback in callbacks:
             _refuse_unsupported(callback)
         self._model, self._group = model, group
-        here = any(_overrides(callback, name) for callback in callbacks for name in _BATCH_HOOKS)
-        self.sees_batches = self._anyone(here)
+        self.sees_batches = self._anyone(sees_batches(callbacks))
         shown = bool(verbose) and group.rank == 0
         self._list = keras.callbacks.CallbackList(
             list(callbacks),
@@ -56,7 +54,7 @@ class ReplicaCallbacks:
     @property
     def history(self) -> Any:
         """Keras' `History`."""
-        return next(callback for callback in self._list.callbacks if isinstance(callback, keras.callbacks.History))
+        return history_of(self._list)
 
     def begin(self) -> None:
         """Training begins."""
@@ -103,16 +101,8 @@ class ReplicaCallbacks:
         return bool(self._group.all_reduce(np.array([here], np.uint8), "max")[0])
 
 
-def _overrides(callback: Any, name: str) -> bool:
-    hook = getattr(callback, name)  # a LambdaCallback's are its own, and not its class's
-    return getattr(hook, "__func__", hook) is not getattr(keras.callbacks.Callback, name)
-
-
 def _refuse_unsupported(callback: Any) -> None:
-    kinds = keras.callbacks
-    name = type(callback).__name__
-    if not isinstance(callback, kinds.Callback):
-        raise Unsupported(f"callback {name}: not a keras.callbacks.Callback")
+    kinds, name = keras.callbacks, require_callback(callback)
     if isinstance(callback, kinds.BackupAndRestore):
         raise Unsupported(
             f"callback {name} saves the optimizer's state as one replica holds it; use ReplicaTrainer.save and load"

@@ -1,0 +1,41 @@
+"""What every training loop here needs of Keras' callbacks: their list, and whether any looks at batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from embedding_store.errors import Unsupported
+
+__all__ = ["history_of", "require_callback", "sees_batches"]
+
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+def require_callback(callback: Any) -> str:
+    """The name of its class.
+
+    Raises:
+        Unsupported: it is no Keras callback.
+    """
+    name = type(callback).__name__
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise Unsupported(f"callback {name}: not a keras.callbacks.Callback")
+    return name
+
+
+def sees_batches(callbacks: Sequence[Any]) -> bool:
+    """Whether one of them has a hook of batches: by its class, or of its own, as a `LambdaCallback`."""
+    return any(_overrides(callback, name) for callback in callbacks for name in _BATCH_HOOKS)
+
+
+def history_of(callbacks: keras.callbacks.CallbackList) -> Any:
+    """Keras' `History` in a list made with `add_history=True`."""
+    return next(callback for callback in callbacks.callbacks if isinstance(callback, keras.callbacks.History))
+
+
+def _overrides(callback: Any, name: str) -> bool:
+    hook = getattr(callback, name)
+    return getattr(hook, "__func__", hook) is not getattr(keras.callbacks.Callback, name)
