@@ -115,7 +115,6 @@ def test_resuming_gives_the_run_that_was_never_broken(graph: Path, tmp_path: Pat
 
 
 def test_processes_over_mpi_train_the_model_of_threads(graph: Path, tmp_path: Path) -> None:
-    pytest.importorskip("mpi4py", reason="without the replicas extra")
     options = ("--dim", "8", "--batch", "32", "--epochs", "2", "--evaluate-every", "2")
     train = ("kg", "train", str(graph), *options, "--run-dir")
     done = run_elastable("replicas", "-n", "2", "elastable", *train, str(tmp_path / "processes"))
