@@ -1,6 +1,6 @@
 """Commits to Redis: read and updated in memory, written partition by partition, and declared at last.
 
-1. read: rows and slots, stamps, and the registry, in one round trip;
+1. read: rows and slots that are not remembered, stamps, and the registry, in one round trip;
 2. pins whose lease has ended, and those that would cost too much, are taken out;
 3. each partition in one transaction: rows, slots, stamp, before-images;
 4. version, record and ledger in one transaction.
@@ -21,6 +21,7 @@ from embedding_store.redis.before_images import Flags, Moment, before_bytes, enc
 from embedding_store.redis.block import Block
 from embedding_store.redis.catalog import Catalog
 from embedding_store.redis.connection import Deadline
+from embedding_store.redis.held_rows import HeldRows
 from embedding_store.redis.ledger import Kept
 from embedding_store.redis.more_commands import MoreCommands
 from embedding_store.redis.registry import Registry, read_registry, registry_questions
@@ -62,14 +63,17 @@ class RowCommits:
         leaves_before_images: False measures what they cost, and keeps no promise.
     """
 
-    def __init__(self, topology: Topology, namespace: str, writer: Writer) -> None:
+    def __init__(self, topology: Topology, namespace: str, writer: Writer, held_bytes: int = 0) -> None:
+        """`held_bytes`: of memory, for rows that the next commits need not read."""
         self.leaves_before_images = True
+        self._held = HeldRows(held_bytes)
         self._topology, self._namespace, self._writer = topology, namespace, writer
         self._unfinished: int | None = None
 
     def forget(self) -> None:
-        """No commit of this process is half done."""
+        """No commit of this process is half done, and rows may not be as it left them."""
         self._unfinished = None
+        self._held.forget()
 
     def stage(self, commit: Commit, catalog: Catalog, deadline: Deadline) -> Staged | None:
         """The rows of a commit, read and updated in memory; None if it stands already."""
@@ -81,8 +85,7 @@ class RowCommits:
         if self._stands_already(commit, deadline):
             return None
         self._writer.require(deadline)
-        reading = read_block(self._topology, block, deadline, registry_questions(self._namespace))
-        registry = Registry.of(reading.answers)
+        reading, registry = self._read(block, deadline)
         self._writer.ownership.require(registry.owner)
         refuse_other_version(registry.version, commit.version - 1)
         _refuse_foreign_stamps(reading, commit.version)
@@ -99,13 +102,27 @@ class RowCommits:
             try:
                 write_block(self._writer.topology, staged.block, deadline, commit.version, staged.before)
                 self._set_version(commit, staged, deadline)
-            except (StoreFailed, Unavailable) as error:
+            except BaseException as error:
+                self._held.forget()
+                if not isinstance(error, StoreFailed | Unavailable):
+                    raise
                 self._unfinished = commit.version
                 raise StoreFailed(
                     f"the commit of version {commit.version} broke off, partitions may have changed; "
                     f"repeat the same commit to finish it: {error}"
                 ) from error
+            self._held.keep(staged.block, commit.version, staged.kept.serial)
         self._unfinished = None
+
+    def _read(self, block: Block, deadline: Deadline) -> tuple[Reading, Registry]:
+        """Fills a block: with rows that are held, and with what the servers tell, which is whether those still hold."""
+        while True:
+            left = self._held.place(block)
+            reading = read_block(self._topology, left, deadline, registry_questions(self._namespace))
+            registry = Registry.of(reading.answers)
+            if self._held.stands(block, reading.stamps, registry):
+                return reading, registry
+            self._held.forget()
 
     def _stands_already(self, commit: Commit, deadline: Deadline) -> bool:
         """Whether only the answer to its very last step was lost; what else a commit of ours left is taken back."""

@@ -48,12 +48,13 @@ _NEVER_CHANGED = bytes(8)  # the stamp 0
 class RedisStore(RedisReader, EmbeddingStore):
     """Embedding tables in Redis. One process writes; any number read.
 
-    A commit reads the rows and slots it changes, runs the same kernels on them
-    as the memory store, writes each partition in one transaction, together
-    with its version stamp and with the rows as they were before, and sets the
-    store's version last, with the commit's record. So a commit that breaks off
-    anywhere can be taken back: `recover` does, and so does the next commit of
-    this process or of another one.
+    A commit reads the rows and slots it changes, but for those that it
+    remembers from the commits before it (`held_bytes` of the URL), runs the
+    same kernels on them as the memory store, writes each partition in one
+    transaction, together with its version stamp and with the rows as they were
+    before, and sets the store's version last, with the commit's record. So a
+    commit that breaks off anywhere can be taken back: `recover` does, and so
+    does the next commit of this process or of another one.
 
     The first change that a process makes takes the store over: from then on no
     other process that wrote before can change anything, not even one that was
@@ -65,7 +66,7 @@ class RedisStore(RedisReader, EmbeddingStore):
         super().__init__(url)
         self._writing = threading.Lock()
         self._writer = Writer(self.url, self._topology, self._reload)
-        self._commits = RowCommits(self._topology, self.url.namespace, self._writer)
+        self._commits = RowCommits(self._topology, self.url.namespace, self._writer, self.url.held_bytes)
         self._deleted: Counter[str] = Counter()
         self._written: Counter[str] = Counter()
         self.pin_registry = PinRegistry(self._topology, self.url.namespace)

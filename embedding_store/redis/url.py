@@ -18,7 +18,8 @@ SCHEMES = ("redis", "rediss")
 DEFAULT_PORT = 6379
 DEFAULT_DEADLINE_S = 10.0
 DEFAULT_BEFORE_IMAGE_BYTES = 1 << 30
-_OPTIONS = ("namespace", "partitions", "deadline", "ca", "before_image_bytes")
+DEFAULT_HELD_BYTES = 256 << 20
+_OPTIONS = ("namespace", "partitions", "deadline", "ca", "before_image_bytes", "held_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class RedisUrl:
         partitions: Of the tables that this store creates, a power of two.
         deadline: Seconds that one operation may take, connecting and retries included.
         before_image_bytes: That the server may keep for pinned versions; a pin that needs more is given up.
+        held_bytes: Of the writing process' memory for hot rows with their slots, which its commits then
+            need not read; 0: every commit reads.
     """
 
     seeds: tuple[Address, ...]
@@ -48,6 +51,7 @@ class RedisUrl:
     partitions: int = DEFAULT_PARTITIONS
     deadline: float = DEFAULT_DEADLINE_S
     before_image_bytes: int = DEFAULT_BEFORE_IMAGE_BYTES
+    held_bytes: int = DEFAULT_HELD_BYTES
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
@@ -82,6 +86,7 @@ class RedisUrl:
             partitions=_number("partitions", options.get("partitions", str(DEFAULT_PARTITIONS))),
             deadline=_seconds(options.get("deadline", str(DEFAULT_DEADLINE_S))),
             before_image_bytes=byte_count(options.get("before_image_bytes", str(DEFAULT_BEFORE_IMAGE_BYTES))),
+            held_bytes=byte_count(options.get("held_bytes", str(DEFAULT_HELD_BYTES))),
         )
 
     def __str__(self) -> str:
