@@ -1,7 +1,7 @@
 """How numba kernels are compiled: no GIL, no fast-math, cached on disk.
 
 numba's cache watches only the file that a kernel stands in. So a kernel calls
-only kernels of its own file (and those of this one, which change no value):
+only kernels of its own file (and those of this one and of `turns`, which change no value):
 otherwise a cached caller would go on running an old callee.
 """
 

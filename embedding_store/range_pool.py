@@ -12,12 +12,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import count as numbers
 from itertools import pairwise
 from queue import SimpleQueue
 
 from embedding_store.errors import StoreFailed
+from embedding_store.turns import Turns
 
 __all__ = ["SERIAL", "RangePool", "available_cores", "shared_pool"]
 
@@ -69,6 +71,30 @@ class RangePool:
                 through, after every piece that was begun has ended.
         """
         self._do(work, [*range(0, count, piece), count] if count > piece else [0, count])
+
+    def together(self, work: Callable[[], object], turns: Turns) -> None:
+        """Calls `work()` in the caller's thread, and in others as they come free; returns when no turn is under way.
+
+        Args:
+            work: Joins `turns`, takes some, and leaves; where there are none left it does nothing.
+            turns: Those of this work.
+
+        Raises:
+            StoreFailed: a thread did not end its turn. An error of `work` in the caller's thread passes through,
+                after every turn that was begun has ended; what fails in others before they join is left to it.
+        """
+        queue = self._helpers() if self.threads > 1 else None
+        if queue is None:
+            work()
+            return
+        job = _SharedTurns(work)
+        for _ in range(self.threads - 1):
+            queue.put(job)
+        try:
+            work()
+        finally:
+            turns.wait()
+            job.over()
 
     def close(self) -> None:
         """Ends the threads; afterwards everything runs in the caller's own."""
@@ -140,7 +166,27 @@ class _Job:
             raise self._failure
 
 
-_Queue = SimpleQueue[_Job | None]
+class _SharedTurns:
+    """Work whose threads share turns. A helper that comes when it is over does nothing, and holds nothing of it."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work: Callable[[], object] | None = work
+
+    def take(self) -> None:
+        """Takes turns until none is left."""
+        work = self._work
+        if work is not None:
+            with suppress(Exception):  # it has taken no turn then: the caller does it all, and hears of it
+                work()
+
+    def over(self) -> None:
+        """Lets go of what the caller works on."""
+        self._work = None
+
+
+_Queue = SimpleQueue[_Job | _SharedTurns | None]
 
 
 def _help(queue: _Queue) -> None:

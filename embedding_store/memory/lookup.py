@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -10,13 +11,15 @@ import numpy as np
 from embedding_store.checks import any_outside, require_ids
 from embedding_store.errors import IdOutOfRange
 from embedding_store.memory.row_gather import can_stream
-from embedding_store.range_pool import RangePool
+from embedding_store.range_pool import SERIAL, RangePool
 from embedding_store.tables.lookup_request import LookupRequest, require_width
 from embedding_store.tables.table_reader import TableReader
+from embedding_store.turns import Turns
 
 __all__ = ["answer_requests"]
 
 _PIECE = 1 << 20  # values of rows that a thread takes at a time: some tenths of a millisecond
+_HELPED = 1 << 18  # values of rows that are worth waking a thread for
 _LEAST_WIDTH = 32  # a shorter row costs as much: finding it, and its cache line
 _STREAMED_BYTES = 8 << 20  # an output above this has left the caches before anyone reads it
 
@@ -38,6 +41,9 @@ def answer_requests(tables: Sequence[TableReader], requests: Sequence[LookupRequ
     for table, request in zip(tables, requests, strict=True):
         require_width(request, table.spec.dim)
     stream = sum(4 * request.out.size for request in requests) >= _STREAMED_BYTES
+    if len(requests) == 1 and requests[0].places is None and tables[0].all_at_hand:
+        _answer_in_turns(tables[0], requests[0], stream, pool)
+        return
     works = [
         _rows(table, request, stream) if request.offsets is None else _bags(table, request)
         for table, request in zip(tables, requests, strict=True)
@@ -56,6 +62,18 @@ def answer_requests(tables: Sequence[TableReader], requests: Sequence[LookupRequ
 
     if ends:
         pool.share(span, ends[-1], _PIECE)
+
+
+def _answer_in_turns(table: TableReader, request: LookupRequest, stream: bool, pool: RangePool) -> None:
+    ids, out, turns = request.ids, request.out, Turns(pool.threads)
+    if request.offsets is None:
+        work = partial(table.read_in_turns, ids, out, stream, turns)
+    else:
+        work = partial(table.fold_in_turns, ids, request.offsets, request.weights, request.combiner, out, turns)
+    helped = len(ids) * max(_LEAST_WIDTH, table.spec.dim) >= _HELPED
+    (pool if helped else SERIAL).together(work, turns)
+    if turns.failed:
+        require_ids(table.spec, ids)
 
 
 def _rows(table: TableReader, request: LookupRequest, stream: bool) -> tuple[int, _Piece]:

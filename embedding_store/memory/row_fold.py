@@ -8,11 +8,14 @@ from embedding_store.kernel import kernel
 from embedding_store.memory.row_gather import rows_ahead
 from embedding_store.memory.row_moves import FOLDS, WEIGHTED_FOLDS
 from embedding_store.store import Float32, Int64
+from embedding_store.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
 
-__all__ = ["COMBINERS", "fold_bags"]
+__all__ = ["COMBINERS", "fold_bags", "fold_bags_in_turns"]
 
 COMBINERS = ("sum", "mean", "sqrtn")
 _SUM, _MEAN, _SQRTN = range(3)
+
+_VALUES_A_TURN = 1 << 16  # as in `row_gather`
 
 _NO_WEIGHTS = np.empty(0, np.float32)
 _FOLD_128, _FOLD_64, _FOLD_32, _FOLD_16, _FOLD_8, _FOLD_4, _FOLD_2, _FOLD_1 = FOLDS
@@ -53,6 +56,22 @@ def fold_bags(
     if weights is None:
         return bool(_fold(rows, fresh, positions, offsets, _NO_WEIGHTS, kind, out, ahead))
     return bool(_fold_weighted(rows, fresh, positions, offsets, weights, kind, out, ahead))
+
+
+def fold_bags_in_turns(
+    rows: Float32, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32, turns: Turns
+) -> None:
+    """As `fold_bags` without fresh rows, by as many threads as call this with the same arguments.
+
+    Fails `turns` where there is no row for an id.
+    """
+    bags, dim = out.shape
+    size = max(1, _VALUES_A_TURN * bags // max(1, len(ids) * dim))
+    kind, ahead = COMBINERS.index(combiner), rows_ahead(dim)
+    if weights is None:
+        _fold_in_turns(rows, ids, offsets, _NO_WEIGHTS, kind, out, ahead, turns.state, size)
+    else:
+        _fold_weighted_in_turns(rows, ids, offsets, weights, kind, out, ahead, turns.state, size)
 
 
 @kernel
@@ -167,3 +186,52 @@ def _fold_weighted(
         if kind != _SUM:
             _divide(out, b, _weight_divisor(kind, weights[i:stop]))
     return True
+
+
+@kernel
+def _fold_in_turns(
+    rows: Float32,
+    ids: Int64,
+    offsets: Int64,
+    weights: Float32,
+    kind: int,
+    out: Float32,
+    ahead: int,
+    turns: Int64,
+    size: int,
+) -> None:
+    join_turns(turns)
+    total = (len(out) + size - 1) // size
+    first, last = next_turns(turns, total)
+    while first < last:
+        start, stop = first * size, min(last * size, len(out))
+        some, cuts = ids[offsets[start] : offsets[stop]], offsets[start : stop + 1]
+        if not _fold(rows, rows[:0], some, cuts, weights, kind, out[start:stop], ahead):
+            fail_turns(turns)
+        first, last = next_turns(turns, total)
+    leave_turns(turns)
+
+
+@kernel
+def _fold_weighted_in_turns(
+    rows: Float32,
+    ids: Int64,
+    offsets: Int64,
+    weights: Float32,
+    kind: int,
+    out: Float32,
+    ahead: int,
+    turns: Int64,
+    size: int,
+) -> None:
+    join_turns(turns)
+    total = (len(out) + size - 1) // size
+    first, last = next_turns(turns, total)
+    while first < last:
+        start, stop = first * size, min(last * size, len(out))
+        begin, end, cuts = offsets[start], offsets[stop], offsets[start : stop + 1]
+        some, factors = ids[begin:end], weights[begin:end]
+        if not _fold_weighted(rows, rows[:0], some, cuts, factors, kind, out[start:stop], ahead):
+            fail_turns(turns)
+        first, last = next_turns(turns, total)
+    leave_turns(turns)

@@ -8,13 +8,25 @@ import numpy.typing as npt
 from embedding_store.kernel import kernel
 from embedding_store.memory.row_moves import copy_row, drain_streams, prefetch_row, stream_row
 from embedding_store.store import Float32, Int64
+from embedding_store.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
 
-__all__ = ["Words", "can_stream", "gather", "gather_apart", "gather_marked", "rows_ahead", "scale_rows", "scatter_rows"]
+__all__ = [
+    "Words",
+    "can_stream",
+    "gather",
+    "gather_apart",
+    "gather_in_turns",
+    "gather_marked",
+    "rows_ahead",
+    "scale_rows",
+    "scatter_rows",
+]
 
 Words = npt.NDArray[np.uint64]
 """64 bits a word: bit `i & 63` of word `i >> 6` says whether id i has a row."""
 
 _VALUES_AHEAD = 3072  # 12 KiB on their way: half of it is too few, twice as many gains nothing
+_VALUES_A_TURN = 1 << 16  # some 10 us: how much earlier than another a thread may end
 _STREAMED_COLUMNS = 128  # rows longer than what is asked for ahead are slower when they are streamed
 
 
@@ -25,9 +37,7 @@ def rows_ahead(dim: int) -> int:
 
 def can_stream(out: Float32) -> bool:
     """Whether rows of `out` float32 `[n, dim]` gain by being written past the caches: aligned, and not too long."""
-    columns = out.shape[1]
-    aligned = out.ctypes.data % 16 == 0 and out.strides[0] % 16 == 0 and columns % 4 == 0
-    return aligned and columns <= _STREAMED_COLUMNS
+    return bool(_can_stream(out))
 
 
 def gather(rows: Float32, positions: Int64, out: Float32, stream: bool) -> int:
@@ -40,6 +50,20 @@ def gather(rows: Float32, positions: Int64, out: Float32, stream: bool) -> int:
         stream: Past the caches; only where `can_stream(out)`.
     """
     return int(_gather(rows, positions, out, stream, rows_ahead(rows.shape[1])))
+
+
+def gather_in_turns(rows: Float32, positions: Int64, out: Float32, stream: bool, turns: Turns) -> None:
+    """As `gather`, by as many threads as call this with the same arguments; each takes some rows, and some more.
+
+    Fails `turns` where there is no row at a position. `stream` where `out` cannot be streamed is looked over.
+    """
+    dim = rows.shape[1]
+    _gather_in_turns(rows, positions, out, stream, rows_ahead(dim), turns.state, _turn(dim))
+
+
+def _turn(dim: int) -> int:
+    """Rows of a turn, the least that a thread takes at a time; asking ahead begins anew for each."""
+    return max(256, _VALUES_A_TURN // dim)
 
 
 def gather_marked(rows: Float32, marks: Words, ids: Int64, out: Float32, missing: Int64, stream: bool) -> int:
@@ -81,6 +105,13 @@ def scale_rows(rows: Float32, places: Int64, factor: np.float32) -> None:
 
 
 @kernel
+def _can_stream(out: Float32) -> bool:
+    columns = out.shape[1]
+    aligned = out.ctypes.data % 16 == 0 and out.strides[0] % 16 == 0 and columns % 4 == 0
+    return aligned and columns <= _STREAMED_COLUMNS
+
+
+@kernel
 def _gather(rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int) -> int:
     last = len(positions) - 1
     size = np.uint64(len(rows))
@@ -97,6 +128,22 @@ def _gather(rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: 
                 copy_row(out, i, rows, p)
     drain_streams()
     return count
+
+
+@kernel
+def _gather_in_turns(
+    rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int, turns: Int64, size: int
+) -> None:
+    join_turns(turns)
+    stream = stream and _can_stream(out)
+    total = (len(positions) + size - 1) // size
+    first, last = next_turns(turns, total)
+    while first < last:
+        start, stop = first * size, min(last * size, len(positions))
+        if _gather(rows, positions[start:stop], out[start:stop], stream, ahead) < stop - start:
+            fail_turns(turns)
+        first, last = next_turns(turns, total)
+    leave_turns(turns)
 
 
 @kernel

@@ -148,7 +148,7 @@ def prefetch_row(typing_context: Any, rows: Any, position: Any) -> Any:
         columns = _columns(context, builder, kinds[0], arguments[0])
 
         def unrolled(known: int) -> None:
-            for line in range(max(1, known // _LANES)):
+            for line in reversed(range(max(1, known // _LANES))):  # upwards it would look like a run that goes on
                 _ask_for(builder, builder.gep(row, [_INT64(_LINE * line)]))
 
         def any_length() -> None:
@@ -244,7 +244,7 @@ def _write_fold(a: _FoldArguments, vectors: int, lanes: int, weighted: bool) -> 
     later = builder.add(i, a.ahead)
     later = builder.select(builder.icmp_signed("<", later, a.last), later, a.last)
     coming = a.row(3, a.position(later))
-    for line in range(max(1, vectors * lanes // _LANES)):
+    for line in reversed(range(max(1, vectors * lanes // _LANES))):
         _ask_for(builder, builder.gep(coming, [_INT64(_LINE * line)]))
     position = a.position(i)
     fresh = builder.icmp_signed("<", position, _INT64(0))

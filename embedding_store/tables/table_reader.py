@@ -8,10 +8,18 @@ import numpy as np
 
 from embedding_store.checks import require_ids
 from embedding_store.initial_values import write_initial_rows
-from embedding_store.memory.row_fold import fold_bags
-from embedding_store.memory.row_gather import Words, gather, gather_apart, gather_marked, scatter_rows
+from embedding_store.memory.row_fold import fold_bags, fold_bags_in_turns
+from embedding_store.memory.row_gather import (
+    Words,
+    gather,
+    gather_apart,
+    gather_in_turns,
+    gather_marked,
+    scatter_rows,
+)
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
+from embedding_store.turns import Turns
 
 __all__ = ["FindsPositions", "ReadsRows", "TableReader"]
 
@@ -66,6 +74,26 @@ class TableReader:
         """Whether `read` looks by itself whether ids are in the vocabulary, at no cost."""
         return self._rows.plain is not None and self._directory.marks is not None
 
+    @property
+    def all_at_hand(self) -> bool:
+        """Whether every id has a row of its own, float32, at its own place, as `read_in_turns` needs it."""
+        plain = self._rows.plain
+        return plain is not None and self._directory.marks is not None and self._directory.count == len(plain)
+
+    def read_in_turns(self, ids: Int64, out: Float32, stream: bool, turns: Turns) -> None:
+        """As `read` where `all_at_hand`, by many threads, as `gather_in_turns`: fails `turns` for ids out of range."""
+        plain = self._rows.plain
+        assert plain is not None
+        gather_in_turns(plain, ids, out, stream, turns)
+
+    def fold_in_turns(
+        self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32, turns: Turns
+    ) -> None:
+        """As `fold` where `all_at_hand`, by many threads, as `fold_bags_in_turns`: fails `turns` as well."""
+        plain = self._rows.plain
+        assert plain is not None
+        fold_bags_in_turns(plain, ids, offsets, weights, combiner, out, turns)
+
     def read(self, ids: Int64, out: Float32, stream: bool = False) -> None:
         """Rows of `ids` int64 `[n]` into `out` float32 `[n, dim]`; writes nothing else.
 
@@ -75,7 +103,7 @@ class TableReader:
             IdOutOfRange: where `checks_ids`; rows may have been written.
         """
         plain, marks = self._rows.plain, self._directory.marks
-        if plain is not None and marks is not None and self._directory.count == len(plain):
+        if plain is not None and self.all_at_hand:
             if gather(plain, ids, out, stream) < len(ids):
                 require_ids(self.spec, ids)
             return
@@ -102,8 +130,8 @@ class TableReader:
         Args:
             places: int64 `[n]`, each once.
         """
-        plain, marks = self._rows.plain, self._directory.marks
-        if plain is not None and marks is not None and self._directory.count == len(plain):
+        plain = self._rows.plain
+        if plain is not None and self.all_at_hand:
             gather_apart(plain, ids, places, out, stream)
             return
         if plain is None:
@@ -126,8 +154,8 @@ class TableReader:
         Raises:
             IdOutOfRange: bags may have been written.
         """
-        rows, marks = self._rows.plain, self._directory.marks
-        if rows is not None and marks is not None and self._directory.count == len(rows):
+        rows = self._rows.plain
+        if rows is not None and self.all_at_hand:
             if not fold_bags(rows, rows[:0], ids, offsets, weights, combiner, out):
                 require_ids(self.spec, ids)
             return

@@ -23,9 +23,12 @@ from embedding_store.warm import warm_lookups, warm_updates, warming
 
 KERNELS: tuple[Any, ...] = (
     row_gather._gather,
+    row_gather._gather_in_turns,
     row_gather._gather_marked,
     row_fold._fold,
+    row_fold._fold_in_turns,
     row_fold._fold_weighted,
+    row_fold._fold_weighted_in_turns,
     row_directory._find,
     checks.any_outside,
 )
