@@ -10,12 +10,18 @@ halved now and then: what was hot once gives way.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
 from embedding_store.kernel import kernel, prefetch, prefetch_line
+from embedding_store.memory.row_gather import rows_ahead
+from embedding_store.memory.row_moves import copy_row, drain_streams, prefetch_row, stream_row
 from embedding_store.memory.slab import Slab
-from embedding_store.store import Int64
+from embedding_store.range_pool import RangePool
+from embedding_store.store import Float32, Int64
+from embedding_store.turns import Turns, join_turns, leave_turns, next_turns
 
 __all__ = ["BYTES_A_FRAME", "WAYS", "HotSet", "whole_sets"]
 
@@ -27,6 +33,7 @@ BYTES_A_FRAME = 18
 
 _Bytes = npt.NDArray[np.uint8]
 _AHEAD = 64
+_KEYS_A_TURN = 1 << 10  # what is known of them stays in the first cache from finding to copying
 _MOST_USES = 15  # further uses write nothing, so that threads do not fight for a hot counter
 _LIFE = 40  # keys asked for, per frame, from one halving to the next
 
@@ -76,6 +83,27 @@ class HotSet:
         if counted:
             self._asked += len(keys)
         return int(_find(self._keys, self._uses, self._dense, keys, frames, cold, counted))
+
+    def read(self, keys: Int64, rows: Float32, out: Float32, stream: bool, pool: RangePool) -> Int64:
+        """Copies the rows of keys that have a frame, by all threads of a pool; this is a use of the keys.
+
+        Args:
+            keys: int64 `[n]`, contiguous.
+            rows: float32 `[frames, dim]`.
+            out: float32 `[n, dim]`; rows of keys without a frame are left alone.
+            stream: Past the caches, where `can_stream(out)`.
+
+        Returns:
+            int64: indices in `keys` of those without a frame, ascending; where `dense`, but for negative ones.
+        """
+        self._asked += len(keys)
+        chunks = -(-len(keys) // _KEYS_A_TURN)
+        turns, cold, counts = Turns(pool.threads), np.empty(len(keys), np.int64), np.empty(chunks, np.int64)
+        ahead = rows_ahead(rows.shape[1])
+        work = partial(_read_in_turns, self._keys, self._uses, self._dense, keys, rows, out, stream, ahead, cold,
+                       counts, turns.state)  # fmt: skip
+        pool.together(work, turns)
+        return cold[: _joined(cold, counts)]
 
     def admit(self, keys: Int64, frames: Int64, gone_keys: Int64, gone_frames: Int64) -> int:
         """Counts keys that have no frame as asked for, and gives frames to those hot enough.
@@ -171,10 +199,12 @@ def _way_of(keys: Int64, home: np.int64, key: int) -> int:
 @kernel
 def _find(keys: Int64, uses: _Bytes, dense: bool, wanted: Int64, frames: Int64, cold: Int64, counted: bool) -> int:
     sets, count, last = len(keys), 0, len(wanted) - 1
+    counters = uses.reshape(-1, WAYS)
     for i in range(len(wanted)):  # of its own: so it runs vectorised, and each set is computed once
         frames[i] = _set_of(wanted[i], sets, dense)
     for i in range(len(wanted)):
         prefetch_line(keys, frames[min(i + _AHEAD, last)], 0)
+        prefetch_line(counters, frames[min(i + _AHEAD, last)], 0)
         key, home = wanted[i], frames[i]
         nobody = dense and key < 0
         way = -1 if nobody else _way_of(keys, home, key)
@@ -186,6 +216,53 @@ def _find(keys: Int64, uses: _Bytes, dense: bool, wanted: Int64, frames: Int64, 
         if counted and there and uses[frame] < _MOST_USES:
             uses[frame] += np.uint8(1)
     return count
+
+
+@kernel
+def _read_in_turns(
+    keys: Int64,
+    uses: _Bytes,
+    dense: bool,
+    wanted: Int64,
+    rows: Float32,
+    out: Float32,
+    stream: bool,
+    ahead: int,
+    cold: Int64,
+    counts: Int64,
+    turns: Int64,
+) -> None:
+    """Keys that have no frame in chunk c are `cold[c * _KEYS_A_TURN :][: counts[c]]`, counted from its start."""
+    frames = np.empty(_KEYS_A_TURN, np.int64)
+    join_turns(turns)
+    first, last = next_turns(turns, len(counts))
+    while first < last:
+        for chunk in range(first, last):
+            start = chunk * _KEYS_A_TURN
+            stop = min(start + _KEYS_A_TURN, len(wanted))
+            counts[chunk] = _find(keys, uses, dense, wanted[start:stop], frames, cold[start:stop], True)
+            for i in range(stop - start):
+                prefetch_row(rows, frames[min(i + ahead, stop - start - 1)])
+                if frames[i] >= 0:
+                    if stream:
+                        stream_row(out, start + i, rows, frames[i])
+                    else:
+                        copy_row(out, start + i, rows, frames[i])
+        first, last = next_turns(turns, len(counts))
+    drain_streams()
+    leave_turns(turns)
+
+
+@kernel
+def _joined(cold: Int64, counts: Int64) -> int:
+    """What chunks left in `cold`, side by side at its beginning; how many they are."""
+    total = 0
+    for chunk in range(len(counts)):
+        start = chunk * _KEYS_A_TURN
+        for k in range(counts[chunk]):
+            cold[total] = start + cold[start + k]
+            total += 1
+    return total
 
 
 @kernel

@@ -13,6 +13,7 @@ from embedding_store.cached.hot_set import BYTES_A_FRAME, WAYS, HotSet
 from embedding_store.files.row_budget import RowBudget
 from embedding_store.files.row_file import RowFile
 from embedding_store.files.row_frames import Frames, Scratches
+from embedding_store.memory.row_gather import can_stream
 from embedding_store.memory.table_rows import ResidentRows, TableRows
 from embedding_store.range_pool import SERIAL, RangePool
 from embedding_store.row_optimizer import RowOptimizer
@@ -22,6 +23,7 @@ from embedding_store.store import Float32, Int64
 __all__ = ["FileRows"]
 
 _ROWS_A_THREAD = 1 << 10
+_READS_A_THREAD = 1 << 8  # of weights alone, where threads are awake
 _MOST_MISSED = 1 << 20  # positions that wait to be counted; more are forgotten
 _READS_ONLY = 20  # reads, per frame, without a change: from then on frames hold no slots
 _CARRIED = 1 << 16  # rows that keep frames where the number of frames changes
@@ -137,9 +139,26 @@ class FileRows(TableRows):
                 rows = np.empty((len(piece), self._spec.dim), np.float32)
                 scratch.rows.read(np.arange(len(piece)), rows)
                 out[piece] = rows
+        self._note_missed(absent)
+
+    def read_together(self, positions: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
+        """As `read`, by all threads of a pool; False, and nothing happened, where rows or `out` do not lie so."""
+        rows = self._frames.rows.plain
+        if rows is None or not out.flags.c_contiguous:
+            return False
+        cold = self._hot.read(positions, rows, out, stream and can_stream(out), pool)
+        self._reads += len(positions)
+        absent, file = positions[cold], self._files["weights"]
+        if len(cold):
+            pool.run(lambda a, b: file.load(absent[a:b], out, cold[a:b]), len(cold), _READS_A_THREAD)
+        self._note_missed(absent)
+        return True
+
+    def _note_missed(self, positions: Int64) -> None:
+        """Rows that were read and have no frame are counted in `settle`."""
         with self._lock:
-            if self.missed < _MOST_MISSED:
-                self._missed.append(absent)
+            if len(positions) and self.missed < _MOST_MISSED:
+                self._missed.append(positions)
 
     def block(self, positions: Int64) -> tuple[Float32, Float32]:
         """As in `TableRows.block`; nothing gets hotter by it."""

@@ -41,8 +41,7 @@ def answer_requests(tables: Sequence[TableReader], requests: Sequence[LookupRequ
     for table, request in zip(tables, requests, strict=True):
         require_width(request, table.spec.dim)
     stream = sum(4 * request.out.size for request in requests) >= _STREAMED_BYTES
-    if len(requests) == 1 and requests[0].places is None and tables[0].all_at_hand:
-        _answer_in_turns(tables[0], requests[0], stream, pool)
+    if len(requests) == 1 and requests[0].places is None and _answered_together(tables[0], requests[0], stream, pool):
         return
     works = [
         _rows(table, request, stream) if request.offsets is None else _bags(table, request)
@@ -64,14 +63,23 @@ def answer_requests(tables: Sequence[TableReader], requests: Sequence[LookupRequ
         pool.share(span, ends[-1], _PIECE)
 
 
+def _answered_together(table: TableReader, request: LookupRequest, stream: bool, pool: RangePool) -> bool:
+    """Answers a request by threads that take turns within kernels, where the table knows how."""
+    ids, out = request.ids, request.out
+    helped = len(ids) * max(_LEAST_WIDTH, table.spec.dim) >= _HELPED
+    if table.all_at_hand:
+        _answer_in_turns(table, request, stream, pool if helped else SERIAL)
+        return True
+    return request.offsets is None and table.read_together(ids, out, stream, pool if helped else SERIAL)
+
+
 def _answer_in_turns(table: TableReader, request: LookupRequest, stream: bool, pool: RangePool) -> None:
     ids, out, turns = request.ids, request.out, Turns(pool.threads)
     if request.offsets is None:
         work = partial(table.read_in_turns, ids, out, stream, turns)
     else:
         work = partial(table.fold_in_turns, ids, request.offsets, request.weights, request.combiner, out, turns)
-    helped = len(ids) * max(_LEAST_WIDTH, table.spec.dim) >= _HELPED
-    (pool if helped else SERIAL).together(work, turns)
+    pool.together(work, turns)
     if turns.failed:
         require_ids(table.spec, ids)
 

@@ -17,6 +17,7 @@ from embedding_store.memory.row_gather import (
     gather_marked,
     scatter_rows,
 )
+from embedding_store.range_pool import RangePool
 from embedding_store.spec import TableSpec
 from embedding_store.store import Float32, Int64
 from embedding_store.turns import Turns
@@ -93,6 +94,17 @@ class TableReader:
         plain = self._rows.plain
         assert plain is not None
         fold_bags_in_turns(plain, ids, offsets, weights, combiner, out, turns)
+
+    def read_together(self, ids: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
+        """As `read`, of ids that have not been checked, by all threads of a pool at once, where the table knows a way.
+
+        Returns:
+            Whether it does; if not, nothing has happened.
+
+        Raises:
+            IdOutOfRange: rows may have been written.
+        """
+        return False
 
     def read(self, ids: Int64, out: Float32, stream: bool = False) -> None:
         """Rows of `ids` int64 `[n]` into `out` float32 `[n, dim]`; writes nothing else.
