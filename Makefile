@@ -38,8 +38,8 @@ install: $(RUN_STAMP) ## create .venv and install what `make run` needs
 run: $(RUN_STAMP) ## train the flights example: one master, two workers
 	$(RUN_COMMAND)
 
-test: $(TEST_STAMP) ## run all tests (ARGS= narrows them)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(TEST_STAMP) ## run all tests, two modules at a time (ARGS= narrows them; ARGS="-n 0" runs them one by one)
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
 
 lint: $(DEV_STAMP) ## ruff: rules and formatting
 	$(BIN)/ruff check $(SOURCES)

@@ -181,6 +181,7 @@ def redis_races(address: str) -> list[Race]:
             ours("lookup", race="redis lookup"),
             ours("write", race="redis write"),
             ours("commit", race="redis commit"),
+            ours("commit that reads", race="redis commit, nothing held"),
             pace("pace of lookups", race="redis lookup"),
             pace("pace of writes", race="redis write"),
             pace("pace of commits", race="redis commit"),
@@ -191,6 +192,14 @@ def redis_races(address: str) -> list[Race]:
             Pairing(f"Redis lookup {of}, against recommenders-addons", "lookup", "their lookup", 2.0),
             Pairing(f"Redis write {of}, against recommenders-addons' upsert", "write", "their upsert", 2.0),
             Pairing(f"Redis commit, Adagrad, {of}, against their upsert", "commit", "their upsert", 0.8),
+            Pairing(
+                f"the same, of rows that the writer does not remember, {of}", "commit that reads", "their upsert", None
+            ),
+            Pairing(f"the server's own pace of lookups {of}, against theirs", "pace of lookups", "their lookup", None),
+            Pairing(
+                f"the server's own pace of writes {of}, against their upsert", "pace of writes", "their upsert", None
+            ),
+            Pairing(f"the server's own pace of commits {of}, against it", "pace of commits", "their upsert", None),
             Pairing(f"Redis lookup {of}, against the server's own pace", "lookup", "pace of lookups", None),
             Pairing(f"Redis write {of}, against the server's own pace", "write", "pace of writes", None),
             Pairing(f"Redis commit, Adagrad, {of}, against the server's own pace", "commit", "pace of commits", None),

@@ -84,24 +84,28 @@ class HotSet:
             self._asked += len(keys)
         return int(_find(self._keys, self._uses, self._dense, keys, frames, cold, counted))
 
-    def read(self, keys: Int64, rows: Float32, out: Float32, stream: bool, pool: RangePool) -> Int64:
-        """Copies the rows of keys that have a frame, by all threads of a pool; this is a use of the keys.
+    def read(
+        self, keys: Int64, rows: Float32, out: Float32, stream: bool, pool: RangePool, counted: bool = True
+    ) -> Int64:
+        """Copies the rows of keys that have a frame, by all threads of a pool.
 
         Args:
             keys: int64 `[n]`, contiguous.
             rows: float32 `[frames, dim]`.
             out: float32 `[n, dim]`; rows of keys without a frame are left alone.
             stream: Past the caches, where `can_stream(out)`.
+            counted: Whether this is a use of the keys.
 
         Returns:
             int64: indices in `keys` of those without a frame, ascending; where `dense`, but for negative ones.
         """
-        self._asked += len(keys)
+        if counted:
+            self._asked += len(keys)
         chunks = -(-len(keys) // _KEYS_A_TURN)
         turns, cold, counts = Turns(pool.threads), np.empty(len(keys), np.int64), np.empty(chunks, np.int64)
         ahead = rows_ahead(rows.shape[1])
-        work = partial(_read_in_turns, self._keys, self._uses, self._dense, keys, rows, out, stream, ahead, cold,
-                       counts, turns.state)  # fmt: skip
+        work = partial(_read_in_turns, self._keys, self._uses, self._dense, keys, rows, out, stream, ahead, counted,
+                       cold, counts, turns.state)  # fmt: skip
         pool.together(work, turns)
         return cold[: _joined(cold, counts)]
 
@@ -204,7 +208,8 @@ def _find(keys: Int64, uses: _Bytes, dense: bool, wanted: Int64, frames: Int64, 
         frames[i] = _set_of(wanted[i], sets, dense)
     for i in range(len(wanted)):
         prefetch_line(keys, frames[min(i + _AHEAD, last)], 0)
-        prefetch_line(counters, frames[min(i + _AHEAD, last)], 0)
+        if counted:
+            prefetch_line(counters, frames[min(i + _AHEAD, last)], 0)
         key, home = wanted[i], frames[i]
         nobody = dense and key < 0
         way = -1 if nobody else _way_of(keys, home, key)
@@ -228,6 +233,7 @@ def _read_in_turns(
     out: Float32,
     stream: bool,
     ahead: int,
+    counted: bool,
     cold: Int64,
     counts: Int64,
     turns: Int64,
@@ -240,7 +246,7 @@ def _read_in_turns(
         for chunk in range(first, last):
             start = chunk * _KEYS_A_TURN
             stop = min(start + _KEYS_A_TURN, len(wanted))
-            counts[chunk] = _find(keys, uses, dense, wanted[start:stop], frames, cold[start:stop], True)
+            counts[chunk] = _find(keys, uses, dense, wanted[start:stop], frames, cold[start:stop], counted)
             for i in range(stop - start):
                 prefetch_row(rows, frames[min(i + ahead, stop - start - 1)])
                 if frames[i] >= 0:

@@ -17,31 +17,34 @@ from embedding_store.redis.store import RedisStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
 
-__all__ = ["filled_store", "prepare"]
+__all__ = ["NOTHING_HELD", "filled_store", "prepare"]
 
+NOTHING_HELD = "redis commit, nothing held"
 _OUTPUTS = 4  # in rotation, so that none is still in a cache
 
 
 def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
-    """`redis lookup`, `redis write`, `redis commit` (Adagrad)."""
+    """`redis lookup`, `redis write`, `redis commit` (Adagrad), `redis commit, nothing held` (which reads every row)."""
     keep_freed_memory()  # as every process of the `elastable` command does
     store = filled_store(race, settings)
     batches = workloads.redis_ids(settings["rows"], settings["batch"])
-    make = {"redis lookup": _lookups, "redis write": _writes, "redis commit": _commits}[race]
+    make = {"redis lookup": _lookups, "redis write": _writes}.get(race, _commits)
     rows = np.random.default_rng(2).standard_normal((settings["batch"], workloads.DIM), np.float32)
     return Turn(f"elastable {version('elastable')}", make(store, batches, rows), settings["batch"])
 
 
 def filled_store(race: str, settings: Mapping[str, Any]) -> RedisStore:
     """A store of the race's own whose table "t" has all its rows; with Adagrad's slots for commits."""
-    namespace = f"{race.replace(' ', '-')}-{os.getpid()}"  # sides share a server
+    commits = race.startswith("redis commit")
+    namespace = f"{race.replace(' ', '-').replace(',', '')}-{os.getpid()}"  # sides share a server
+    held = "&held_bytes=0" if race == NOTHING_HELD else ""
     store = RedisStore(
-        f"redis://{settings['address']}?partitions={settings['partitions']}&namespace={namespace}&deadline=60"
+        f"redis://{settings['address']}?partitions={settings['partitions']}&namespace={namespace}&deadline=60{held}"
     )
-    optimizer = OptimizerSpec.of("adagrad" if race == "redis commit" else "sgd", learning_rate=0.01)
+    optimizer = OptimizerSpec.of("adagrad" if commits else "sgd", learning_rate=0.01)
     store.create_table(TableSpec("t", workloads.DIM, settings["rows"], optimizer=optimizer))
     rows = np.random.default_rng(1).standard_normal((settings["rows"], workloads.DIM), np.float32)
-    slots = np.ones((len(rows), workloads.DIM if race == "redis commit" else 0), np.float32)
+    slots = np.ones((len(rows), workloads.DIM if commits else 0), np.float32)
     store.put("t", [RowBlock(np.arange(len(rows)), rows, slots)])
     return store
 
