@@ -15,6 +15,7 @@ from embedding_store.cached.unpromoted_source import UnpromotedSource
 from embedding_store.checks import require_ids
 from embedding_store.errors import BadInput, StaleVersion, StoreFailed
 from embedding_store.files.row_budget import even_shares
+from embedding_store.memory.row_gather import gather_apart
 from embedding_store.range_pool import RangePool, available_cores
 from embedding_store.readers_writer_lock import ReadersWriterLock
 from embedding_store.row_optimizer import follows_steps
@@ -214,7 +215,7 @@ class CachedSource(RowSource):
             self.hits += sum(map(len, rows.values())) - lacking
         fetched = self._fetch(missing, version, reads)
         for name, some in fetched.items():
-            rows[name][places[name][1]] = some.rows[some.inverse]
+            gather_apart(some.rows, some.inverse.astype(np.int64), places[name][1], rows[name], stream=False)
         return rows, fetched
 
     def _fetch(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from embedding_store.cached.hot_set import BYTES_A_FRAME, WAYS, HotSet
+from embedding_store.files.lookup_sampling import LookupSampling
 from embedding_store.files.row_budget import RowBudget
 from embedding_store.files.row_file import RowFile
 from embedding_store.files.row_frames import Frames, Scratches
@@ -26,8 +26,6 @@ __all__ = ["FileRows"]
 _ROWS_A_THREAD = 1 << 10
 _READS_A_THREAD = 1 << 8  # of weights alone, where threads are awake
 _MOST_MISSED = 1 << 20  # positions that wait to be counted; more are forgotten
-_MANY = 1 << 14  # positions: of lookups that are so large one in `_SAMPLED` tells well enough what is hot
-_SAMPLED = 4
 _READS_ONLY = 20  # reads, per frame, without a change: from then on frames hold no slots
 _CARRIED = 1 << 16  # rows that keep frames where the number of frames changes
 
@@ -68,7 +66,7 @@ class FileRows(TableRows):
         self._lock = threading.Lock()
         self._missed: list[Int64] = []
         self._reads = 0
-        self._large = count()
+        self._sampling = LookupSampling()
         self._read_only = True
         self._files: dict[str, RowFile] = {}
         sizes = Frames(spec, optimizer, WAYS).row_bytes()
@@ -150,9 +148,10 @@ class FileRows(TableRows):
         rows = self._frames.rows.plain
         if rows is None or not out.flags.c_contiguous:
             return False
-        counted = len(positions) < _MANY or next(self._large) % _SAMPLED == 0
+        counted = self._sampling.counts(len(positions))
         cold = self._hot.read(positions, rows, out, stream and can_stream(out), pool, counted)
         self._reads += len(positions)
+        self._sampling.found(len(positions), len(cold))
         absent, file = positions[cold], self._files["weights"]
         if len(cold):
             pool.run(lambda a, b: file.load(absent[a:b], out, cold[a:b]), len(cold), _READS_A_THREAD)
