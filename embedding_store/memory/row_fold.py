@@ -67,11 +67,9 @@ def fold_bags_in_turns(
     """
     bags, dim = out.shape
     size = max(1, _VALUES_A_TURN * bags // max(1, len(ids) * dim))
+    weighted, factors = weights is not None, _NO_WEIGHTS if weights is None else weights
     kind, ahead = COMBINERS.index(combiner), rows_ahead(dim)
-    if weights is None:
-        _fold_in_turns(rows, ids, offsets, _NO_WEIGHTS, kind, out, ahead, turns.state, size)
-    else:
-        _fold_weighted_in_turns(rows, ids, offsets, weights, kind, out, ahead, turns.state, size)
+    _fold_in_turns(rows, ids, offsets, weighted, factors, kind, out, ahead, turns.state, size)
 
 
 @kernel
@@ -193,30 +191,7 @@ def _fold_in_turns(
     rows: Float32,
     ids: Int64,
     offsets: Int64,
-    weights: Float32,
-    kind: int,
-    out: Float32,
-    ahead: int,
-    turns: Int64,
-    size: int,
-) -> None:
-    join_turns(turns)
-    total = (len(out) + size - 1) // size
-    first, last = next_turns(turns, total)
-    while first < last:
-        start, stop = first * size, min(last * size, len(out))
-        some, cuts = ids[offsets[start] : offsets[stop]], offsets[start : stop + 1]
-        if not _fold(rows, rows[:0], some, cuts, weights, kind, out[start:stop], ahead):
-            fail_turns(turns)
-        first, last = next_turns(turns, total)
-    leave_turns(turns)
-
-
-@kernel
-def _fold_weighted_in_turns(
-    rows: Float32,
-    ids: Int64,
-    offsets: Int64,
+    weighted: bool,
     weights: Float32,
     kind: int,
     out: Float32,
@@ -230,8 +205,12 @@ def _fold_weighted_in_turns(
     while first < last:
         start, stop = first * size, min(last * size, len(out))
         begin, end, cuts = offsets[start], offsets[stop], offsets[start : stop + 1]
-        some, factors = ids[begin:end], weights[begin:end]
-        if not _fold_weighted(rows, rows[:0], some, cuts, factors, kind, out[start:stop], ahead):
+        if weighted:
+            factors = weights[begin:end]
+            there = _fold_weighted(rows, rows[:0], ids[begin:end], cuts, factors, kind, out[start:stop], ahead)
+        else:
+            there = _fold(rows, rows[:0], ids[begin:end], cuts, weights, kind, out[start:stop], ahead)
+        if not there:
             fail_turns(turns)
         first, last = next_turns(turns, total)
     leave_turns(turns)

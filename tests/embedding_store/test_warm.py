@@ -28,7 +28,6 @@ KERNELS: tuple[Any, ...] = (
     row_fold._fold,
     row_fold._fold_in_turns,
     row_fold._fold_weighted,
-    row_fold._fold_weighted_in_turns,
     row_directory._find,
     checks.any_outside,
 )
