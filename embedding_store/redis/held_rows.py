@@ -54,7 +54,7 @@ class HeldRows:
     """Packed weights and slots of hot rows, within a budget. For one thread at a time."""
 
     def __init__(self, total_bytes: int) -> None:
-        """`total_bytes`: of memory, for all tables together; 0 holds nothing. Memory is taken as it is touched."""
+        """`total_bytes`: of memory, for all tables together; 0 holds nothing. Rows take theirs as they come."""
         self._total = total_bytes
         self._tables: dict[str, _HeldTable] = {}
         self._left: tuple[int, int] | None = None  # version and serial that the last commit left
@@ -123,9 +123,11 @@ class HeldRows:
             self._kept(name, block, version)
 
     def _covers(self, catalog: Catalog, block: Block) -> bool:
-        """Whether every table of a block has its place here."""
-        return all(name in self._tables and self._tables[name].spec == catalog.tables[name].spec
-                   for name in block.tables)  # fmt: skip
+        """Whether every table of a block has its place here, as it is now."""
+        return all(
+            held is not None and held.spec == now.spec and len(held.stamps) == now.partitions
+            for held, now in ((self._tables.get(name), catalog.tables[name]) for name in block.tables)
+        )
 
     def _share_out(self, catalog: Catalog) -> None:
         """A new table takes of what the others have: all of them begin anew."""

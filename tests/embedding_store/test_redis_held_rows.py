@@ -119,6 +119,20 @@ def test_a_table_made_anew_begins_anew(redis_url: str) -> None:
         assert everything(store) == everything(right)
 
 
+def test_a_table_made_anew_with_more_partitions_begins_anew(redis_url: str) -> None:
+    with undisturbed(1) as right, prepared(f"{redis_url}?partitions=4") as store:
+        right.clear("adam")
+        store.drop_table("adam")
+        with RedisStore(f"{redis_url}?partitions=16") as other:
+            other.create_table(SPECS["adam"])
+        store.forget()
+        store.recover()
+        for place in (store, right):
+            for version in range(2, 5):
+                place.commit(commit_of(version))
+        assert everything(store) == everything(right)
+
+
 def test_what_another_master_wrote_meanwhile_is_read(redis_url: str) -> None:
     with undisturbed(6) as right, prepared(redis_url) as first, RedisStore(redis_url) as second:
         first.commit(commit_of(2))
