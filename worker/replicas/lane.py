@@ -6,8 +6,9 @@ import os
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,6 +30,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 _YIELD_S, _YIELD_MOVING_S = 0.001, 2.0
 _SLEEP_S = (20e-6, 1e-3)
 _ASK_S = 1.0
+_HEARD_S = 5.0  # for a connection to end whose process has
 
 _abandoned: list[Any] = []
 """Requests and buffers of exchanges that failed: a member that was only late may still write into them."""
@@ -96,6 +98,8 @@ class Lane:
             self._move(what, send, receive)
         except BadInput:
             raise
+        except MPI.Exception as error:
+            self._name_who_broke(what, error)
         except BaseException as error:
             if self.failure is None:
                 self.failure = Unavailable(f"{what}: this member left it in the middle, by {type(error).__name__}")
@@ -183,7 +187,8 @@ class Lane:
             _abandoned.append((self, requests))
             for place in pending:
                 if place < receives:
-                    requests[place].Cancel()
+                    with suppress(MPI.Exception):  # it may have ended, well or not
+                        requests[place].Cancel()
             raise
 
     def _wait_long(self, what: str, requests: list[Any], pending: dict[int, int], awake_s: float) -> None:
@@ -213,6 +218,15 @@ class Lane:
         finally:
             if self.watch is not None:
                 self.watch.at = None
+
+    def _name_who_broke(self, what: str, error: MPI.Exception) -> NoReturn:
+        """MPI has noticed by itself that a process is gone, and does not say which: the watch is about to hear it."""
+        end = time.monotonic() + min(_HEARD_S, self.deadline_s)
+        while self.watch is not None and time.monotonic() < end:
+            self._require_there(what, self._peers)
+            time.sleep(_SLEEP_S[1])
+        self.failure = Unavailable(f"{what}: MPI gave up on this exchange: {error}")
+        raise Unavailable(*self.failure.args) from error
 
     def _say_where(self, what: str, missing: Sequence[int]) -> None:
         if self.watch is not None:

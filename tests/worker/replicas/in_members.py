@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,29 @@ def test_one_that_waits_for_another_is_not_the_one_to_blame() -> None:
     assert "rank 3" in two
     assert "rank 3 is elsewhere" in one
     assert "rank 2 is in all_gather of uint8 [], waiting for rank 3; rank 3 is elsewhere" in zero
+
+
+def test_one_whose_end_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(requests: list[Any]) -> bool:
+        raise lane.MPI.Exception(lane.MPI.ERR_OTHER)
+
+    breaking = SimpleNamespace(**vars(lane.MPI))
+    breaking.Request = SimpleNamespace(Testall=give_up)
+
+    def work(group: ReplicaGroup) -> Any:
+        group.barrier()
+        if group.rank == 3:
+            time.sleep(0.3)
+            return "gone"
+        with monkeypatch.context() as patch:
+            patch.setattr(lane, "MPI", breaking)
+            with pytest.raises(Unavailable) as caught:
+                group.barrier()
+        with pytest.raises(Unavailable, match="rank 3"):
+            group.barrier()  # it stays broken, for the same reason
+        return str(caught.value)
+
+    assert run_members(4, work) == ["rank 3 has left the group: its work is done"] * 3 + ["gone"]
 
 
 @pytest.mark.parametrize("in_pairs", [False, True])

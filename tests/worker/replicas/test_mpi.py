@@ -15,6 +15,7 @@ MORE = [
     "test_members_on_several_hosts_meet_by_the_addresses_of_their_hosts",
     "test_one_that_is_stopped_in_the_middle_is_named",
     "test_one_that_waits_for_another_is_not_the_one_to_blame",
+    "test_one_whose_end_mpi_notices_first_is_named",
     "test_uneven_exchanges_are_a_transpose",
     "test_what_is_long_goes_in_pieces",
 ]
