@@ -19,9 +19,8 @@ from itertools import cycle
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
+from benchmarks.memory_pace import reading
 from elastable.heap import keep_freed_memory
-from embedding_store.kernel import kernel
-from embedding_store.memory.row_gather import Words
 from embedding_store.memory.store import MemoryStore
 from embedding_store.range_pool import RangePool, available_cores
 from embedding_store.spec import OptimizerSpec, TableSpec
@@ -182,25 +181,8 @@ def _take(rows: Float32, batches: list[Int64]) -> Work:
 
 
 def _read(shape: tuple[int, int]) -> Work:
-    sources = cycle([np.ones(shape, np.float32).reshape(-1).view(np.uint64) for _ in range(4 * _OUTPUTS)])
-
-    def work() -> None:
-        source = next(sources)
-
-        def read(start: int, stop: int) -> None:
-            _exclusive_or(source[start:stop])
-
-        _POOL.run(read, len(source), 1)
-
-    return work
-
-
-@kernel
-def _exclusive_or(words: Words) -> np.uint64:
-    total = np.uint64(0)
-    for word in words:
-        total ^= word
-    return total
+    sources = [np.ones(shape, np.float32).reshape(-1).view(np.uint64) for _ in range(4 * _OUTPUTS)]
+    return reading(cycle(sources), _POOL)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 from embedding_store.errors import DeadlineExceeded
 from embedding_store.range_pool import SERIAL, RangePool
 from embedding_store.readers_writer_lock import ReadersWriterLock
+from tests.embedding_store.busy_pool import busy_pool
 
 WAIT_S = 30.0
 
@@ -46,25 +47,10 @@ def test_shared_pieces_make_the_whole(threads: int, count: int, piece: int) -> N
 
 
 def test_shared_pieces_do_not_wait_for_threads_that_are_busy_elsewhere() -> None:
-    pool, leave, inside = RangePool(2), threading.Event(), threading.Event()
-
-    def hold(start: int, stop: int) -> None:
-        if start == 1:  # in the pool's only thread
-            inside.set()
-            assert leave.wait(WAIT_S)
-        else:
-            assert inside.wait(WAIT_S)
-
-    busy = threading.Thread(target=pool.run, args=(hold, 2, 1))
-    busy.start()
-    assert inside.wait(WAIT_S)
     done = list[int]()
-    pool.share(lambda start, stop: done.append(start), 5, 1)
-    assert done == [0, 1, 2, 3, 4]
-    leave.set()
-    busy.join(WAIT_S)
-    assert not busy.is_alive()
-    pool.close()
+    with busy_pool() as pool:
+        pool.share(lambda start, stop: done.append(start), 5, 1)
+        assert done == [0, 1, 2, 3, 4]
 
 
 def test_errors_of_shared_pieces_reach_the_caller() -> None:

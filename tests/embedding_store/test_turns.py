@@ -16,6 +16,7 @@ from embedding_store.kernel import kernel
 from embedding_store.range_pool import RangePool
 from embedding_store.store import Int64
 from embedding_store.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
+from tests.embedding_store.busy_pool import busy_pool
 
 WAIT_S = 30.0
 
@@ -59,28 +60,14 @@ def test_fewer_are_taken_at_a_time_the_fewer_are_left() -> None:
 
 
 def test_nobody_is_waited_for_who_never_joined() -> None:
-    pool, leave, inside = RangePool(2), threading.Event(), threading.Event()
-
-    def hold(start: int, stop: int) -> None:
-        if start == 1:  # in the pool's only thread
-            inside.set()
-            assert leave.wait(WAIT_S)
-        else:
-            assert inside.wait(WAIT_S)
-
-    busy = threading.Thread(target=pool.run, args=(hold, 2, 1))
-    busy.start()
-    assert inside.wait(WAIT_S)
     turns, marks = Turns(2), np.zeros(100, np.int64)
     kept = weakref.ref(marks)
-    pool.together(partial(lambda marks: mark(turns.state, marks), marks), turns)
-    np.testing.assert_array_equal(marks, 1)
-    del marks
-    gc.collect()
-    assert kept() is None  # though its helper has not come yet
-    leave.set()
-    busy.join(WAIT_S)
-    pool.close()
+    with busy_pool() as pool:
+        pool.together(partial(lambda marks: mark(turns.state, marks), marks), turns)
+        np.testing.assert_array_equal(marks, 1)
+        del marks
+        gc.collect()
+        assert kept() is None  # though its helper has not come yet
 
 
 def test_whoever_is_inside_is_waited_for() -> None:

@@ -1,0 +1,45 @@
+"""The pace of memory itself: bytes read in order by all threads of a pool, and nothing else done.
+
+No lookup of rows that lie anywhere can be faster; what is missing to it is
+what their order, their sums and their results cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from embedding_store.kernel import kernel
+from embedding_store.memory.row_gather import Words
+from embedding_store.range_pool import RangePool
+from embedding_store.store import Int64
+from embedding_store.turns import Turns, join_turns, leave_turns, next_turns
+
+__all__ = ["reading"]
+
+_WORDS_A_TURN = 1 << 15
+
+
+def reading(parts: Iterator[Words], pool: RangePool) -> Callable[[], None]:
+    """Reads the next of `parts`, contiguous, at each call."""
+
+    def read() -> None:
+        words, turns, sums = next(parts), Turns(pool.threads), list[np.uint64]()
+        pool.together(lambda: sums.append(_sum_in_turns(words, turns.state, _WORDS_A_TURN)), turns)
+
+    return read
+
+
+@kernel
+def _sum_in_turns(words: Words, turns: Int64, size: int) -> np.uint64:
+    total = np.uint64(0)
+    join_turns(turns)
+    count = (len(words) + size - 1) // size
+    first, last = next_turns(turns, count)
+    while first < last:
+        for word in words[first * size : last * size]:
+            total += word  # of integers: the compiler may add eight at a time
+        first, last = next_turns(turns, count)
+    leave_turns(turns)
+    return total

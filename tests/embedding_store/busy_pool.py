@@ -1,0 +1,37 @@
+"""A pool whose only helper is busy elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from embedding_store.range_pool import RangePool
+
+__all__ = ["busy_pool"]
+
+_WAIT_S = 30.0
+
+
+@contextmanager
+def busy_pool() -> Iterator[RangePool]:
+    """A pool of two threads, one of which does something else for as long as the block lasts."""
+    pool, leave, inside = RangePool(2), threading.Event(), threading.Event()
+
+    def hold(start: int, stop: int) -> None:
+        if start == 1:  # in the pool's only thread
+            inside.set()
+            assert leave.wait(_WAIT_S)
+        else:
+            assert inside.wait(_WAIT_S)
+
+    busy = threading.Thread(target=pool.run, args=(hold, 2, 1))
+    busy.start()
+    assert inside.wait(_WAIT_S)
+    try:
+        yield pool
+    finally:
+        leave.set()
+        busy.join(_WAIT_S)
+        pool.close()
+    assert not busy.is_alive()
