@@ -112,11 +112,14 @@ def joined_pins(told: Sequence[Sequence[PinStatistics]]) -> tuple[PinStatistics,
     """The pins that stand on all of several stores, from what each of them tells.
 
     Rows and bytes are those of all stores; a lease lasts as long as the shortest.
+    Pins of one version are told apart by the time they have left: leases begin on
+    all stores together, so the one that some store has let go of already is, on
+    the others, the one that ends first.
     """
     found: list[PinStatistics] = []
     by_store = [_by_version(pins) for pins in told]
     for version in sorted(set.intersection(*(set(held) for held in by_store))):
-        for of_each in zip(*(held[version] for held in by_store), strict=False):  # the oldest first, everywhere
+        for of_each in zip(*(held[version] for held in by_store), strict=False):
             found.append(
                 PinStatistics(
                     version,
@@ -129,7 +132,8 @@ def joined_pins(told: Sequence[Sequence[PinStatistics]]) -> tuple[PinStatistics,
 
 
 def _by_version(pins: Sequence[PinStatistics]) -> dict[int, list[PinStatistics]]:
+    """The pins of each version, the one that lasts longest first."""
     held: dict[int, list[PinStatistics]] = {}
-    for pin in pins:
+    for pin in sorted(pins, key=lambda pin: -pin.lease_left_s):
         held.setdefault(pin.version, []).append(pin)
     return held

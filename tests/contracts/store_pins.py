@@ -247,8 +247,9 @@ class PinContract:
         store = pinning
         if self.refuses_pins(store):
             return
-        kept, left = store.pin(lease_s=0.05), store.pin(lease_s=0.05)
+        kept = store.pin(lease_s=5)
         kept.renew(60)
+        left = store.pin(lease_s=0.05)
         end = time.monotonic() + _WAIT_S
         while len(store.pins()) > 1 and time.monotonic() < end:
             time.sleep(0.01)

@@ -18,7 +18,7 @@ from embedding_store.memory.before_images import BeforeImages
 from embedding_store.memory.store import MemoryStore
 from embedding_store.memory.store_pins import StorePins
 from embedding_store.partitions.store import PartitionedStore
-from embedding_store.pins import Pin
+from embedding_store.pins import Pin, PinStatistics, joined_pins
 from embedding_store.placed_store import PlacedStore
 from embedding_store.rpc.remote import RemoteSource
 from embedding_store.rpc.server import GrpcServer
@@ -342,3 +342,16 @@ def test_pins_come_and_go_beside_commits_and_readers() -> None:
             assert not reader.is_alive()
         assert failures == []
         assert store.pins() == ()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_one_of_several_stores_let_go_of_is_told_apart_by_its_time(order: int) -> None:
+    ending, lasting = PinStatistics(2, 0.002, 1, 10), PinStatistics(2, 59.9, 4, 40)
+    still_both = [ending, lasting][::order]
+    for told in ([still_both, [lasting]], [[lasting], still_both]):
+        assert joined_pins(told) == (PinStatistics(2, 59.9, 8, 80),)
+    assert joined_pins([still_both, still_both[::-1]]) == (
+        PinStatistics(2, 59.9, 8, 80),
+        PinStatistics(2, 0.002, 2, 20),
+    )
+    assert joined_pins([still_both, []]) == ()
