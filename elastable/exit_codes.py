@@ -11,6 +11,7 @@ from embedding_store.errors import (
     JobFailed,
     ModelError,
     StoreFailed,
+    Unauthenticated,
     Unavailable,
     VersionError,
 )
@@ -30,6 +31,7 @@ class ExitCode(IntEnum):
     STORE_FAILED = 6
     JOB_FAILED = 7
     BAD_CHECKPOINT = 8
+    UNAUTHENTICATED = 9
     INTERRUPTED = 130
 
     @property
@@ -48,6 +50,7 @@ _MEANINGS = {
     ExitCode.STORE_FAILED: "the store failed; nothing was made up in its place",
     ExitCode.JOB_FAILED: "the job ended before its last version",
     ExitCode.BAD_CHECKPOINT: "a checkpoint is missing, damaged or of another model",
+    ExitCode.UNAUTHENTICATED: "a token or certificate is missing, or not one that the other end accepts",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C); stopped cleanly, with a checkpoint",
 }
 
@@ -59,6 +62,7 @@ _CODES: tuple[tuple[type[ElastableError], ExitCode], ...] = (
     (JobFailed, ExitCode.JOB_FAILED),
     (VersionError, ExitCode.JOB_FAILED),
     (BadInput, ExitCode.BAD_INPUT),
+    (Unauthenticated, ExitCode.UNAUTHENTICATED),
 )
 
 

@@ -25,6 +25,8 @@ from elastable.stopping import SIGNAL_REASONS, stopping_on_signals
 from embedding_store.errors import ElastableError, Unsupported
 from embedding_store.pins import Pin
 from embedding_store.redis.url import redacted
+from embedding_store.rpc.address import Address
+from embedding_store.rpc.credentials import Credentials
 from embedding_store.rpc.server import GrpcServer
 from embedding_store.rpc.service import store_service
 from embedding_store.shared.store import outboxes_of
@@ -61,6 +63,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
     require_writable(options.run_dir)
     if options.checkpoint_dir is not None:
         require_place(options.checkpoint_dir)
+    credentials = _credentials(options, local_workers)
     prepared = prepare_job(options)
     with ExitStack() as held:
         held.callback(prepared.store.close)
@@ -82,20 +85,33 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
         held.callback(run.close)
         server = held.enter_context(
             GrpcServer(
-                options.listen, [store_service(prepared.store), master_service(master, outboxes_of(prepared.store))]
+                options.listen,
+                [store_service(prepared.store), master_service(master, outboxes_of(prepared.store))],
+                credentials=credentials,
             )
         )
         _introduce(console, options, prepared, run, server.address)
         job = _Job(options, prepared, master, run, console)
         held.enter_context(stopping_on_signals(master.stop, console))
         if local_workers:
-            workers = LocalWorkers(local_workers, server.address, run.path, options.deadline_s, options.transport)
+            # A certificate names hosts, and 0.0.0.0 is none.
+            near = str(Address.parse(server.address).for_this_host())
+            workers = LocalWorkers(local_workers, near, run.path, options.deadline_s, options.transport)
             held.enter_context(workers)
             job.workers = workers
         held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask
         code = job.train(began)
         _let_workers_leave(master)
         return code
+
+
+def _credentials(options: JobOptions, local_workers: int) -> Credentials:
+    """The environment's, which local workers inherit; what of it cannot be is refused before there is a job."""
+    credentials, where = Credentials.from_environment(), Address.parse(options.listen)
+    credentials.for_server(where)
+    if local_workers:
+        credentials.for_client(where.for_this_host())
+    return credentials
 
 
 def _let_workers_leave(master: Master) -> None:

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from types import FrameType
 
-from embedding_store.errors import ElastableError, ModelError, Unavailable
+from embedding_store.errors import ElastableError, ModelError, Unauthenticated, Unavailable
 from embedding_store.open_store import open_source
 from embedding_store.shared.source import SharedSource
 from embedding_store.store import RowSource
@@ -59,7 +59,7 @@ def run_worker(master_address: str, model: Path | None, deadline_s: float, trans
         computer = _computer(job, file, readers, source)
         worker = Worker(client, computer, source, session, identity, deadline_s=deadline_s)
     except Exception as error:
-        fatal = everywhere and not isinstance(error, Unavailable | MemoryError)
+        fatal = everywhere and not isinstance(error, Unavailable | Unauthenticated | MemoryError)
         if session.alive():
             _tell(client, identity, error, fatal)
         session.close()

@@ -26,6 +26,7 @@ from embedding_store.errors import (
     StaleVersion,
     StoreFailed,
     TableNotFound,
+    Unauthenticated,
     Unavailable,
     Unsupported,
     VersionError,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from embedding_store.partitions.repartition import repartition
     from embedding_store.partitions.store import PartitionedStore
     from embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
+    from embedding_store.rpc.credentials import Credentials
     from embedding_store.rpc.remote import RemoteSource
     from embedding_store.rpc.remote_store import RemoteStore
     from embedding_store.shared.source import SharedSource
@@ -95,6 +97,7 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     # Stores.
     "CachedSource",
     "CachedStore",
+    "Credentials",
     "FileStore",
     "MemoryStore",
     "PartitionedStore",
@@ -142,6 +145,7 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "StaleVersion",
     "StoreFailed",
     "TableNotFound",
+    "Unauthenticated",
     "Unavailable",
     "Unsupported",
     "VersionError",
@@ -153,6 +157,7 @@ _LOADED_LATE = {
     "CachedStore": "cached.store",
     "Coalescer": "tables.grouping",
     "Conversion": "conversion",
+    "Credentials": "rpc.credentials",
     "EmbeddingTable": "tables.table",
     "FileStore": "files.store",
     "Grouping": "tables.indexer",

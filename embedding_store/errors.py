@@ -24,6 +24,7 @@ __all__ = [
     "StaleVersion",
     "StoreFailed",
     "TableNotFound",
+    "Unauthenticated",
     "Unavailable",
     "Unsupported",
     "VersionError",
@@ -84,6 +85,10 @@ class Unavailable(ElastableError, ConnectionError):
 
 class DeadlineExceeded(Unavailable):
     """No answer within the stated deadline."""
+
+
+class Unauthenticated(ElastableError):
+    """A client and a server do not accept each other: a token or certificate that is missing, or not the right one."""
 
 
 class StoreFailed(ElastableError):

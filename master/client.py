@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 
 from embedding_store.errors import BadInput, StoreFailed
 from embedding_store.rpc.connection import Connection
+from embedding_store.rpc.credentials import Credentials
 from embedding_store.rpc.frames import MAX_FRAME_BYTES
 from embedding_store.rpc.remote_store import RemoteStore
 from embedding_store.rpc.upload import Upload
@@ -55,13 +56,14 @@ class MasterClient(MasterApi):
         address: `host:port` of the master; several with commas between, where
             it may come back at another one.
         deadline_s: Seconds for each call, on top of what it asks the master to wait.
+        credentials: Of this client; None: those of the environment.
 
     Raises:
-        BadInput: no such address or deadline can be.
+        BadInput: no such address or deadline can be, or it cannot be called with such credentials.
     """
 
-    def __init__(self, address: str, deadline_s: float = 30.0) -> None:
-        self._connection = Connection(address, deadline_s)
+    def __init__(self, address: str, deadline_s: float = 30.0, credentials: Credentials | None = None) -> None:
+        self._connection = Connection(address, deadline_s, credentials)
         channel = self._connection.channel
         self._stub = master_pb2_grpc.MasterStub(channel)
         # Bulk frames pass as bytes. One frame goes as a unary call, which is the same on

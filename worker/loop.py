@@ -12,6 +12,7 @@ from embedding_store.errors import (
     FutureVersion,
     JobFailed,
     StaleVersion,
+    Unauthenticated,
     Unavailable,
     VersionError,
 )
@@ -242,8 +243,8 @@ class Worker:
         if isinstance(error, JobFailed) or (isinstance(error, Unavailable) and not self._session.alive()):
             # It is the master that said so, perhaps that of another job; or that cannot be reached.
             return
-        # What fails here fails everywhere, but for a server out of reach and memory that is short here.
-        fatal = not isinstance(error, Unavailable | VersionError | MemoryError)
+        # What fails here fails everywhere, but for a server out of reach, credentials and memory that is short here.
+        fatal = not isinstance(error, Unavailable | Unauthenticated | VersionError | MemoryError)
         try:
             self._master.report_failure(self._identity.incarnation, error, fatal)
         except ElastableError as silence:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from embedding_store.errors import BadInput
@@ -37,6 +37,10 @@ class Address:
         if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
             raise BadInput(f"address {address!r}: port {port!r} is not a number from 0 to 65535")
         return cls(host, int(port))
+
+    def for_this_host(self) -> Self:
+        """The address by which processes of this host call a server that listens here: no wildcard."""
+        return replace(self, host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

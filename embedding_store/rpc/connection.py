@@ -12,6 +12,8 @@ import grpc
 
 from embedding_store.errors import BadInput
 from embedding_store.rpc.address import Address
+from embedding_store.rpc.bearer_token import TokenChannel
+from embedding_store.rpc.credentials import Credentials
 from embedding_store.rpc.errors import is_transient, raising
 from embedding_store.rpc.failover import FailoverChannel
 from embedding_store.rpc.frames import MAX_FRAME_BYTES
@@ -57,16 +59,27 @@ _CHANCE = random.Random()
 _LONGEST_PAUSE_S = 2.0
 
 
-def channel(address: str) -> grpc.Channel:
+def channel(address: str, credentials: Credentials | None = None) -> grpc.Channel:
     """A channel to `host:port` that notices a dead peer; it connects at the first call.
 
+    Args:
+        address: Of the server.
+        credentials: What it is secured by, and the token that it sends; None: those of the environment.
+
     Raises:
-        BadInput: no such address can be.
+        BadInput: no such address can be, or it cannot be called with such credentials.
     """
     where = Address.parse(address)
     if where.port == 0:
         raise BadInput(f"address {address!r}: port 0 is for listening; name the server's port")
-    return grpc.insecure_channel(str(where), options=_CHANNEL_OPTIONS)
+    credentials = Credentials.from_environment() if credentials is None else credentials
+    secured = credentials.for_client(where)
+    if secured is None:
+        opened = grpc.insecure_channel(str(where), options=_CHANNEL_OPTIONS)
+    else:
+        opened = grpc.secure_channel(str(where), secured, options=_CHANNEL_OPTIONS)
+    # Without a token calls are made without a detour.
+    return opened if credentials.token is None else TokenChannel(opened, credentials.token)
 
 
 class Connection:
@@ -85,12 +98,14 @@ class Connection:
     Args:
         address: `host:port` of the server, or several of them with commas between.
         deadline_s: Seconds that a call may take, repeats included.
+        credentials: Of this client; None: those of the environment.
 
     Raises:
-        BadInput: no such address or deadline can be, or an address stands twice.
+        BadInput: no such address or deadline can be, an address stands twice, or
+            it cannot be called with such credentials.
     """
 
-    def __init__(self, address: str, deadline_s: float = 30.0) -> None:
+    def __init__(self, address: str, deadline_s: float = 30.0, credentials: Credentials | None = None) -> None:
         if not deadline_s > 0:
             raise BadInput(f"deadline of {deadline_s} s to {address}: it must be above 0")
         places = [place.strip() for place in address.split(",")]
@@ -98,7 +113,8 @@ class Connection:
             raise BadInput(f"addresses {address!r}: one stands twice")
         self.address = address
         self.deadline_s = deadline_s
-        self._turning = FailoverChannel([channel(place) for place in places])
+        credentials = Credentials.from_environment() if credentials is None else credentials
+        self._turning = FailoverChannel([channel(place, credentials) for place in places])
         # One server is called without a detour.
         self.channel: grpc.Channel = self._turning if len(places) > 1 else self._turning.only
         self._closed = Event()
@@ -114,6 +130,7 @@ class Connection:
 
         Raises:
             Unavailable, DeadlineExceeded: naming address and deadline.
+            Unauthenticated: one end does not accept the other; at once where gRPC can tell.
             ElastableError: whatever the server answered.
         """
         allowed = self.deadline_s + wait_s

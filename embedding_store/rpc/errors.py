@@ -16,7 +16,14 @@ from urllib.parse import quote
 import grpc
 
 from embedding_store import errors
-from embedding_store.errors import DeadlineExceeded, ElastableError, StoreFailed, Unavailable, Unsupported
+from embedding_store.errors import (
+    DeadlineExceeded,
+    ElastableError,
+    StoreFailed,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
 
 __all__ = ["ERROR_KEY", "answering", "error_class", "is_transient", "raising", "status_code", "translated"]
 
@@ -33,6 +40,7 @@ _CODES: dict[type[ElastableError], grpc.StatusCode] = {
     errors.SpecConflict: grpc.StatusCode.ALREADY_EXISTS,
     errors.VersionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotJoined: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.StoreFailed: grpc.StatusCode.INTERNAL,
@@ -43,6 +51,27 @@ _CODES: dict[type[ElastableError], grpc.StatusCode] = {
     errors.ElastableError: grpc.StatusCode.UNKNOWN,
 }
 _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED)
+
+# What gRPC's details say of a handshake that no repeat will mend -> why, for a person.
+_DISTRUST = {
+    "CERTIFICATE_VERIFY_FAILED": (
+        "its certificate is not of the authority in ELASTABLE_TLS_CA (ca=), or it has expired or is not valid yet"
+    ),
+    "Hostname Verification Check failed": (
+        "its certificate is not for that name or address: call it by one of the certificate's subject alternative names"
+    ),
+    "WRONG_VERSION_NUMBER": (
+        "it speaks plain text and this client TLS: give the server ELASTABLE_TLS_CERT and ELASTABLE_TLS_KEY"
+    ),
+}
+# A server that refuses a handshake closes the connection, as one that is just being stopped does: so this is said
+# only at the deadline.
+_CLOSED_AT_ONCE = ("failed to connect", "Socket closed")
+_MAYBE_TLS = (
+    "; it closes connections as they begin: perhaps it speaks TLS and this client does not (ELASTABLE_TLS_CA), "
+    "or it asks for another certificate (ELASTABLE_TLS_CERT)"
+)
+
 _CLASSES: dict[str, type[ElastableError]] = {name: getattr(errors, name) for name in errors.__all__}
 
 
@@ -120,15 +149,27 @@ def translated(error: grpc.RpcError, address: str, deadline_s: float) -> Elastab
         return DeadlineExceeded(f"{address} gave no answer within the deadline of {deadline_s:g} s")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Unsupported(f"{address} does not serve this call ({details})")
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return Unauthenticated(f"{address} does not accept this client: {details}")
+    if distrust := _distrust(code, details):
+        return Unauthenticated(f"no TLS with {address}: {distrust} ({details})")
     if code in _TRANSIENT:
-        return Unavailable(f"{address} cannot be reached within the deadline of {deadline_s:g} s ({details})")
+        maybe = _MAYBE_TLS if all(sign in details for sign in _CLOSED_AT_ONCE) else ""
+        return Unavailable(f"{address} cannot be reached within the deadline of {deadline_s:g} s{maybe} ({details})")
     return StoreFailed(f"{address} failed: {details or code}")
 
 
 def is_transient(error: grpc.RpcError) -> bool:
     """True where the server was not reached, had no thread free, or stopped in mid-call, so that a repeat may help."""
-    code, _, name = _parts(error)
-    return not name and code in _TRANSIENT
+    code, details, name = _parts(error)
+    return not name and code in _TRANSIENT and not _distrust(code, details)
+
+
+def _distrust(code: grpc.StatusCode, details: str) -> str:
+    """Why no TLS connection can come about; "" where gRPC tells of no such thing."""
+    if code is not grpc.StatusCode.UNAVAILABLE:
+        return ""
+    return next((why for sign, why in _DISTRUST.items() if sign in details), "")
 
 
 def _parts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import Lock
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
+
+from embedding_store.rpc.call_channel import CallChannel
 
 __all__ = ["FailoverChannel"]
 
 
-class FailoverChannel(grpc.Channel):  # type: ignore[misc]
+class FailoverChannel(CallChannel):
     """Makes calls on one channel of several; `leave` turns to the next one.
 
     Calls under way, streams among them, stay where they began. Safe to use
@@ -23,7 +24,7 @@ class FailoverChannel(grpc.Channel):  # type: ignore[misc]
     """
 
     def __init__(self, channels: Sequence[grpc.Channel]) -> None:
-        self._channels = tuple(channels)
+        super().__init__(channels)
         self._at = 0
         self._lock = Lock()
 
@@ -43,47 +44,8 @@ class FailoverChannel(grpc.Channel):  # type: ignore[misc]
             if self._at == number:
                 self._at = (number + 1) % len(self._channels)
 
-    def unary_unary(self, *method: Any, **settings: Any) -> Any:
-        """As in `grpc.Channel`."""
-        return self._call("unary_unary", method, settings)
-
-    def unary_stream(self, *method: Any, **settings: Any) -> Any:
-        """As in `grpc.Channel`."""
-        return self._call("unary_stream", method, settings)
-
-    def stream_unary(self, *method: Any, **settings: Any) -> Any:
-        """As in `grpc.Channel`."""
-        return self._call("stream_unary", method, settings)
-
-    def stream_stream(self, *method: Any, **settings: Any) -> Any:
-        """As in `grpc.Channel`."""
-        return self._call("stream_stream", method, settings)
-
-    def subscribe(self, callback: Callable[..., Any], try_to_connect: bool = False) -> None:
-        """As in `grpc.Channel`, to all channels."""
-        for channel in self._channels:
-            channel.subscribe(callback, try_to_connect)
-
-    def unsubscribe(self, callback: Callable[..., Any]) -> None:
-        """As in `grpc.Channel`, from all channels."""
-        for channel in self._channels:
-            channel.unsubscribe(callback)
-
-    def close(self) -> None:
-        """Closes all channels. Closing twice is harmless."""
-        for channel in self._channels:
-            channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _call(self, shape: str, method: tuple[Any, ...], settings: dict[str, Any]) -> Callable[..., Any]:
-        calls = [getattr(channel, shape)(*method, **settings) for channel in self._channels]
+    def made(self, calls: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+        """A call on the channel of the moment."""
 
         def call(*arguments: Any, **options: Any) -> Any:
             return calls[self._at](*arguments, **options)

@@ -10,6 +10,7 @@ import numpy as np
 
 from embedding_store.errors import BadInput, StoreFailed
 from embedding_store.rpc.connection import Connection
+from embedding_store.rpc.credentials import Credentials
 from embedding_store.rpc.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
 from embedding_store.rpc.spec_messages import STORE_SERVICE, spec_from_message
 from embedding_store.rpc.store_messages import LONGEST_WAIT_S, require_wire_ids
@@ -33,14 +34,17 @@ class RemoteSource(RowSource):
     Args:
         target: `host:port`, or a `Connection`, which stays its owner's to close.
         deadline_s: Seconds for each call, where `target` is an address.
+        credentials: Of this client, where `target` is an address; None: those of the environment.
 
     Raises:
-        BadInput: no such address or deadline can be.
+        BadInput: no such address or deadline can be, or it cannot be called with such credentials.
     """
 
-    def __init__(self, target: str | Connection, deadline_s: float = 30.0) -> None:
+    def __init__(
+        self, target: str | Connection, deadline_s: float = 30.0, credentials: Credentials | None = None
+    ) -> None:
         self._owns = isinstance(target, str)
-        self._connection = Connection(target, deadline_s) if isinstance(target, str) else target
+        self._connection = Connection(target, deadline_s, credentials) if isinstance(target, str) else target
         channel = self._connection.channel
         self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
         path = f"/{STORE_SERVICE}"

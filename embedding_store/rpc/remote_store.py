@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from embedding_store.errors import TableNotFound
 from embedding_store.pins import Pin, PinStatistics
 from embedding_store.rpc.connection import Connection
+from embedding_store.rpc.credentials import Credentials
 from embedding_store.rpc.remote import RemoteSource
 from embedding_store.rpc.remote_pin import RemotePin, remote_pins
 from embedding_store.rpc.remote_reads import RemoteReads
@@ -35,13 +36,16 @@ class RemoteStore(RemoteSource, EmbeddingStore):
     Args:
         target: `host:port`, or a `Connection`, which stays its owner's to close.
         deadline_s: Seconds for each call, where `target` is an address.
+        credentials: Of this client, where `target` is an address; None: those of the environment.
 
     Raises:
-        BadInput: no such address or deadline can be.
+        BadInput: no such address or deadline can be, or it cannot be called with such credentials.
     """
 
-    def __init__(self, target: str | Connection, deadline_s: float = 30.0) -> None:
-        super().__init__(target, deadline_s)
+    def __init__(
+        self, target: str | Connection, deadline_s: float = 30.0, credentials: Credentials | None = None
+    ) -> None:
+        super().__init__(target, deadline_s, credentials)
         channel, path = self._connection.channel, f"/{STORE_SERVICE}"
         self._commit = Upload(channel, f"{path}/Commit", store_pb2.CommitReply.FromString)
         self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)

@@ -16,7 +16,9 @@ from grpc_reflection.v1alpha import reflection
 
 from embedding_store.errors import BadInput
 from embedding_store.rpc.address import Address
+from embedding_store.rpc.bearer_token import TokenCheck
 from embedding_store.rpc.connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
+from embedding_store.rpc.credentials import Credentials
 
 __all__ = ["GrpcServer", "Service"]
 
@@ -54,19 +56,30 @@ class GrpcServer:
         threads: Calls under way at once, sessions of workers included; one
             more is refused (the client tries again) rather than left waiting
             behind sessions that do not end. Threads start as they are needed.
+        credentials: What it is secured by, and asks of clients; None: those of the environment.
 
     Attributes:
         address: `host:port` that it listens on, the port taken.
 
     Raises:
-        BadInput: the address cannot be listened on; names it and why.
+        BadInput: the address cannot be listened on, or not with such credentials; names it and why.
     """
 
-    def __init__(self, address: str, services: Sequence[Service], threads: int = 256) -> None:
+    def __init__(
+        self,
+        address: str,
+        services: Sequence[Service],
+        threads: int = 256,
+        credentials: Credentials | None = None,
+    ) -> None:
         where = Address.parse(address)
+        credentials = Credentials.from_environment() if credentials is None else credentials
+        secured = credentials.for_server(where)
         self._services = tuple(services)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grpc")
-        self._server = grpc.server(self._pool, options=_OPTIONS, maximum_concurrent_rpcs=threads)
+        checks: list[grpc.ServerInterceptor[Any, Any]] | None
+        checks = None if credentials.token is None else [TokenCheck(credentials.token)]
+        self._server = grpc.server(self._pool, interceptors=checks, options=_OPTIONS, maximum_concurrent_rpcs=threads)
         self._health = health.HealthServicer()
         self._server.add_generic_rpc_handlers(
             tuple(grpc.method_handlers_generic_handler(service.name, service.handlers) for service in services)
@@ -75,7 +88,11 @@ class GrpcServer:
         names = [service.name for service in services]
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
-            port = self._server.add_insecure_port(str(where))
+            port = (
+                self._server.add_insecure_port(str(where))
+                if secured is None
+                else self._server.add_secure_port(str(where), secured)
+            )
         except RuntimeError as error:
             self._server.stop(None)
             self._pool.shutdown(wait=False)

@@ -1,0 +1,209 @@
+"""Who may talk with whom over gRPC: certificates and a token, given in a program or by the environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import grpc
+
+from embedding_store.errors import BadInput
+from embedding_store.rpc.address import Address
+
+__all__ = ["ENVIRONMENT", "Credentials"]
+
+ENVIRONMENT = {
+    "ELASTABLE_TLS_CA": "certificates (PEM) of the authority that the other end's certificate is verified by",
+    "ELASTABLE_TLS_CERT": "this end's certificate (PEM), with what leads to the authority behind it",
+    "ELASTABLE_TLS_KEY": "the certificate's private key (PEM), without a passphrase",
+    "ELASTABLE_TOKEN_FILE": "file of the secret that clients show to servers",
+}
+"""Variables that every process reads -> one line of help."""
+
+_NAMES = dict(zip(("ca", "certificate", "key", "token"), ENVIRONMENT, strict=True))
+_CERTIFICATE = (b"-----BEGIN CERTIFICATE-----", "a certificate in PEM (-----BEGIN CERTIFICATE-----)")
+_KEY = (b"PRIVATE KEY-----", "a private key in PEM (-----BEGIN PRIVATE KEY-----)")
+# What a header can carry, and well within what gRPC takes of all headers together.
+_TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a process shows to others and asks of them; nothing at all: plain text, for anyone who reaches the port.
+
+    A client speaks TLS where `ca` is set, and then with no server that `ca`
+    does not vouch for by the name it is called by. A server speaks TLS, and
+    nothing else, where `certificate` and `key` are set; with `ca` beside them
+    it takes only clients whose certificate `ca` vouches for. Clients send the
+    token with every call, and servers take no call without it; over plain text
+    they do so within one host alone.
+
+    Attributes:
+        ca: Path of the certificates to trust, PEM.
+        certificate: Path of this end's certificate, PEM.
+        key: Path of its private key, PEM, not encrypted.
+        token: A shared secret of printable ASCII without spaces, at most 4,096
+            characters. In no message, in no `repr`.
+
+    Raises:
+        BadInput: a file that cannot be read or is not of its kind, a key
+            without its certificate or of another one, a token that no header
+            can carry; names the attribute, its variable and the file.
+    """
+
+    ca: str | os.PathLike[str] | None = None
+    certificate: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
+    token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.ca is not None:
+            _require_authority(Path(self.ca))
+        if (self.certificate is None) != (self.key is None):
+            given, missing = ("key", "certificate") if self.certificate is None else ("certificate", "key")
+            raise BadInput(
+                f"{_named(given)} is {str(getattr(self, given))!r} and {_named(missing)} is not set: set both, or none"
+            )
+        if self.certificate is not None and self.key is not None:
+            _require_pair(Path(self.certificate), Path(self.key))
+        if self.token is not None:
+            _require_token(self.token, _named("token"))
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        """What the variables of `ENVIRONMENT` say; one that is empty is as one that is not set.
+
+        Raises:
+            BadInput: as the class, and of a token file that cannot be read or is empty.
+        """
+        ca, certificate, key, token_file = (environment.get(name) or None for name in ENVIRONMENT)
+        return cls(ca, certificate, key, None if token_file is None else _token_of(Path(token_file)))
+
+    def for_client(self, address: Address) -> grpc.ChannelCredentials | None:
+        """What a channel to `address` is secured by; None: plain text.
+
+        Raises:
+            BadInput: there is a certificate and nothing to know the server by,
+                or the token would leave this host in plain text.
+        """
+        if self.ca is not None:
+            return grpc.ssl_channel_credentials(_read(self.ca, "ca"), *(self._pair() or (None, None)))
+        if self.certificate is not None:
+            raise BadInput(
+                f"{_named('certificate')} is {str(self.certificate)!r} and {_named('ca')} is not set: "
+                f"a client cannot verify the server at {address}; name the authority of its certificate"
+            )
+        self._require_token_stays_here(address)
+        return None
+
+    def for_server(self, address: Address) -> grpc.ServerCredentials | None:
+        """What a server at `address` is secured by; None: plain text.
+
+        Raises:
+            BadInput: there is an authority for clients and no certificate to show
+                them, or the token would travel to `address` in plain text.
+        """
+        pair = self._pair()
+        if pair is not None:
+            authority = None if self.ca is None else _read(self.ca, "ca")
+            return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+        if self.ca is not None:
+            raise BadInput(
+                f"{_named('ca')} is {str(self.ca)!r} and {_named('certificate')} is not set: "
+                f"a server at {address} needs a certificate, and {_named('key')}, to speak TLS"
+            )
+        self._require_token_stays_here(address)
+        return None
+
+    def _pair(self) -> tuple[bytes, bytes] | None:
+        """Key and certificate, as gRPC takes them."""
+        if self.certificate is None or self.key is None:
+            return None
+        return _read(self.key, "key"), _read(self.certificate, "certificate")
+
+    def _require_token_stays_here(self, address: Address) -> None:
+        if self.token is not None and not _is_loopback(address.host):
+            raise BadInput(
+                f"{_named('token')} would travel in plain text at {address}: set {_named('ca')} for clients, "
+                f"{_named('certificate')} and {_named('key')} for servers, or stay on 127.0.0.1"
+            )
+
+
+def _named(name: str) -> str:
+    """An attribute and its variable, for messages."""
+    return f"{name} ({_NAMES[name]})"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"  # any other name is what some resolver says it is
+
+
+def _read(path: str | os.PathLike[str], name: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadInput(f"{_named(name)}: {str(path)!r} cannot be read: {error.strerror or error}") from error
+
+
+def _require_pem(path: Path, name: str, kind: tuple[bytes, str]) -> bytes:
+    mark, meaning = kind
+    text = _read(path, name)
+    if mark not in text:
+        raise BadInput(f"{_named(name)}: {str(path)!r} holds no PEM of its kind; it must be {meaning}")
+    return text
+
+
+def _require_authority(path: Path) -> None:
+    _require_pem(path, "ca", _CERTIFICATE)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise BadInput(f"{_named('ca')}: {str(path)!r} is no PEM of certificates: {error.reason or error}") from error
+
+
+def _require_pair(certificate: Path, key: Path) -> None:
+    _require_pem(certificate, "certificate", _CERTIFICATE)
+    if b"ENCRYPTED" in _require_pem(key, "key", _KEY):
+        raise BadInput(f"{_named('key')}: {str(key)!r} is encrypted; nobody is there to be asked for its passphrase")
+    try:
+        # An empty password, so that OpenSSL asks nobody for one.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise BadInput(
+                f"{_named('key')}: {str(key)!r} is not the key of {_named('certificate')} {str(certificate)!r}"
+            ) from error
+        raise BadInput(
+            f"{_named('certificate')} {str(certificate)!r} with {_named('key')} {str(key)!r} "
+            f"cannot be used: {error.reason or error}"
+        ) from error
+
+
+def _token_of(path: Path) -> str:
+    """The token in a file, without white space around it."""
+    variable = _NAMES["token"]
+    try:
+        text = path.read_bytes().decode("ascii", "replace").strip()
+    except OSError as error:
+        raise BadInput(f"{variable}: {str(path)!r} cannot be read: {error.strerror or error}") from error
+    _require_token(text, f"{variable} {str(path)!r}")
+    return text
+
+
+def _require_token(token: str, name: str) -> None:
+    if not token:
+        raise BadInput(f"{name}: the token is empty; write a secret there, as `openssl rand -hex 32` makes one")
+    if _TOKEN.fullmatch(token) is None:
+        raise BadInput(
+            f"{name}: the token of {len(token):,} characters cannot be sent; "
+            "it must be 1 to 4,096 of printable ASCII without spaces"
+        )

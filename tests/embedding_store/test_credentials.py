@@ -1,0 +1,432 @@
+"""Who may talk with whom: TLS, certificates of both ends, tokens; and what cannot be is refused by name."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from embedding_store.errors import BadInput, DeadlineExceeded, Unauthenticated, Unavailable
+from embedding_store.memory.store import MemoryStore
+from embedding_store.open_store import open_store
+from embedding_store.rpc.address import Address
+from embedding_store.rpc.connection import Connection
+from embedding_store.rpc.credentials import ENVIRONMENT, Credentials
+from embedding_store.rpc.remote import RemoteSource
+from embedding_store.rpc.server import GrpcServer, Service
+from embedding_store.rpc.service import store_service
+from embedding_store.rpc.spec_messages import STORE_SERVICE
+from tests.certificates import TOKEN, Authority
+
+LOOPBACK = Address("127.0.0.1", 50051)
+ELSEWHERE = Address("192.0.2.1", 50051)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "theirs")
+
+
+@pytest.fixture
+def files(ours: Authority, tmp_path: Path) -> dict[str, Path]:
+    """A file for every variable, all of them right; a test spoils some."""
+    certificate, key = ours.issue("here", "localhost")
+    made = dict(zip(ENVIRONMENT, (tmp_path / name for name in ("ca", "certificate", "key", "token")), strict=True))
+    for source, target in zip((ours.ca, certificate, key), made.values(), strict=False):
+        shutil.copy(source, target)
+    made["ELASTABLE_TOKEN_FILE"].write_text(f"{TOKEN}\n")
+    return made
+
+
+def environment(files: dict[str, Path], *names: str) -> dict[str, str]:
+    return {f"ELASTABLE_{name}": str(files[f"ELASTABLE_{name}"]) for name in names}
+
+
+# -- what the environment says
+
+
+def test_every_variable_is_read(files: dict[str, Path]) -> None:
+    ca, certificate, key, _ = files.values()
+    found = Credentials.from_environment({name: str(file) for name, file in files.items()})
+    assert found == Credentials(str(ca), str(certificate), str(key), TOKEN)
+
+
+def test_a_variable_that_is_empty_is_as_one_that_is_not_set() -> None:
+    assert Credentials.from_environment(dict.fromkeys(ENVIRONMENT, "")) == Credentials()
+    assert Credentials.from_environment({}) == Credentials()
+
+
+@pytest.mark.parametrize("given", [("TLS_KEY",), ("TLS_CERT",), ("TLS_CA", "TLS_KEY")])
+def test_certificate_and_key_come_together(files: dict[str, Path], given: tuple[str, ...]) -> None:
+    with pytest.raises(
+        BadInput, match=r"ELASTABLE_TLS_(CERT|KEY)\) is .*ELASTABLE_TLS_(KEY|CERT)\) is not set"
+    ) as caught:
+        Credentials.from_environment(environment(files, *given))
+    assert str(files[f"ELASTABLE_{given[-1]}"]) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ENVIRONMENT)
+def test_a_file_that_is_missing_is_named(files: dict[str, Path], name: str) -> None:
+    files[name].unlink()
+    with pytest.raises(BadInput, match=f"{name}.*No such file") as caught:
+        Credentials.from_environment({variable: str(file) for variable, file in files.items()})
+    assert str(files[name]) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"\x30\x82\x01\x0a\xff", b"-----BEGIN CERTIFICATE-----\nnothing\n"])
+@pytest.mark.parametrize("name", ["ELASTABLE_TLS_CA", "ELASTABLE_TLS_CERT", "ELASTABLE_TLS_KEY"])
+def test_a_file_that_is_not_pem_is_named(files: dict[str, Path], name: str, text: bytes) -> None:
+    files[name].write_bytes(text)
+    with pytest.raises(BadInput, match=name) as caught:
+        Credentials.from_environment({variable: str(file) for variable, file in files.items()})
+    assert str(files[name]) in str(caught.value)
+
+
+def test_files_of_each_others_kind_are_named(files: dict[str, Path]) -> None:
+    ca, certificate, key, _ = files.values()
+    with pytest.raises(BadInput, match=r"key \(ELASTABLE_TLS_KEY\).*must be a private key in PEM"):
+        Credentials(ca, certificate, certificate)
+    with pytest.raises(BadInput, match=r"certificate \(ELASTABLE_TLS_CERT\).*must be a certificate in PEM"):
+        Credentials(ca, key, key)
+    with pytest.raises(BadInput, match=r"ca \(ELASTABLE_TLS_CA\).*must be a certificate in PEM"):
+        Credentials(key, certificate, key)
+
+
+def test_the_key_of_another_certificate_is_named(ours: Authority, files: dict[str, Path]) -> None:
+    other = ours.issue("other", "localhost")[1]
+    with pytest.raises(BadInput, match="is not the key of") as caught:
+        Credentials(certificate=files["ELASTABLE_TLS_CERT"], key=other)
+    assert str(other) in str(caught.value)
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked(files: dict[str, Path]) -> None:
+    key = files["ELASTABLE_TLS_KEY"]
+    key.write_text(key.read_text().replace("-----\n", "-----\nProc-Type: 4,ENCRYPTED\n", 1))
+    with pytest.raises(BadInput, match=r"ELASTABLE_TLS_KEY.* is encrypted"):
+        Credentials(certificate=files["ELASTABLE_TLS_CERT"], key=key)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "is empty"),
+        (" \n", "is empty"),
+        ("two words", "9 characters"),
+        ("grün", "cannot be sent"),
+        ("a" * 4097, "4,097"),
+    ],
+)
+def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(files: dict[str, Path], text: str, told: str) -> None:
+    file = files["ELASTABLE_TOKEN_FILE"]
+    file.write_text(text)
+    with pytest.raises(BadInput, match=told) as caught:
+        Credentials.from_environment({"ELASTABLE_TOKEN_FILE": str(file)})
+    assert str(file) in str(caught.value)
+    assert not text.strip() or text not in str(caught.value)
+
+
+def test_no_repr_shows_the_token() -> None:
+    assert TOKEN not in repr(Credentials(token=TOKEN))
+
+
+# -- what would not be safe
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "0.0.0.0", "::", "example.org", "localhost.example.org"])
+def test_a_token_does_not_leave_its_host_in_plain_text(host: str) -> None:
+    credentials = Credentials(token=TOKEN)
+    for secured in (credentials.for_client, credentials.for_server):
+        with pytest.raises(BadInput, match=r"ELASTABLE_TOKEN_FILE.* plain text.*ELASTABLE_TLS_CA") as caught:
+            secured(Address(host, 1))
+        assert TOKEN not in str(caught.value)
+
+
+def test_servers_and_connections_refuse_it_before_they_begin() -> None:
+    with pytest.raises(BadInput, match="plain text"):
+        GrpcServer("0.0.0.0:0", [], credentials=Credentials(token=TOKEN))
+    with pytest.raises(BadInput, match="plain text"):
+        Connection("127.0.0.1:1,192.0.2.1:1", credentials=Credentials(token=TOKEN))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_within_a_host_a_token_may_go_in_plain_text(host: str) -> None:
+    assert Credentials(token=TOKEN).for_client(Address(host, 1)) is None
+    assert Credentials(token=TOKEN).for_server(Address(host, 1)) is None
+
+
+def test_a_client_without_an_authority_and_a_server_without_a_certificate_are_refused(ours: Authority) -> None:
+    certificate, key = ours.issue("here", "localhost")
+    with pytest.raises(BadInput, match=r"ELASTABLE_TLS_CA\) is not set: a client cannot verify"):
+        Credentials(certificate=certificate, key=key).for_client(LOOPBACK)
+    with pytest.raises(BadInput, match=r"ELASTABLE_TLS_CERT\) is not set: a server"):
+        Credentials(ours.ca).for_server(LOOPBACK)
+
+
+def test_no_credentials_are_plain_text_anywhere() -> None:
+    assert Credentials().for_client(ELSEWHERE) is None
+    assert Credentials().for_server(ELSEWHERE) is None
+
+
+# -- who gets through
+
+
+class Echo:
+    """A service with a call of every shape; counts the calls that reach it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def one(self, message: bytes, context: grpc.ServicerContext) -> bytes:
+        self.calls += 1
+        return message
+
+    def many(self, message: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        self.calls += 1
+        yield message
+
+    def joined(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        self.calls += 1
+        return b"".join(messages)
+
+    def each(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        self.calls += 1
+        yield from messages
+
+    def service(self) -> Service:
+        handlers = {
+            "unary_unary": grpc.unary_unary_rpc_method_handler(self.one),
+            "unary_stream": grpc.unary_stream_rpc_method_handler(self.many),
+            "stream_unary": grpc.stream_unary_rpc_method_handler(self.joined),
+            "stream_stream": grpc.stream_stream_rpc_method_handler(self.each),
+        }
+        return Service(STORE_SERVICE, handlers)
+
+
+SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+def echoed(connection: Connection, shape: str) -> bytes:
+    """What comes back of a call of that shape."""
+    call = getattr(connection.channel, shape)(f"/{STORE_SERVICE}/{shape}", None, None)
+
+    def attempt(timeout: float) -> bytes:
+        reply = call(iter([b"said"]) if shape.startswith("stream") else b"said", timeout=timeout)
+        return b"".join(reply) if shape.endswith("stream") else reply
+
+    return connection.call(attempt)
+
+
+def server_of(credentials: Credentials, echo: Echo | None = None) -> GrpcServer:
+    return GrpcServer("127.0.0.1:0", [(echo or Echo()).service()], credentials=credentials)
+
+
+def ask(address: str, credentials: Credentials, shape: str = "unary_unary", deadline_s: float = 60.0) -> bytes:
+    connection = Connection(address, deadline_s, credentials)
+    try:
+        return echoed(connection, shape)
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_of_call_gets_through_with_certificates_and_token(ours: Authority, shape: str) -> None:
+    credentials = ours.mutual()
+    with server_of(credentials) as server:
+        assert ask(server.address, credentials, shape) == b"said"
+        others = f"{server.address},localhost:{server.address.rpartition(':')[2]}"
+        assert ask(others, credentials, shape) == b"said"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shown", [None, "another-secret-of-somebody", TOKEN[:-1], TOKEN.upper()])
+def test_no_shape_of_call_gets_through_without_the_token(shape: str, shown: str | None) -> None:
+    echo = Echo()
+    with server_of(Credentials(token=TOKEN), echo) as server:
+        assert ask(server.address, Credentials(token=TOKEN), shape) == b"said"
+        with pytest.raises(Unauthenticated, match=f"{server.address} .*ELASTABLE_TOKEN_FILE") as caught:
+            ask(server.address, Credentials(token=shown), shape)
+        assert echo.calls == 1
+    assert TOKEN not in str(caught.value)
+    assert shown is None or shown not in str(caught.value)
+
+
+def test_a_stream_that_says_nothing_is_refused_all_the_same() -> None:
+    said = threading.Event()
+
+    def silence() -> Iterator[bytes]:
+        said.wait(60)
+        yield b""
+
+    with server_of(Credentials(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.stream_unary(f"/{STORE_SERVICE}/stream_unary", None, None)(silence(), timeout=50)
+        said.set()
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_refusal_is_not_repeated() -> None:
+    with server_of(Credentials(token=TOKEN)) as server:
+        connection, attempts = Connection(server.address, 60, Credentials()), []
+        call = connection.channel.unary_unary(f"/{STORE_SERVICE}/unary_unary", None, None)
+
+        def attempt(timeout: float) -> bytes:
+            attempts.append(timeout)
+            return bytes(call(b"", timeout=timeout))
+
+        with pytest.raises(Unauthenticated):
+            connection.call(attempt)
+        connection.close()
+    assert len(attempts) == 1
+
+
+@pytest.mark.parametrize("written", [f"bearer {TOKEN}", f"BEARER {TOKEN}"])
+def test_other_clients_may_write_the_scheme_as_they_like(written: str) -> None:
+    with server_of(Credentials(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
+        call = channel.unary_unary(f"/{STORE_SERVICE}/unary_unary", None, None)
+        assert call(b"said", timeout=60, metadata=(("authorization", written),)) == b"said"
+
+
+@pytest.mark.parametrize(
+    "shown", [[], ["Bearer"], ["Bearer "], [TOKEN], [f"Basic {TOKEN}"], [f"Bearer {TOKEN} "], [f"Bearer {TOKEN}"] * 2]
+)
+def test_anything_but_one_bearer_token_is_refused(shown: list[str]) -> None:
+    with server_of(Credentials(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
+        call = channel.unary_unary(f"/{STORE_SERVICE}/unary_unary", None, None)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"said", timeout=60, metadata=[("authorization", value) for value in shown])
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_metadata_of_a_call_goes_with_the_token() -> None:
+    with server_of(Credentials(token=TOKEN)) as server:
+        connection = Connection(server.address, 60, Credentials(token=TOKEN))
+        call = connection.channel.unary_unary(f"/{STORE_SERVICE}/unary_unary", None, None)
+        assert call(b"said", timeout=60, metadata=(("trace", "1"),)) == b"said"
+        connection.close()
+
+
+def test_health_needs_no_token() -> None:
+    with server_of(Credentials(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
+        reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        "/elastable.master.v1.Master/Missing",
+    ],
+)
+def test_nothing_else_goes_without(method: str) -> None:
+    with server_of(Credentials(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            next(channel.stream_stream(method, None, None)(iter([b""]), timeout=60))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_the_token_is_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), server_of(Credentials(token=TOKEN)) as server:
+        assert ask(server.address, Credentials(token=TOKEN)) == b"said"
+        with pytest.raises(Unauthenticated):
+            ask(server.address, Credentials(token="wrong"))
+    assert TOKEN not in caplog.text
+
+
+# -- TLS that does not come about
+
+
+def test_a_server_that_is_not_of_the_authority_is_refused_at_once(ours: Authority, theirs: Authority) -> None:
+    refused = pytest.raises(Unauthenticated, match=r"no TLS with 127\.0\.0\.1:\d+: .*authority in ELASTABLE_TLS_CA")
+    with server_of(ours.mutual(None)) as server, refused:
+        ask(server.address, theirs.mutual(None))
+
+
+def test_a_server_by_another_name_is_refused_at_once(ours: Authority) -> None:
+    certificate, key = ours.issue("elsewhere", "elsewhere.example")
+    refused = pytest.raises(Unauthenticated, match=r"127\.0\.0\.1:\d+: its certificate is not for that name")
+    with server_of(Credentials(certificate=certificate, key=key)) as server, refused:
+        ask(server.address, Credentials(ours.ca))
+
+
+def test_a_server_in_plain_text_is_refused_at_once(ours: Authority) -> None:
+    refused = pytest.raises(Unauthenticated, match=r"127\.0\.0\.1:\d+: it speaks plain text")
+    with server_of(Credentials()) as server, refused:
+        ask(server.address, Credentials(ours.ca, token=TOKEN))
+
+
+def test_a_tls_server_takes_any_client_that_knows_it_and_none_in_plain_text(ours: Authority) -> None:
+    certificate, key = ours.issue("here", "127.0.0.1")
+    with server_of(Credentials(certificate=certificate, key=key)) as server:
+        assert ask(server.address, Credentials(ours.ca)) == b"said"
+        with pytest.raises(Unavailable, match=r"perhaps it speaks TLS and this client does not \(ELASTABLE_TLS_CA\)"):
+            ask(server.address, Credentials(), deadline_s=1.0)
+
+
+@pytest.mark.parametrize("shown", ["none", "another's"])
+def test_mutual_tls_takes_no_client_without_its_certificate(ours: Authority, theirs: Authority, shown: str) -> None:
+    echo = Echo()
+    certificate, key = theirs.issue("stranger", "127.0.0.1")
+    stranger = Credentials(ours.ca) if shown == "none" else Credentials(ours.ca, certificate, key)
+    with server_of(ours.mutual(None), echo) as server:
+        assert ask(server.address, ours.mutual(None)) == b"said"
+        with pytest.raises(Unavailable, match=f"{server.address} .*asks for another certificate") as caught:
+            ask(server.address, stranger, deadline_s=1.0)
+    assert echo.calls == 1
+    assert not isinstance(caught.value, DeadlineExceeded)
+
+
+def test_a_server_that_is_started_again_is_reached_again(ours: Authority) -> None:
+    credentials = ours.mutual()
+    with server_of(credentials) as first:
+        connection = Connection(first.address, 60, credentials)
+        assert echoed(connection, "unary_unary") == b"said"
+    with GrpcServer(first.address, [Echo().service()], credentials=credentials):
+        assert echoed(connection, "unary_unary") == b"said"
+    connection.close()
+
+
+# -- taken from the environment where none are given
+
+
+def test_stores_and_servers_take_them_from_the_environment(
+    files: dict[str, Path], theirs: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, file in files.items():
+        monkeypatch.setenv(name, str(file))
+    with MemoryStore() as store, GrpcServer("localhost:0", [store_service(store, writable=True)]) as server:
+        with open_store(f"grpc://{server.address}") as remote:
+            assert remote.version() == 0
+        stranger = Credentials(files["ELASTABLE_TLS_CA"], *theirs.issue("stranger", "localhost"), TOKEN)
+        with RemoteSource(server.address, 1.0, stranger) as source, pytest.raises(Unavailable):
+            source.version()
+
+
+def test_no_credentials_given_are_none_whatever_the_environment_says(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, file in files.items():
+        monkeypatch.setenv(name, str(file))
+    with server_of(Credentials()) as server:
+        assert ask(server.address, Credentials()) == b"said"
+
+
+def test_without_a_token_calls_are_made_on_grpcs_own_channel(ours: Authority) -> None:
+    plain, secured = (
+        Connection("127.0.0.1:1", 1, credentials) for credentials in (Credentials(), Credentials(ours.ca))
+    )
+    for connection in (plain, secured):
+        assert type(connection.channel).__module__ == "grpc._channel"
+        connection.close()
