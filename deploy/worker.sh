@@ -30,7 +30,7 @@ while :; do
   fi
   case $status in # the exit codes of `elastable --help`
     0) break ;;
-    2 | 3 | 4 | 7) exit "$status" ;; # command line, input, model; the job itself has failed
+    2 | 3 | 4 | 7 | 9) exit "$status" ;; # command line, input, model, credentials; the job itself has failed
   esac
   tries_left=$((tries_left - 1))
   if [ "$tries_left" -le 0 ]; then

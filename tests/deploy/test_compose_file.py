@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from elastable.exit_codes import ExitCode
+from embedding_store.rpc.credentials import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ("redis", "master", "worker")
@@ -101,6 +106,32 @@ def test_variables_of_the_compose_test_are_those_of_the_compose_file() -> None:
         name for line in re.findall(r"^export (.+)$", script, re.MULTILINE) for name in re.findall(r"(\w+)=", line)
     }
     assert exported <= known
+
+
+def test_tls_adds_files_and_variables_to_master_and_workers() -> None:
+    added: dict[str, Any] = yaml.safe_load((ROOT / "deploy/tls.yml").read_text())
+    assert set(added["services"]) == {"master", "worker"}
+    for settings in added["services"].values():
+        assert set(settings) <= {"environment", "volumes", "healthcheck"}
+        assert list(settings["environment"]) == list(ENVIRONMENT)
+        (volume,) = settings["volumes"]
+        folder = volume.removesuffix(":ro").rpartition(":")[2]
+        assert all(Path(path).parent == Path(folder) for path in settings["environment"].values())
+    assert added["services"]["master"]["healthcheck"]["test"] == ["CMD", "master-health.py", "master:50051"]
+    if shutil.which("docker-compose"):
+        command = ["docker-compose", "-f", "docker-compose.yml", "-f", "deploy/tls.yml", "config"]
+        environment = {**os.environ, "ELASTABLE_TLS_DIR": "/somewhere"}
+        ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        services = yaml.safe_load(ran.stdout)["services"]
+        for name in ("master", "worker"):
+            assert set(ENVIRONMENT) <= set(services[name]["environment"])
+            assert "/somewhere:/run/tls:ro" in services[name]["volumes"]
+
+
+def test_a_worker_container_tries_no_more_where_every_try_would_fail_alike() -> None:
+    (codes,) = re.findall(r"^ *([\d |]+)\) exit", (ROOT / "deploy/worker.sh").read_text(), re.MULTILINE)
+    hopeless = "USAGE", "BAD_INPUT", "BAD_MODEL", "JOB_FAILED", "UNAUTHENTICATED"
+    assert {int(code) for code in codes.split("|")} == {ExitCode[name] for name in hopeless}
 
 
 @pytest.mark.parametrize("script", [*sorted((ROOT / "deploy").glob("*.sh")), ROOT / ".ci/run"], ids=lambda p: p.name)

@@ -1,0 +1,53 @@
+"""A store over mutual TLS with a token keeps the store contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from embedding_store.memory.store import MemoryStore
+from embedding_store.rpc.credentials import Credentials
+from embedding_store.rpc.remote_store import RemoteStore
+from embedding_store.rpc.server import GrpcServer
+from embedding_store.rpc.service import store_service
+from embedding_store.spec import OptimizerSpec, TableSpec
+from tests.certificates import Authority
+from tests.contracts.store_contract import StoreContract
+from tests.contracts.store_samples import MakeStore, commit, rows_by_id, update
+
+
+@pytest.fixture(scope="module")
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
+    return Authority(tmp_path_factory.mktemp("secure") / "tls").mutual()
+
+
+@pytest.fixture
+def make_store(credentials: Credentials) -> Iterator[MakeStore]:
+    with ExitStack() as held:
+
+        def make() -> RemoteStore:
+            store = held.enter_context(MemoryStore(threads=2))
+            served = [store_service(store, writable=True)]
+            server = held.enter_context(GrpcServer("127.0.0.1:0", served, credentials=credentials))
+            return RemoteStore(server.address, 60, credentials)
+
+        yield make
+
+
+class TestRemoteStoreOverTls(StoreContract):
+    @pytest.fixture
+    def make_store(self, make_store: MakeStore) -> MakeStore:
+        return make_store
+
+
+def test_bulk_of_many_frames(make_store: MakeStore) -> None:
+    ids = np.arange(30_000) * 7
+    with MemoryStore() as model, make_store() as remote:
+        for each in (model, remote):
+            each.create_table(TableSpec("t", 64, optimizer=OptimizerSpec.of("adagrad")))
+            commit(each, {"t": update(ids, 64)})
+        np.testing.assert_array_equal(remote.lookup({"t": ids})["t"], model.lookup({"t": ids})["t"])
+        assert rows_by_id(remote, "t") == rows_by_id(model, "t")
