@@ -32,6 +32,9 @@ from embedding_store.store import Int64
 
 __all__ = ["HeldRows"]
 
+_FIRST_BYTES = 4 << 20
+_GROWTH = 4
+
 
 @dataclass(slots=True)
 class _HeldTable:
@@ -42,20 +45,28 @@ class _HeldTable:
         hot: Which ids have a frame.
         rows: uint8 `[frames, weight_bytes + slot_bytes]`.
         stamps: int64 `[partitions]`, as this process left or found them; `NO_STAMP` where it never looked.
+        missed: Rows that were to be kept and had no frame.
     """
 
     spec: TableSpec
     hot: HotSet
     rows: Slab
     stamps: Int64
+    missed: int = 0
 
 
 class HeldRows:
-    """Packed weights and slots of hot rows, within a budget. For one thread at a time."""
+    """Packed weights and slots of hot rows, within a budget. For one thread at a time.
+
+    Memory is taken as it is needed, four times as much whenever a table meets
+    half as many rows that have no frame as it has frames: what a small table
+    does not fill stays free, and a large one has the whole budget soon.
+    """
 
     def __init__(self, total_bytes: int) -> None:
-        """`total_bytes`: of memory, for all tables together; 0 holds nothing. Rows take theirs as they come."""
+        """`total_bytes`: of memory, for all tables together at most; 0 holds nothing."""
         self._total = total_bytes
+        self._room = min(total_bytes, _FIRST_BYTES)
         self._tables: dict[str, _HeldTable] = {}
         self._left: tuple[int, int] | None = None  # version and serial that the last commit left
 
@@ -70,6 +81,10 @@ class HeldRows:
         for table in self._tables.values():
             table.hot.clear()
             table.stamps[:] = NO_STAMP
+
+    def close(self) -> None:
+        """Gives the memory back. Closing twice is harmless."""
+        self._total, self._left, self._tables = 0, None, {}
 
     def place(self, block: Block) -> Block:
         """Copies the rows that are held into a block.
@@ -112,7 +127,10 @@ class HeldRows:
         """
         if not self._total:
             return
-        if not self._covers(block.catalog, block):
+        grows = self._room < self._total and self._is_crowded()
+        if grows:
+            self._room = min(self._total, _GROWTH * self._room)
+        if grows or not self._covers(block.catalog, block):
             try:
                 self._share_out(block.catalog)
             except MemoryError:  # the commit stands all the same
@@ -129,15 +147,18 @@ class HeldRows:
             for held, now in ((self._tables.get(name), catalog.tables[name]) for name in block.tables)
         )
 
+    def _is_crowded(self) -> bool:
+        return any(table.missed > table.hot.frames // 2 for table in self._tables.values())
+
     def _share_out(self, catalog: Catalog) -> None:
-        """A new table takes of what the others have: all of them begin anew."""
+        """A new table takes of what the others have, and more room is other memory: all of them begin anew."""
         sizes = {name: _row_bytes(table.spec) for name, table in catalog.tables.items()}
         needs = [
-            min(self._total, (table.spec.vocabulary_size or self._total) * (sizes[name] + BYTES_A_FRAME))
+            min(self._room, (table.spec.vocabulary_size or self._room) * (sizes[name] + BYTES_A_FRAME))
             for name, table in catalog.tables.items()
         ]
         self._tables = {}
-        for (name, table), share in zip(catalog.tables.items(), even_shares(needs, self._total), strict=True):
+        for (name, table), share in zip(catalog.tables.items(), even_shares(needs, self._room), strict=True):
             hot = HotSet(max(WAYS, share // (sizes[name] + BYTES_A_FRAME)), dense=False)
             rows = Slab(hot.frames, sizes[name], np.uint8)
             stamps = np.full(table.partitions, NO_STAMP, np.int64)
@@ -157,6 +178,7 @@ class HeldRows:
         table, (start, stop) = self._tables[name], _span(block, name)
         ids, frames, cold = block.ids[start:stop], np.empty(stop - start, np.int64), np.empty(stop - start, np.int64)
         cold = cold[: table.hot.find(ids, frames, cold, counted=False)]
+        table.missed += len(cold)
         admitted, gone, lost = (np.empty(len(cold), np.int64) for _ in range(3))
         table.hot.admit(ids[cold], admitted, gone, lost)
         # A row that was held may just have lost its frame to one that is hotter.

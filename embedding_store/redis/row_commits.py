@@ -75,6 +75,10 @@ class RowCommits:
         self._unfinished = None
         self._held.forget()
 
+    def close(self) -> None:
+        """Gives back the memory of rows that are held. Closing twice is harmless."""
+        self._held.close()
+
     def stage(self, commit: Commit, catalog: Catalog, deadline: Deadline) -> Staged | None:
         """The rows of a commit, read and updated in memory; None if it stands already."""
         if commit.record is not None and len(commit.record) > _MOST_RECORD_BYTES:

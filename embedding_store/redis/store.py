@@ -298,9 +298,14 @@ class RedisStore(RedisReader, EmbeddingStore):
             self._reload(deadline)
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections, and gives back the memory of rows that are held."""
         super().close()
         self._writer.ownership.close()
+        if self._writing.acquire(blocking=False):  # else a commit of another thread is about to fail
+            try:
+                self._commits.close()
+            finally:
+                self._writing.release()
 
     def deadline(self) -> Deadline:
         """Of one operation that begins now."""

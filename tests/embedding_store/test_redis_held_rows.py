@@ -204,6 +204,33 @@ def test_no_more_is_held_than_allowed(redis_url: str) -> None:
         assert store._commits._held.count == 0
 
 
+def test_memory_is_taken_as_it_is_needed_and_given_back(redis_url: str, client: redis.Redis) -> None:
+    wide = TableSpec("wide", 64, None, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
+    ids = np.random.default_rng(5).integers(-(1 << 62), 1 << 62, 40_000)
+    gradients = np.ones((len(ids), 64), np.float32)
+    row_bytes = 2 * 4 * 64
+
+    def taken(store: RedisStore) -> int:
+        return sum(table.rows.array.nbytes for table in store._commits._held._tables.values())
+
+    def commit(store: RedisStore, version: int, count: int) -> int:
+        before = bytes_told(client)
+        store.commit(Commit(version, {"wide": TableUpdate(ids[:count], gradients[:count])}, version - 1, {}))
+        return bytes_told(client) - before
+
+    with RedisStore(redis_url) as store:
+        store.create_table(wide)
+        for version in range(1, 20):
+            commit(store, version, 500)
+        assert 500 * row_bytes < taken(store) <= 4 << 20
+        assert commit(store, 20, 500) < 500 * row_bytes / 10
+        for version in range(21, 25):
+            commit(store, version, len(ids))
+        assert len(ids) * row_bytes < taken(store) <= 256 << 20
+        assert commit(store, 25, len(ids)) < len(ids) * row_bytes / 10
+    assert taken(store) == 0
+
+
 def test_how_much_is_held_is_told_by_the_url() -> None:
     assert RedisUrl.parse("redis://h").held_bytes == 256 << 20
     assert RedisUrl.parse("redis://h?held_bytes=2GiB").held_bytes == 2 << 30
