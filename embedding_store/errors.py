@@ -22,6 +22,7 @@ __all__ = [
     "NotJoined",
     "SpecConflict",
     "StaleVersion",
+    "StoreBroken",
     "StoreFailed",
     "TableNotFound",
     "Unauthenticated",
@@ -93,6 +94,10 @@ class Unauthenticated(ElastableError):
 
 class StoreFailed(ElastableError):
     """The store answered with a failure; no value was substituted for it."""
+
+
+class StoreBroken(StoreFailed):
+    """The store failed in the middle of a change and fails ever since: no repetition mends it, a checkpoint does."""
 
 
 class NotJoined(ElastableError):

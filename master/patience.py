@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from embedding_store.errors import StoreFailed, Unavailable
+from embedding_store.errors import StoreBroken, StoreFailed, Unavailable
 
 __all__ = ["patiently"]
 
@@ -37,13 +37,15 @@ def patiently(
 
     Raises:
         StoreFailed, Unavailable: the last failure before the deadline.
-        ElastableError: any other, at once.
+        ElastableError: any other, at once, and `StoreBroken`.
     """
     give_up = now() + deadline_s
     pause = _FIRST_PAUSE_S
     while True:
         try:
             return call()
+        except StoreBroken:
+            raise
         except (StoreFailed, Unavailable) as error:
             if now() + pause > give_up:
                 raise

@@ -87,6 +87,7 @@ EMBEDDING_STORE = [
     "SlotSpec",
     "SpecConflict",
     "StaleVersion",
+    "StoreBroken",
     "StoreFailed",
     "TableNotFound",
     "TableSlices",

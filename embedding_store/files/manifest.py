@@ -18,6 +18,7 @@ from embedding_store.spec_json import spec_from_json, spec_to_json
 __all__ = ["FolderLock", "Manifest", "SavedTable", "read_manifest", "write_manifest"]
 
 _MANIFEST, _LOCK = "manifest.json", "lock"
+_BESIDE = f"{_MANIFEST}.new"  # is all that a process leaves which dies while it writes the first one
 _FORMAT = "elastable-file-store-1"
 
 
@@ -64,8 +65,12 @@ class FolderLock:
             holder = os.pread(self._fd, 20, 0).decode(errors="replace") or "unknown"
             os.close(self._fd)
             raise StoreFailed(f"{folder} is open already, in process {holder}: one process at a time has it") from error
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, str(os.getpid()).encode(), 0)
+        except OSError as error:
+            os.close(self._fd)
+            raise StoreFailed(f"file store: {path} cannot be written: {error.strerror}") from error
 
     def release(self) -> None:
         """Gives the lock back. Releasing twice is harmless."""
@@ -84,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        found = sorted(entry.name for entry in folder.iterdir() if entry.name != _LOCK)
+        found = sorted(entry.name for entry in folder.iterdir() if entry.name not in (_LOCK, _BESIDE))
         if found:
             raise StoreFailed(
                 f"{folder} is no file store: it holds {', '.join(found[:3])} but no {_MANIFEST}; name an empty folder"
@@ -127,7 +132,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "tables": tables,
     }
     text = json.dumps(fields, indent=1).encode()
-    path, beside = folder / _MANIFEST, folder / f"{_MANIFEST}.new"
+    path, beside = folder / _MANIFEST, folder / _BESIDE
     try:
         with beside.open("wb") as file:
             file.write(text + b"\n" + f"{zlib.crc32(text):08x}".encode())

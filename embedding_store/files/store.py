@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from embedding_store.errors import BadInput, StoreFailed
+from embedding_store.errors import BadInput, StoreBroken, StoreFailed
 from embedding_store.files.manifest import FolderLock, Manifest, SavedTable, read_manifest, write_manifest
 from embedding_store.files.row_budget import RowBudget
 from embedding_store.files.table import FileTable, SavedIds
@@ -233,7 +233,7 @@ class FileStore(MemoryStore):
     def _require_open(self) -> None:
         failure = self._failed()
         if failure is not None:
-            raise StoreFailed(
+            raise StoreBroken(
                 f"{self.folder} failed in the middle of a change; restore a checkpoint: {failure}"
             ) from failure
         if self._closed:

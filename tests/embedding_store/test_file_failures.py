@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, StoreFailed
+from embedding_store.errors import BadInput, StoreBroken, StoreFailed
 from embedding_store.files.store import FileStore
 from embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from embedding_store.store import RowBlock
@@ -100,6 +100,32 @@ os._exit(9)
     assert "was not closed cleanly" in _refused(saved)
 
 
+def test_a_process_that_dies_while_it_writes_its_first_manifest_leaves_an_empty_store(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from embedding_store.files.store import FileStore
+from embedding_store.spec import TableSpec
+Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+FileStore({str(tmp_path / "s")!r}).create_table(TableSpec("t", 4, 9))
+"""
+    assert _python(code).returncode == -9
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["lock", "manifest.json.new"]
+    with FileStore(tmp_path / "s", MIB, unclean="drop") as store:
+        assert store.create_table(WIDE)
+
+
+def test_a_folder_whose_lock_cannot_be_written_is_named(tmp_path: Path) -> None:
+    code = f"""
+import resource
+from embedding_store.files.store import FileStore
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+FileStore({str(tmp_path / "s")!r})
+"""
+    assert "StoreFailed: file store:" in (told := _python(code).stderr)
+    assert "lock cannot be written: File too large" in told
+
+
 @pytest.mark.parametrize("name", ["weights.rows", "slots.rows", "ids.int64", "../manifest.json"])
 @pytest.mark.parametrize("damage", ["cut", "foreign", "missing"])
 def test_files_that_are_not_what_was_saved_are_refused_by_name(saved: Path, name: str, damage: str) -> None:
@@ -173,7 +199,7 @@ def test_a_store_that_fails_in_the_middle_of_a_change_says_so_from_then_on(saved
     with pytest.raises(StoreFailed, match=r"slots.rows is corrupt"):
         commit(store, {"t": update(np.arange(100), 64)})
     for again in (lambda: store.lookup({"t": np.arange(3)}), lambda: commit(store, {}), store.flush):
-        with pytest.raises(StoreFailed, match=r"failed in the middle of a change; restore a checkpoint: .*slots.rows"):
+        with pytest.raises(StoreBroken, match=r"failed in the middle of a change; restore a checkpoint: .*slots.rows"):
             again()
     store.close()
     assert "was not closed cleanly" in _refused(saved)

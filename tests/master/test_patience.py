@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from embedding_store.errors import BadInput, ElastableError, StoreFailed, Unavailable
+from embedding_store.errors import BadInput, ElastableError, StoreBroken, StoreFailed, Unavailable
 from master.patience import patiently
 
 
@@ -40,8 +40,9 @@ def test_a_store_that_stays_away() -> None:
         patiently(Away(*[Unavailable("away")] * 2, *[Unavailable("still away")] * 1000), "a call", 0.3)
 
 
-def test_what_no_repetition_mends_is_raised_at_once() -> None:
-    away = Away(BadInput("no such table"))
-    with pytest.raises(BadInput, match="no such table"):
+@pytest.mark.parametrize("error", [BadInput("no such table"), StoreBroken("no such table: restore a checkpoint")])
+def test_what_no_repetition_mends_is_raised_at_once(error: ElastableError) -> None:
+    away = Away(error)
+    with pytest.raises(type(error), match="no such table"):
         patiently(away, "a call", 30.0)
     assert away.calls == 1
