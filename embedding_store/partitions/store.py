@@ -201,7 +201,8 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
 
     def row_count(self, table: str) -> int:
         """As in `EmbeddingStore.row_count`."""
-        return count_rows(self._partition(table), self._stores, self._calls)
+        with self._lock.reading():  # or some shards would tell of a commit that others have yet to make
+            return count_rows(self._partition(table), self._stores, self._calls)
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """As in `EmbeddingStore.scan`; a block is of one version, a commit between two shows in the later one."""
@@ -239,7 +240,8 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
         """As in `EmbeddingStore.table_statistics`, all shards together."""
         found = self._partition(table)
         calls = {number: partial(self._stores[number].table_statistics, table) for number in found.holders}
-        found_on = self._calls.run(calls)
+        with self._lock.reading():
+            found_on = self._calls.run(calls)
         taken = [of.bytes for of in found_on.values()]
         return TableStatistics(
             rows=of_rows(found, {shard: of.rows for shard, of in found_on.items()}),
@@ -252,7 +254,8 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
 
     def sightings(self, table: str) -> UInt8 | None:
         """As in `EmbeddingStore.sightings`: the greatest counters of all shards, which is enough for each of them."""
-        return read_sightings(self._partition(table), self._stores, self._calls)
+        with self._lock.reading():
+            return read_sightings(self._partition(table), self._stores, self._calls)
 
     def put_sightings(self, table: str, counters: UInt8) -> None:
         """As in `EmbeddingStore.put_sightings`, on every shard."""

@@ -211,3 +211,43 @@ def test_a_store_that_is_closed_beside_lookups_says_so(kind: str, tmp_path: Path
         store.close()
 
     on_threads([*[look] * (THREADS - 1), close], done)
+
+
+class _Held(MemoryStore):
+    """Does not finish a commit before it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(threads=1)
+        self.reached, self.go = threading.Event(), threading.Event()
+
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        finish = super().stage(commit)
+
+        def held() -> None:
+            self.reached.set()
+            assert self.go.wait(JOIN_S)
+            finish()
+
+        return held
+
+
+def test_what_shards_count_is_of_one_version() -> None:
+    """While one shard has a commit and the other has not, nobody is told a number."""
+    slow, counted = _Held(), []
+    with PartitionedStore([MemoryStore(threads=1), slow]) as store:
+        store.create_table(SUMS)
+        update = TableUpdate(np.arange(300), np.ones((300, DIM), np.float32))
+        committing = threading.Thread(target=store.commit, args=(Commit(1, {"sums": update}, 0, {}),))
+        counting = [
+            threading.Thread(target=lambda: counted.append(store.row_count("sums"))),
+            threading.Thread(target=lambda: counted.append(store.table_statistics("sums").rows)),
+        ]
+        committing.start()
+        assert slow.reached.wait(JOIN_S)
+        for thread in counting:
+            thread.start()
+            thread.join(0.1)
+        slow.go.set()
+        for thread in (committing, *counting):
+            thread.join(JOIN_S)
+    assert counted == [300, 300]
