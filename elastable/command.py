@@ -20,13 +20,16 @@ from elastable.commands.work import worker
 from elastable.exit_codes import ExitCode, exit_code_of, exit_code_table
 from elastable.heap import keep_freed_memory
 from embedding_store.errors import ElastableError
+from embedding_store.rpc.credentials import ENVIRONMENT
 
 __all__ = ["app", "main"]
+
+_VARIABLES = "\n\n".join(f"{name}: {meaning}" for name, meaning in ENVIRONMENT.items())
 
 app = typer.Typer(
     name="elastable",
     help="Train Keras models whose embedding tables live in a store.",
-    epilog="Exit codes.\n\n" + exit_code_table(),
+    epilog=f"Exit codes.\n\n{exit_code_table()}\n\nTLS and authentication: variables of files.\n\n{_VARIABLES}",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_show_locals=False,

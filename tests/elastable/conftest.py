@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tests.elastable.processes import CLICK_JOB, Finished, run_elastable
 
@@ -28,6 +30,20 @@ class Trained:
     def result(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.run / "result.json").read_text())
         return found
+
+    def require_same_numbers(self, run: Path) -> None:
+        """Fails where another run of the job ended with any bit that is not this one's."""
+        ours, theirs = (
+            {file.name: file for file in home.glob("**/*.safetensors")}
+            for home in (run / "checkpoints" / self.checkpoint.name, self.checkpoint)
+        )
+        assert set(ours) == set(theirs)
+        assert ours
+        for name, file in ours.items():
+            mine, others = load_file(file), load_file(theirs[name])
+            assert set(mine) == set(others)
+            for key, tensor in mine.items():
+                np.testing.assert_array_equal(tensor, others[key], err_msg=f"{name} {key}")
 
 
 @pytest.fixture(scope="session")

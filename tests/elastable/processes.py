@@ -97,9 +97,9 @@ class Running:
         """Process ids of the workers it started."""
         return _children(self.pid)
 
-    def address(self) -> str:
+    def address(self, host: str = "127.0.0.1") -> str:
         """`host:port` that it says it listens on."""
-        wait_until(lambda: " at 127.0.0.1:" in self.out or self.process.poll() is not None, "an address", self)
+        wait_until(lambda: f" at {host}:" in self.out or self.process.poll() is not None, "an address", self)
         assert " at " in self.out, self.err
         return self.out.split(" at ", 1)[1].split(",", 1)[0]
 

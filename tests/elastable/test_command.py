@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from elastable.command import app
 from elastable.exit_codes import ExitCode, error_of, exit_code_of
 from embedding_store import errors
+from embedding_store.rpc.credentials import ENVIRONMENT
 from embedding_store.rpc.remote_store import RemoteStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from embedding_store.store import Int64
@@ -50,7 +51,7 @@ class TestHelp:
     def test_lists_commands_and_exit_codes(self) -> None:
         ran = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"})
         assert ran.exit_code == 0
-        for word in (*COMMANDS, *(code.meaning for code in ExitCode)):
+        for word in (*COMMANDS, *(code.meaning for code in ExitCode), *ENVIRONMENT):
             assert word in ran.output
 
     @pytest.mark.parametrize("command", COMMANDS)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from elastable.options import require_transport
 from embedding_store.errors import BadInput
@@ -29,17 +27,7 @@ def test_a_job_over_grpc_gives_the_bits_of_one_from_shared_memory(trained: Train
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     run = (tmp_path / "latest").resolve()
     assert not any(ATTACHED in log or LAID_DOWN in log for log in logs(run))
-    ours, theirs = (
-        {file.name: file for file in home.glob("**/*.safetensors")}
-        for home in (run / "checkpoints" / trained.checkpoint.name, trained.checkpoint)
-    )
-    assert set(ours) == set(theirs)
-    assert ours
-    for name, file in ours.items():
-        mine, others = load_file(file), load_file(theirs[name])
-        assert set(mine) == set(others)
-        for key, tensor in mine.items():
-            np.testing.assert_array_equal(tensor, others[key], err_msg=f"{name} {key}")
+    trained.require_same_numbers(run)
 
 
 def test_an_unknown_transport_is_refused_by_name() -> None:

@@ -19,6 +19,14 @@ def test_an_address_is_a_host_and_a_port(written: str, host: str, port: int) -> 
 
 
 @pytest.mark.parametrize(
+    ("listened_on", "called"),
+    [("0.0.0.0:7", "127.0.0.1:7"), ("[::]:7", "[::1]:7"), ("192.0.2.1:7", "192.0.2.1:7"), ("master:7", "master:7")],
+)
+def test_no_wildcard_is_called(listened_on: str, called: str) -> None:
+    assert str(Address.parse(listened_on).for_this_host()) == called
+
+
+@pytest.mark.parametrize(
     "written", ["", "host", ":50051", "host:", "host:x", "host:65536", "a b:1", "::1:50", "http://h:1"]
 )
 def test_anything_else_is_refused_by_name(written: str) -> None:

@@ -121,6 +121,14 @@ def test_an_unexpected_error_is_internal_names_its_class_and_is_logged(
     assert any(record.exc_info and record.exc_info[0] is KeyError for record in caplog.records)
 
 
+def test_what_a_server_failed_with_is_not_taken_for_what_keeps_this_client_from_it(
+    failing: Failing, connection: Connection
+) -> None:
+    for failing.error in (OSError("CERTIFICATE_VERIFY_FAILED"), StoreFailed("CERTIFICATE_VERIFY_FAILED")):
+        with pytest.raises(StoreFailed, match="CERTIFICATE_VERIFY_FAILED"):
+            call(connection, "Unary")
+
+
 @pytest.mark.parametrize("letter", ["a", "ü", "\ud800"])
 def test_a_very_long_message_is_cut_and_keeps_its_class(failing: Failing, connection: Connection, letter: str) -> None:
     failing.error = JobFailed("begins " + letter * 100_000)

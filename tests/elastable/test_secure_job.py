@@ -1,0 +1,122 @@
+"""A job over mutual TLS with a token: the numbers of one in plain text, and nobody else gets in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elastable.command import app
+from elastable.exit_codes import ExitCode, exit_code_of
+from embedding_store.errors import ElastableError
+from embedding_store.rpc.credentials import ENVIRONMENT
+from tests.certificates import TOKEN, Authority
+from tests.elastable.conftest import JOB, Trained
+from tests.elastable.processes import CLICK_JOB, Finished, Hold, elastable, run_elastable
+
+HELD_AT = 10
+
+
+@dataclass(frozen=True)
+class Met:
+    """What came of a job, and of those who asked its held master."""
+
+    code: int
+    run: Path
+    said: str
+    workers: str
+    status: Finished
+    row: Finished
+    plain: Finished
+    wrong_token: Finished
+    unsent: Finished
+    stranger: Finished
+
+
+def asking(environment: dict[str, str], *arguments: str) -> Finished:
+    """What a command ends with in this process, where TensorFlow is loaded already."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        ran = CliRunner().invoke(app, arguments)
+    error = ran.exception
+    return Finished(exit_code_of(error) if isinstance(error, ElastableError) else ran.exit_code, ran.stdout, str(error))
+
+
+@pytest.fixture(scope="module")
+def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
+    home = tmp_path_factory.mktemp("secure")
+    authority, others = Authority(home / "tls"), Authority(home / "other")
+    token, wrong = home / "token", home / "wrong"
+    token.write_text(f"{TOKEN}\n")
+    wrong.write_text("another\n")
+    secure = dict(zip(ENVIRONMENT, map(str, (authority.ca, *authority.issue("all", "127.0.0.1"), token)), strict=True))
+    hold = Hold(home / "hold", HELD_AT)
+    # No certificate names 0.0.0.0: workers here call another address.
+    where = ("--listen", "0.0.0.0:0", "--transport", "grpc", "--run-dir", home / "runs", "--no-export")
+    train = ("train", CLICK_JOB, "--workers", "1", *JOB, *where)
+    with elastable(home, *train, env={**secure, **hold.environment}) as job:
+        hold.wait(job)
+        master = ("--master", job.address("0.0.0.0").replace("0.0.0.0", "127.0.0.1"), "--deadline")
+        status = ("status", "--json", *master)
+        asked = {
+            "status": asking(secure, *status, "60"),
+            "row": asking(secure, "lookup", "users", "3", *master, "60"),
+            "plain": asking({}, *status, "1"),
+            "wrong_token": asking({**secure, "ELASTABLE_TOKEN_FILE": str(wrong)}, *status, "60"),
+            "stranger": asking({**secure, "ELASTABLE_TLS_CA": str(others.ca)}, *status, "60"),
+            "unsent": run_elastable("worker", *master, "60", env={**secure, "ELASTABLE_TOKEN_FILE": ""}),
+        }
+        hold.go()
+        code, run = job.wait(), (home / "runs" / "latest").resolve()
+        return Met(code, run, job.out + job.err, (run / "worker-0.log").read_text(), **asked)
+
+
+@pytest.mark.timeout(900)
+def test_the_numbers_are_those_of_a_job_in_plain_text(met: Met, trained: Trained) -> None:
+    assert met.code == 0, met.said
+    trained.require_same_numbers(met.run)
+
+
+def test_those_of_the_job_are_answered(met: Met) -> None:
+    assert met.status.code == 0, met.status.err
+    assert json.loads(met.status.out)["version"] == HELD_AT
+    assert met.row.code == 0, met.row.err
+
+
+def test_others_are_not(met: Met) -> None:
+    assert met.plain.code == ExitCode.UNAVAILABLE
+    assert "perhaps it speaks TLS and this client does not" in met.plain.err
+    for refused, why in (
+        (met.wrong_token, "its token is not this server's"),
+        (met.unsent, "it shows no token"),
+        (met.stranger, "its certificate is not of the authority"),
+    ):
+        assert refused.code == ExitCode.UNAUTHENTICATED, refused.err
+        assert why in refused.err
+        assert not refused.out
+
+
+def test_the_token_is_shown_nowhere(met: Met) -> None:
+    everything = [
+        met.said,
+        met.workers,
+        *(ran.out + ran.err for ran in (met.status, met.row, met.plain, met.wrong_token)),
+    ]
+    assert not any(TOKEN in text for text in everything)
+    assert not [file for file in met.run.rglob("*") if file.is_file() and TOKEN.encode() in file.read_bytes()]
+
+
+def test_a_job_that_cannot_be_secured_does_not_begin(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("all", "127.0.0.1")
+    ran = run_elastable(
+        *("train", CLICK_JOB, "--workers", "1", "--run-dir", tmp_path / "runs"),
+        env={"ELASTABLE_TLS_CERT": str(certificate), "ELASTABLE_TLS_KEY": str(key)},
+    )
+    assert ran.code == ExitCode.BAD_INPUT
+    assert "ELASTABLE_TLS_CA) is not set: a client cannot verify the server" in ran.err
+    assert not list((tmp_path / "runs").glob("*"))
