@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -19,6 +21,7 @@ from embedding_store.errors import (
     FutureVersion,
     StaleVersion,
     TableNotFound,
+    Unauthenticated,
     Unavailable,
 )
 from embedding_store.memory.store import MemoryStore
@@ -46,6 +49,7 @@ from master.client import MasterClient
 from master.service import master_service
 from master.sessions import LocalSession
 from master.v1 import master_pb2, master_pb2_grpc
+from tests.certificates import Authority
 from tests.master.joined_worker import join_and_say_so
 
 JOB = JobSpec(job="scripted", micro_batch_size=8, seed=-3, average="sum", not_finite="skip")
@@ -304,6 +308,32 @@ def test_nobody_there_is_unavailable_and_names_address_and_deadline() -> None:
         for call in calls:
             with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 .*deadline of 0\.3 s"):
                 call()
+
+
+def test_every_call_shows_the_token_and_none_is_taken_without(scripted: Scripted, tmp_path: Path) -> None:
+    credentials = Authority(tmp_path / "tls").mutual()
+    services = [master_service(scripted), store_service(MemoryStore())]
+    with GrpcServer("127.0.0.1:0", services, credentials=credentials) as server:
+
+        def calls(client: MasterClient) -> list[Callable[[], object]]:
+            return [
+                lambda: client.join(WorkerIdentity("w")).close(),
+                lambda: client.lease_tasks("w", 1, 0),
+                lambda: client.pull_dense("w", None, 0),
+                lambda: client.report_gradient(Push(SyncPushId(2, 4), 8)),
+                lambda: client.status(),
+                lambda: client.store().version(),
+            ]
+
+        with MasterClient(server.address, 60, credentials) as client:
+            for call in calls(client):
+                call()
+        asked = len(scripted.asked)
+        with MasterClient(server.address, 60, replace(credentials, token=None)) as client:
+            for call in calls(client):
+                with pytest.raises(Unauthenticated, match=f"{server.address} does not accept this client"):
+                    call()
+        assert len(scripted.asked) == asked
 
 
 @pytest.mark.parametrize("wait_s", [-1, 61, float("nan")])
