@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from embedding_store.errors import Unauthenticated
 from embedding_store.memory.store import MemoryStore
 from embedding_store.rpc.credentials import Credentials
+from embedding_store.rpc.remote import RemoteSource
 from embedding_store.rpc.remote_store import RemoteStore
 from embedding_store.rpc.server import GrpcServer
 from embedding_store.rpc.service import store_service
+from embedding_store.shared.source import SharedSource
+from embedding_store.shared.store import SharedMemoryStore
 from embedding_store.spec import OptimizerSpec, TableSpec
 from tests.certificates import Authority
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, rows_by_id, update
+
+IDS = np.arange(5_000)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +48,20 @@ class TestRemoteStoreOverTls(StoreContract):
     @pytest.fixture
     def make_store(self, make_store: MakeStore) -> MakeStore:
         return make_store
+
+
+def test_memory_is_shared_with_those_who_may_call(credentials: Credentials) -> None:
+    with SharedMemoryStore(2) as store:
+        store.create_table(TableSpec("t", 4))
+        with GrpcServer("127.0.0.1:0", [store_service(store)], credentials=credentials) as server:
+            with SharedSource(RemoteSource(server.address, 60, credentials), required=True) as source:
+                assert source.attached
+                np.testing.assert_array_equal(source.lookup({"t": IDS})["t"], store.lookup({"t": IDS})["t"])
+            with RemoteSource(server.address, 60, replace(credentials, token=None)) as stranger:
+                with pytest.raises(Unauthenticated):
+                    SharedSource(stranger, required=True)
+                with SharedSource(stranger) as source, pytest.raises(Unauthenticated):
+                    source.lookup({"t": IDS})
 
 
 def test_bulk_of_many_frames(make_store: MakeStore) -> None:
