@@ -4,7 +4,7 @@
 
 * layers: `Embedding`, `EdlEmbedding`
 * training here: `fit`; over replicas: `ReplicaTrainer`
-* data: `NumpyReader`, `ParquetReader`, `CsvReader`
+* data: `NumpyReader`, `ParquetReader`, `CsvReader`, `StreamReader`
 * stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
 * tables of any ids: `AdmissionSpec`, `EvictionSpec`
 * locations: `LocationSettings`, `TensorLocationSettings`, `TensorLocation`
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from worker.export import export_keras
     from worker.host_embeddings.embedding import HostEmbedding, create_host_embedding
     from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec, HostEmbeddingSGDGAOptimizerSpec
-    from worker.readers import CsvReader, NumpyReader, ParquetReader
+    from worker.readers import CsvReader, NumpyReader, ParquetReader, StreamReader
     from worker.replicas.grouping import CommGroup
     from worker.replicas.world import replica_group
 
@@ -60,6 +60,7 @@ __all__ = [
     "ParquetReader",
     "RedisStore",
     "ReplicaTrainer",
+    "StreamReader",
     "TableSpec",
     "TensorLocation",
     "TensorLocationSettings",
@@ -92,6 +93,7 @@ _HOMES = {
     "ParquetReader": "worker.readers",
     "RedisStore": "embedding_store.redis.store",
     "ReplicaTrainer": "elastable.replica_trainer",
+    "StreamReader": "worker.readers",
     "TableSpec": "embedding_store.spec",
     "TensorLocation": "embedding_store.locations",
     "TensorLocationSettings": "embedding_store.locations",

@@ -37,10 +37,12 @@ from worker.compute import MicroBatchComputer
 from worker.loop import Worker
 from worker.offload import offload_built
 from worker.on_worker import keep_on_worker
-from worker.readers import Reader, as_reader
+from worker.readers import Reader, StreamReader, as_reader
 from worker.train_step import pretrained_rows, store_layers
 
 __all__ = ["fit"]
+
+_BATCH_RECORDS = 32  # as in Keras
 
 
 def fit(
@@ -49,7 +51,7 @@ def fit(
     *,
     epochs: int = 1,
     initial_epoch: int = 0,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     grads_to_wait: int = 1,
     validation_data: Any = None,
     evaluate_every: int = 0,
@@ -74,10 +76,11 @@ def fit(
 
     Args:
         model: A compiled Keras model with `et.Embedding` layers.
-        data: (x, y), (x, y, sample_weight), or a reader.
+        data: (x, y), (x, y, sample_weight), or a reader; or a batched `tf.data.Dataset`, a
+            `keras.utils.PyDataset` or a torch `DataLoader`, read once, as `StreamReader` says.
         epochs: The epoch to end at, counted from 0: passes over the data, less `initial_epoch`.
         initial_epoch: The epoch to begin at.
-        batch_size: Records in a micro-batch.
+        batch_size: Records in a micro-batch; None: as many as in a stream's first batch, else 32.
         grads_to_wait: Micro-batches averaged into one update.
         validation_data: As `data`; evaluated after every epoch.
         evaluate_every: Versions between further evaluations, within epochs; 0: none.
@@ -108,8 +111,10 @@ def fit(
         )
     if not 0 <= initial_epoch < epochs:
         raise BadInput(f"initial_epoch={initial_epoch}, epochs={epochs}: need 0 <= initial_epoch < epochs")
-    reader = as_reader(data)
-    validation = None if validation_data is None else as_reader(validation_data)
+    reader = as_reader(data, streams=True)
+    validation = None if validation_data is None else as_reader(validation_data, streams=True)
+    if batch_size is None:
+        batch_size = reader.batch_records if isinstance(reader, StreamReader) else _BATCH_RECORDS
     sample = sample_batch(reader)
     build_model(model, sample)
     moved = offload_built(model, offload_embeddings_above)

@@ -29,6 +29,7 @@ ELASTABLE = [
     "ParquetReader",
     "RedisStore",
     "ReplicaTrainer",
+    "StreamReader",
     "TableSpec",
     "TensorLocation",
     "TensorLocationSettings",

@@ -169,6 +169,28 @@ class TestAfterwards:
         et.fit(loaded, (x, y), epochs=1, batch_size=BATCH, verbose=False)
         assert loaded.evaluate(x, y, verbose=0, return_dict=True)["loss"] < told["loss"]
 
+    def test_a_dataset_trains_as_its_records_do(self) -> None:
+        records, held_out = clicks(BATCH * 4 + 5), clicks(BATCH, seed=1)
+
+        def trained(data: Any, validation: Any, **size: int) -> tuple[Any, Any]:
+            model = store_model()
+            model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+            history = et.fit(model, data, epochs=2, validation_data=validation, seed=3, verbose=False, **size)
+            return tables_and_weights(model), history.history
+
+        datasets = [tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH) for arrays in (records, held_out)]
+        ours, history = trained(*datasets)  # in batches of its own size
+        theirs, expected = trained(records, held_out, batch_size=BATCH)
+        assert history == expected
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+    def test_a_dataset_without_an_end_is_refused(self) -> None:
+        model = store_model()
+        model.compile("sgd", "binary_crossentropy")
+        with pytest.raises(BadInput, match="the stream has no end"):
+            et.fit(model, tf.data.Dataset.from_tensor_slices(clicks(BATCH)).repeat().batch(BATCH), verbose=False)
+
     def test_a_store_of_ones_own(self, redis_url: str) -> None:
         records = clicks(BATCH * 4)
         model = store_model()

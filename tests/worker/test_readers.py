@@ -176,10 +176,12 @@ def test_other_data_is_refused_by_name(data: object, told: str) -> None:
         as_reader(data)
 
 
-def test_a_dataset_is_refused_as_a_stream() -> None:
+def test_a_stream_is_read_only_where_one_process_reads_it() -> None:
     tf = pytest.importorskip("tensorflow")
-    with pytest.raises(BadInput, match="fetches records by number"):
-        as_reader(tf.data.Dataset.range(3))
+    dataset = tf.data.Dataset.range(5).batch(2)
+    with pytest.raises(BadInput, match=r"fetches records by number: wrap it in et\.StreamReader"):
+        as_reader(dataset)
+    assert len(as_reader(dataset, streams=True)) == 5
 
 
 # Files

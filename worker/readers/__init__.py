@@ -7,5 +7,6 @@ from worker.readers.csv_reader import CsvReader
 from worker.readers.numpy_reader import NumpyReader
 from worker.readers.parquet_reader import ParquetReader
 from worker.readers.reader import Batch, Reader
+from worker.readers.stream_reader import StreamReader
 
-__all__ = ["Batch", "CsvReader", "NumpyReader", "ParquetReader", "Reader", "as_reader"]
+__all__ = ["Batch", "CsvReader", "NumpyReader", "ParquetReader", "Reader", "StreamReader", "as_reader"]

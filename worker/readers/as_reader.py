@@ -8,19 +8,23 @@ from typing import Any
 from embedding_store.errors import BadInput
 from worker.readers.numpy_reader import NumpyReader
 from worker.readers.reader import Reader
+from worker.readers.stream_reader import StreamReader, is_stream
 
 __all__ = ["as_reader"]
 
 _RIGHT = "give a Reader, a tuple (x, y) or (x, y, sample_weight) of arrays, or a dict with the keys x, y, sample_weight"
 
 
-def as_reader(data: Any) -> Reader:
+def as_reader(data: Any, streams: bool = False) -> Reader:
     """A Reader of `data`.
 
     Args:
         data: A Reader; a tuple (x,), (x, y) or (x, y, sample_weight); a dict
             with the keys "x" and, where there are any, "y" and
             "sample_weight". x, y and sample_weight are arrays or nests of them.
+        streams: Whether it may be a stream that ends (`is_stream`), which is
+            read at once. Not where several processes read one each: whether
+            they see the same records is for a person to say.
 
     Raises:
         BadInput: anything else, by name, with what would be right.
@@ -38,13 +42,15 @@ def as_reader(data: Any) -> Reader:
         if not 1 <= len(data) <= 3:
             raise BadInput(f"data is a tuple of {len(data)}; {_RIGHT}")
         return NumpyReader(*data)
+    if streams and is_stream(data):
+        return StreamReader(data)
     raise BadInput(f"data is a {_kind(data)}; {_RIGHT}")
 
 
 def _kind(data: Any) -> str:
-    kinds = {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(data).__mro__}
-    if {"tensorflow.DatasetV2", "keras.PyDataset"} & kinds or hasattr(data, "__next__"):
-        return f"{type(data).__name__}, a stream, and a job's seeded order fetches records by number"
+    if is_stream(data) or hasattr(data, "__next__"):
+        return (f"{type(data).__name__}, a stream, and a job's seeded order fetches records by number: wrap it in "
+                "et.StreamReader, which reads it once")  # fmt: skip
     if hasattr(data, "__array__"):
         return f"{type(data).__name__} alone"
     return type(data).__name__

@@ -1,0 +1,202 @@
+"""Streams of batches as readers: what was streamed is what is fetched, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedding_store.errors import BadInput
+from worker.readers import NumpyReader, StreamReader
+from worker.readers.stream_reader import is_stream
+
+X = {"user": np.arange(20, dtype=np.int32), "pair": np.arange(40.0).reshape(20, 2)}
+Y = np.arange(20, dtype=np.float32) / 3
+W = np.linspace(0, 1, 20, dtype=np.float32)
+
+
+def cut(nest: Any, start: int, stop: int) -> Any:
+    return {name: part[start:stop] for name, part in nest.items()} if isinstance(nest, dict) else nest[start:stop]
+
+
+def batches(size: int, *parts: Any) -> Iterator[Any]:
+    for start in range(0, 20, size):
+        yield tuple(cut(part, start, start + size) for part in parts)
+
+
+class Pairs(keras.utils.PyDataset):  # type: ignore[misc]
+    """Never raises IndexError: whoever asks on gets on."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def __len__(self) -> int:
+        return -(-20 // self.size)
+
+    def __getitem__(self, number: int) -> Any:
+        start = self.size * (number % len(self))
+        return cut(X, start, start + self.size), Y[start : start + self.size]
+
+
+class Endless(Pairs):
+    @property
+    def num_batches(self) -> None:
+        return None
+
+
+def same(ours: Any, theirs: Any) -> None:
+    keras.tree.map_structure(np.testing.assert_array_equal, ours, theirs)
+    assert keras.tree.map_structure(lambda a: a.dtype, ours) == keras.tree.map_structure(lambda a: a.dtype, theirs)
+
+
+@given(st.lists(st.integers(0, 19), max_size=12), st.integers(1, 25))
+def test_any_record_is_that_of_the_stream(wanted: list[int], size: int) -> None:
+    rows = np.array(wanted, np.int64)
+    reader = StreamReader(batches(size, X, Y, W))
+    assert (len(reader), reader.batch_records, reader.shuffle_block) == (20, min(size, 20), None)
+    same(reader.take(rows), NumpyReader(X, Y, W).take(rows))
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(6),
+        lambda: Pairs(6),
+        lambda: [[cut(X, 0, 20), Y]],  # as a torch DataLoader hands batches out
+        lambda: ((x, y, None) for x, y in batches(6, X, Y)),
+    ],
+    ids=["tf.data", "PyDataset", "list", "generator"],
+)
+def test_whatever_keras_takes_as_a_stream(stream: Any) -> None:
+    rows = np.array([19, 0, 7, 7])
+    same(StreamReader(stream()).take(rows), NumpyReader(X, Y).take(rows))
+
+
+def test_records_of_tfrecord_files(tmp_path: Path) -> None:
+    path = str(tmp_path / "clicks.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        for number in range(50):
+            feature = {
+                "item": tf.train.Feature(int64_list=tf.train.Int64List(value=[number, 10**12 + number])),
+                "city": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"city %d" % (number % 7)])),
+                "label": tf.train.Feature(float_list=tf.train.FloatList(value=[number / 2])),
+            }
+            writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    shapes = {
+        "item": tf.io.FixedLenFeature([2], tf.int64),
+        "city": tf.io.FixedLenFeature([], tf.string),
+        "label": tf.io.FixedLenFeature([], tf.float32),
+    }
+
+    def parsed(texts: Any) -> Any:
+        found = tf.io.parse_example(texts, shapes)
+        return {name: found[name] for name in ("item", "city")}, found["label"]
+
+    reader = StreamReader(tf.data.TFRecordDataset(path).batch(8).map(parsed), shuffle_block=16)
+    assert (len(reader), reader.batch_records, reader.shuffle_block) == (50, 8, 16)
+    x, y = reader.take(np.array([49, 3]))
+    np.testing.assert_array_equal(x["item"], [[49, 10**12 + 49], [3, 10**12 + 3]])
+    assert x["city"].tolist() == [b"city 0", b"city 3"]
+    np.testing.assert_array_equal(y, np.float32([24.5, 1.5]))
+
+
+@given(st.lists(st.lists(st.text(max_size=5), min_size=2, max_size=2), min_size=1, max_size=9), st.integers(1, 4))
+def test_strings_of_any_length(texts: list[list[str]], size: int) -> None:
+    words = np.array(texts, object)
+    reader = StreamReader([words[start : start + size] for start in range(0, len(words), size)])
+    (taken,) = reader.take(np.arange(len(words))[::-1])
+    assert taken.tolist() == words[::-1].tolist()
+
+
+def test_only_so_many_batches_of_a_stream_without_an_end() -> None:
+    def forever() -> Iterator[Any]:
+        while True:
+            yield np.arange(4), np.zeros(4, np.float32)
+
+    endless = tf.data.Dataset.from_tensor_slices((np.arange(4), np.zeros(4, np.float32))).repeat().batch(4)
+    for stream in (forever(), endless):
+        assert len(StreamReader(stream, count=3)) == 12
+    assert len(StreamReader(Endless(5), count=3)) == 15
+    for stream in (endless, Endless(5)):
+        with pytest.raises(BadInput, match="has no end; say how many"):
+            StreamReader(stream)
+
+
+@pytest.mark.parametrize(
+    ("stream", "told"),
+    [
+        ([], "ended before its first batch"),
+        ([(np.zeros((2, 3)), np.zeros(2)), (np.zeros((2, 4)), np.zeros(2))],
+         r"batch 1: x has records of shape \[4\], those before \[3\]"),
+        ([np.zeros(2, np.int64), np.zeros(2, np.int32)], "batch 1: x is int32, and was int64 before"),
+        ([np.zeros(2), np.array(["a", "b"])], "batch 1: x is <U1, and was float32 before"),
+        ([np.array(["a", "b"]), np.zeros(2)], "batch 1: x is float32, and was strings before"),
+        ([{"a": np.zeros(2)}, {"b": np.zeros(2)}], r"batch 1: it holds x\['b'\], and the batches before held x\['a'\]"),
+        ([(np.zeros(2), np.zeros(3))], "batch 0: arrays: arrays must have one length, but x has 2, y has 3"),
+        ([np.zeros(2), np.zeros(0)], "batch 1: arrays: empty, x has 0 records"),
+        ([(1, 2, 3, 4)], "batch 0: a tuple of 4"),
+        ([tf.ragged.constant([[1], [1, 2]])], "batch 0: x: a RaggedTensor is no array"),
+        (np.zeros(3), "ndarray: no stream of batches; give a tf.data.Dataset"),
+        ({"x": np.zeros(3)}, "dict: no stream"),
+        (7, "int: no stream"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(stream: Any, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        StreamReader(stream)
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(BadInput, match="count=0"):
+        StreamReader(Pairs(5), count=0)
+    with pytest.raises(BadInput, match="shuffle_block=0"):
+        StreamReader(Pairs(5), shuffle_block=0)
+    with pytest.raises(BadInput, match=r"'/nowhere'.*No such file"):
+        StreamReader(Pairs(5), folder="/nowhere")
+
+
+def test_an_error_of_the_stream_comes_out_as_it_is() -> None:
+    def breaks() -> Iterator[Any]:
+        yield np.zeros(2)
+        raise RuntimeError("no more to read from there")
+
+    with pytest.raises(RuntimeError, match="no more to read"):
+        StreamReader(breaks())
+
+
+def test_nothing_is_left_in_the_folder_nor_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    reader = StreamReader(batches(6, X, Y), folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    same(reader.take(np.array([3])), NumpyReader(X, Y).take(np.array([3])))
+    del reader
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))  # Python ignores the signal that comes with it
+    try:
+        with pytest.raises(BadInput, match=rf"batch \d+: x: File too large after [\d,]+ bytes in folder '{tmp_path}'"):
+            StreamReader((np.zeros((100, 100), np.float32) for _ in range(50)), folder=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_which_streams_are_known_to_end() -> None:
+    assert is_stream(tf.data.Dataset.range(3))
+    assert is_stream(Pairs(3))
+    assert not is_stream(iter([1]))
+    assert not is_stream([(X, Y)])
