@@ -14,7 +14,7 @@ from embedding_store.errors import BadInput
 from embedding_store.rpc.address import Address
 from embedding_store.rpc.bearer_token import TokenChannel
 from embedding_store.rpc.credentials import Credentials
-from embedding_store.rpc.errors import is_transient, raising
+from embedding_store.rpc.errors import details_of, is_transient, raising, translated
 from embedding_store.rpc.failover import FailoverChannel
 from embedding_store.rpc.frames import MAX_FRAME_BYTES
 
@@ -136,18 +136,21 @@ class Connection:
         allowed = self.deadline_s + wait_s
         end = time.monotonic() + allowed
         pause = _FIRST_PAUSE_S
+        before = ""
         with raising(self.address, allowed):
             while True:
                 at = self._turning.at
                 try:
                     return attempt(max(end - time.monotonic(), 0.001))
                 except grpc.RpcError as error:
-                    if is_transient(error):
-                        self._turning.leave(at)
+                    if not is_transient(error):
+                        raise translated(error, self.address, allowed, before) from error
+                    before = details_of(error)
+                    self._turning.leave(at)
                     # Pauses of many workers spread out, so that they do not return all at once.
                     pause = min(pause * 2, _LONGEST_PAUSE_S)
                     wait = pause * _CHANCE.uniform(0.5, 1.0)
-                    if not is_transient(error) or time.monotonic() + wait >= end or self._closed.wait(wait):
+                    if time.monotonic() + wait >= end or self._closed.wait(wait):
                         raise
 
     def close(self) -> None:

@@ -25,7 +25,16 @@ from embedding_store.errors import (
     Unsupported,
 )
 
-__all__ = ["ERROR_KEY", "answering", "error_class", "is_transient", "raising", "status_code", "translated"]
+__all__ = [
+    "ERROR_KEY",
+    "answering",
+    "details_of",
+    "error_class",
+    "is_transient",
+    "raising",
+    "status_code",
+    "translated",
+]
 
 ERROR_KEY = "elastable-error"
 """Trailing metadata that carries the name of the error's class."""
@@ -140,13 +149,15 @@ class raising:  # noqa: N801 - as `answering`
             raise Unavailable(f"{self._address}: this connection was closed") from error
 
 
-def translated(error: grpc.RpcError, address: str, deadline_s: float) -> ElastableError:
-    """The `ElastableError` that stands for what a call ended with."""
+def translated(error: grpc.RpcError, address: str, deadline_s: float, before: str = "") -> ElastableError:
+    """The `ElastableError` that stands for what a call ended with; `before`: the details of an attempt before it."""
     code, details, name = _parts(error)
     if name:
         return _CLASSES.get(name, ElastableError)(details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineExceeded(f"{address} gave no answer within the deadline of {deadline_s:g} s")
+        # The last attempt may have had no time left to fail by itself.
+        earlier = f"; before that it could not be reached{_told(before)}" if before else ""
+        return DeadlineExceeded(f"{address} gave no answer within the deadline of {deadline_s:g} s{earlier}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Unsupported(f"{address} does not serve this call ({details})")
     if code is grpc.StatusCode.UNAUTHENTICATED:
@@ -154,8 +165,7 @@ def translated(error: grpc.RpcError, address: str, deadline_s: float) -> Elastab
     if distrust := _distrust(code, details):
         return Unauthenticated(f"no TLS with {address}: {distrust} ({details})")
     if code in _TRANSIENT:
-        maybe = _MAYBE_TLS if all(sign in details for sign in _CLOSED_AT_ONCE) else ""
-        return Unavailable(f"{address} cannot be reached within the deadline of {deadline_s:g} s{maybe} ({details})")
+        return Unavailable(f"{address} cannot be reached within the deadline of {deadline_s:g} s{_told(details)}")
     return StoreFailed(f"{address} failed: {details or code}")
 
 
@@ -163,6 +173,16 @@ def is_transient(error: grpc.RpcError) -> bool:
     """True where the server was not reached, had no thread free, or stopped in mid-call, so that a repeat may help."""
     code, details, name = _parts(error)
     return not name and code in _TRANSIENT and not _distrust(code, details)
+
+
+def details_of(error: grpc.RpcError) -> str:
+    """What gRPC says of it."""
+    return _parts(error)[1]
+
+
+def _told(details: str) -> str:
+    """What gRPC says of a server that was not reached, and the likely cause where there is one."""
+    return f"{_MAYBE_TLS if all(sign in details for sign in _CLOSED_AT_ONCE) else ''} ({details})"
 
 
 def _distrust(code: grpc.StatusCode, details: str) -> str:

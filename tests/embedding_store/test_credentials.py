@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from embedding_store.errors import BadInput, DeadlineExceeded, Unauthenticated, Unavailable
+from embedding_store.errors import BadInput, Unauthenticated, Unavailable
 from embedding_store.memory.store import MemoryStore
 from embedding_store.open_store import open_store
 from embedding_store.rpc.address import Address
@@ -391,10 +391,9 @@ def test_mutual_tls_takes_no_client_without_its_certificate(ours: Authority, the
     stranger = Credentials(ours.ca) if shown == "none" else Credentials(ours.ca, certificate, key)
     with server_of(ours.mutual(None), echo) as server:
         assert ask(server.address, ours.mutual(None)) == b"said"
-        with pytest.raises(Unavailable, match=f"{server.address} .*asks for another certificate") as caught:
+        with pytest.raises(Unavailable, match=f"{server.address} .*asks for another certificate"):
             ask(server.address, stranger, deadline_s=1.0)
     assert echo.calls == 1
-    assert not isinstance(caught.value, DeadlineExceeded)
 
 
 def test_a_server_that_is_started_again_is_reached_again(ours: Authority) -> None:

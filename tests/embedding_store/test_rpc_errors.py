@@ -164,6 +164,14 @@ def test_a_slow_answer_ends_at_the_deadline_and_names_it(connection: Connection)
     hasty.close()
 
 
+def test_a_last_attempt_that_has_no_time_left_tells_of_the_one_before(connection: Connection) -> None:
+    with grpc.insecure_channel("127.0.0.1:1") as nobody:
+        path = f"/{STATUS}/Slow"
+        attempts = iter([nobody.unary_unary(path, None, None), connection.channel.unary_unary(path, None, None)])
+        with pytest.raises(DeadlineExceeded, match=r"gave no answer .*before that it could not be reached .*refused"):
+            connection.call(lambda timeout: next(attempts)(b"", timeout=0.1))
+
+
 def test_a_closed_connection_says_so(connection: Connection) -> None:
     closed = Connection(connection.address, deadline_s=1)
     closed.close()
