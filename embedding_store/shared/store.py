@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,9 @@ from embedding_store.store import EmbeddingStore
 __all__ = ["SharedMemoryStore", "outboxes_of"]
 
 _HUGE_EVERY_S = 1.0
+_HUGE_GROWTH, _HUGE_LATEST_S = 4.0, 64.0
+_NONE_FREE = frozenset({errno.EAGAIN, errno.EBUSY, errno.ENOMEM})
+"""No huge page now; there may be one later."""
 _HUGE_PAUSE_S = 0.002
 _END_S = 5.0
 _LOG = logging.getLogger(__name__)
@@ -106,7 +110,8 @@ class SharedMemoryStore(MemoryStore):
 
     def _tidy(self) -> None:
         """Looks after pages until the store is closed, a little at a time."""
-        while not self._closing.wait(_HUGE_EVERY_S):
+        pause = _HUGE_EVERY_S
+        while not self._closing.wait(pause):
             try:
                 for slab in self._slabs.alive():
                     for _ in slab.make_huge():
@@ -114,7 +119,12 @@ class SharedMemoryStore(MemoryStore):
                             return
             except OSError as error:
                 _LOG.info("rows stay on small pages: %s", error)
-                return
+                if error.errno not in _NONE_FREE:
+                    return
+                # Each attempt has the system look for two free megabytes, which is not for nothing.
+                pause = min(_HUGE_GROWTH * pause, _HUGE_LATEST_S)
+            else:
+                pause = _HUGE_EVERY_S
 
 
 def outboxes_of(store: EmbeddingStore) -> Outboxes | None:

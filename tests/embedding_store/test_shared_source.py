@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -20,6 +21,7 @@ from embedding_store.memory.store import MemoryStore
 from embedding_store.rpc.remote import RemoteSource
 from embedding_store.rpc.server import GrpcServer
 from embedding_store.rpc.service import store_service
+from embedding_store.shared import store as shared_store
 from embedding_store.shared.attachment_client import Attachment
 from embedding_store.shared.slab import SharedSlab
 from embedding_store.shared.source import SharedSource
@@ -278,3 +280,28 @@ def test_what_is_in_use_moves_to_huge_pages_and_stays_what_it_is() -> None:
     slab.grow(1_000_000)
     assert (slab.array[:20_000] == before[:20_000]).all()
     assert slab.array.shape == (1_000_000, 64)
+
+
+@pytest.mark.parametrize(("number", "lives_on"), [(errno.EAGAIN, True), (errno.ENOMEM, True), (errno.EINVAL, False)])
+def test_huge_pages_are_asked_for_again_where_none_was_free(
+    monkeypatch: pytest.MonkeyPatch, number: int, lives_on: bool
+) -> None:
+    asked = threading.Semaphore(0)
+
+    def make_huge(self: SharedSlab) -> Iterator[None]:
+        asked.release()
+        raise OSError(number, os.strerror(number))
+        yield
+
+    monkeypatch.setattr(SharedSlab, "make_huge", make_huge)
+    monkeypatch.setattr(shared_store, "_HUGE_EVERY_S", 0.001)
+    monkeypatch.setattr(shared_store, "_HUGE_LATEST_S", 0.004)
+    with SharedMemoryStore() as store:
+        store.create_table(TableSpec("t", 8, 100, optimizer=OptimizerSpec.of("sgd")))
+        assert asked.acquire(timeout=60)
+        if lives_on:
+            assert all(asked.acquire(timeout=60) for _ in range(4))
+        else:
+            store._tidier.join(60)
+        assert store._tidier.is_alive() == lives_on
+    assert not store._tidier.is_alive()
