@@ -5,11 +5,11 @@ a few in CI. How to use it, and what a schedule is, stands in docs/testing.md.
 
 | module | |
 | --- | --- |
-| `schedules` | A kind of store and a seed -> one job and its faults; a pure function. |
+| `stores`, `schedules` | A kind of store and a seed -> one job and its faults; a pure function. |
 | `gates` | Places in a process at which a fault may strike. |
 | `child` | One process of a cluster: the `elastable` command, forked from a process that has imported everything. |
 | `links` | The proxy of one link: passes bytes, cuts, delays, falls silent, counts transactions. |
-| `cluster` | The processes and links of one schedule, in one loop of one thread. |
+| `cluster`, `redis_server` | The processes and links of one schedule, in one loop of one thread. |
 | `command_lines` | What its processes are started with. |
 | `strikes` | What each fault does. |
 | `conductor` | One schedule from its start to its verdict. |

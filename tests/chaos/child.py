@@ -28,6 +28,8 @@ from tests.chaos.sabotage import SABOTAGES
 __all__ = ["ChildPlan", "fork_child", "import_everything"]
 
 _PR_SET_PDEATHSIG = 1
+_FRAMES_BYTES = 4096
+_DISK_BYTES = 512
 _LIBC = ctypes.CDLL(None)
 
 
@@ -42,7 +44,7 @@ class ChildPlan:
         log: File that gets what it writes.
         environment: Added to the parent's.
         armed: Gates it waits at.
-        checkpoints: The folder of checkpoints.
+        folders: Whose file operations are gates.
         ports: Ports in URLs of stores that this process replaces by others: its own links.
         sabotage: Name of what it does wrong on purpose; "": nothing.
     """
@@ -53,7 +55,7 @@ class ChildPlan:
     log: Path
     environment: Mapping[str, str]
     armed: frozenset[tuple[str, int]]
-    checkpoints: Path
+    folders: Sequence[Path]
     ports: Mapping[int, int] = field(default_factory=dict)
     sabotage: str = ""
 
@@ -83,6 +85,7 @@ def import_everything() -> None:
     importlib.import_module("matplotlib.pyplot")
     warm_lookups()
     warm_updates([OptimizerSpec.of(name) for name in ("sgd", "adagrad", "adam")])
+    warm_updates([OptimizerSpec.of(name, lazy=False) for name in ("sgd", "adam", "adamw", "rmsprop")])
     _trace_without_autograph()
     threads = [name for name in map(_thread_name, os.listdir("/proc/self/task")) if name == "python"]
     if len(threads) > 1:
@@ -134,9 +137,10 @@ def _run(plan: ChildPlan, control: int, parent: int) -> int:
     os.environ.update(plan.environment)
     gates = Gates(socket.socket(fileno=3), plan.armed)
     _use_own_links(plan.ports)
+    _use_little_memory()
     if plan.model == "light":
         use_light_model()
-    lay_gates(gates, plan.role, plan.checkpoints)
+    lay_gates(gates, plan.role, plan.folders)
     if plan.sabotage:
         SABOTAGES[plan.sabotage](plan.role)
     if plan.role == "master":
@@ -156,6 +160,15 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
         return plain(url)
 
     worker_process.open_source = through_own_link  # type: ignore[attr-defined]
+
+
+def _use_little_memory() -> None:
+    """Makes file stores hold few rows in frames, and take their disk in small pieces: tables here are small."""
+    from embedding_store.files import row_file, store
+
+    plain = store.RowBudget
+    store.RowBudget = lambda total: plain(min(total, _FRAMES_BYTES))  # type: ignore[assignment,misc]
+    row_file._CHUNK_BYTES = _DISK_BYTES
 
 
 def _command(arguments: Sequence[str]) -> int:

@@ -19,8 +19,9 @@ from typing import Any
 from tests.chaos.child import ChildPlan, fork_child
 from tests.chaos.command_lines import arguments_of
 from tests.chaos.links import Link, Timers
+from tests.chaos.redis_server import RedisServer
 from tests.chaos.schedules import Schedule
-from tests.servers import Server, redis_binary, valkey_binary
+from tests.chaos.stores import REDIS_SERVERS, lasts, servers_of
 
 __all__ = ["Cluster", "Failed", "Process"]
 
@@ -74,6 +75,7 @@ class Cluster:
     Attributes:
         over: Whether a master has ended well.
         acknowledged: The newest version that a master has told of.
+        redis: The Redis servers, by name.
         lost: Promises that were broken, in words.
         gave_up: "role code" of processes that ended by themselves before the job did.
     """
@@ -92,15 +94,13 @@ class Cluster:
         self.timers = Timers()
         self.processes: dict[int, Process] = {}
         self.links: dict[str, list[Link]] = {}
-        self.redis: Server | None = None
-        self.redis_pause = _RESTART_S
+        self.redis: dict[str, RedisServer] = {}
         self.over = False
         self.acknowledged = 0
         self.lost: list[str] = []
         self.gave_up: Counter[str] = Counter()
         self.armed = {(fault.gate, fault.number) for fault in schedule.faults}
         self._lives: Counter[str] = Counter()
-        self._redis_fd = -1
         home.mkdir(parents=True)
         self.checkpoints.mkdir()
 
@@ -114,9 +114,11 @@ class Cluster:
         # Orphans become children of this process: none gets lost.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self.links["worker-master"] = [Link(self.selector, self.timers) for _ in range(self.schedule.workers)]
-        if self.schedule.kind == "redis":
-            self._begin_redis()
-        if self.schedule.kind == "served":
+        servers = servers_of(self.schedule.store)
+        for name in (name for name in servers if name in REDIS_SERVERS):
+            self.redis[name] = RedisServer(self.home / name, self.selector, self.timers)
+            self._link_store(name, self.redis[name].port)
+        if "store" in servers:
             self._link_store("store", None)
             self.start("store", 0)
             while self.links["master-store"][0].target is None:
@@ -157,7 +159,7 @@ class Cluster:
                 "COLUMNS": "200",
             },
             armed=frozenset(self.armed),
-            checkpoints=self.checkpoints,
+            folders=(self.checkpoints, self.home / "rows"),
             ports=self._own_ports(number) if role == "worker" else {},
             sabotage=self._sabotage,
         )
@@ -180,7 +182,7 @@ class Cluster:
         return {
             links[0].port: self.links[name.replace("master", "worker")][number].port
             for name, links in self.links.items()
-            if name in ("master-redis", "master-store")
+            if name.startswith("master-")
         }
 
     def _hear(self, process: Process) -> None:
@@ -213,7 +215,7 @@ class Cluster:
             process.at_work = True
             # A superseded master that wakes up may complete its checkpoint after its successor has looked for one;
             # to Redis it can commit nothing any more.
-            promised = self.acknowledged if self.schedule.kind == "redis" else process.saved
+            promised = self.acknowledged if lasts(self.schedule.store) else process.saved
             if message["begins"] < promised:
                 self.lost.append(f"version {promised} stood, and the master goes on at {message['begins']}")
         elif "version" in message:
@@ -246,31 +248,9 @@ class Cluster:
     def _link_store(self, store: str, target: int | None) -> None:
         master, *workers = (Link(self.selector, self.timers, target) for _ in range(1 + self.schedule.workers))
         self.links[f"master-{store}"], self.links[f"worker-{store}"] = [master], workers
-        master.awaited = {number for gate, number in self.armed if gate == "exec"}
-        master.on_transaction = lambda number: self._reached("exec", number, None)
-
-    def _begin_redis(self) -> None:
-        binary = redis_binary() or valkey_binary()
-        assert binary is not None, "no redis-server and no valkey-server"
-        folder = self.home / "redis"
-        folder.mkdir()
-        self.redis = Server(binary, folder, ("--appendonly", "yes", "--appendfsync", "always"))
-        self._start_redis()
-        self._link_store("redis", self.redis.port)
-
-    def _start_redis(self) -> None:
-        assert self.redis is not None
-        self.redis.start()
-        assert self.redis.process is not None
-        self._redis_fd = os.pidfd_open(self.redis.process.pid)
-        self.selector.register(self._redis_fd, selectors.EVENT_READ, lambda _: self._redis_died())
-
-    def _redis_died(self) -> None:
-        assert self.redis is not None
-        self.selector.unregister(self._redis_fd)
-        os.close(self._redis_fd)
-        self.redis.kill()
-        self.timers.after(self.redis_pause, self._start_redis)
+        seen = "exec2" if store == "redis2" else "exec"
+        master.awaited = {number for gate, number in self.armed if gate == seen}
+        master.on_transaction = lambda number: self._reached(seen, number, None)
 
     # The end.
 
@@ -288,8 +268,8 @@ class Cluster:
         for process in self.processes.values():
             os.kill(process.pid, signal.SIGKILL)
             os.waitpid(process.pid, 0)
-        if self.redis is not None:
-            self.redis.kill()
+        for redis in self.redis.values():
+            redis.kill()
         for link in (link for links in self.links.values() for link in links):
             link.close()
         left = [int(word) for word in Path("/proc/thread-self/children").read_text().split()]

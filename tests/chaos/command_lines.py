@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.chaos.links import Link
+from tests.chaos.records import MICRO_BATCH, SEED
 from tests.chaos.schedules import LEASE_S, Schedule
+from tests.chaos.stores import filled_in, forgets, servers_of
 
 __all__ = ["arguments_of", "store_url"]
 
@@ -34,20 +36,20 @@ def arguments_of(
     if role == "store":
         return ["master", "--listen", f"127.0.0.1:{links['master-store'][0].target or 0}", *transport]
     words = ["master", str(_MODELS[schedule.shape.model]), "--listen", "127.0.0.1:0", *transport]
-    words += ["--store", store_url(schedule, links), "--deadline", f"{_DEADLINE_S:g}", "--lease", f"{LEASE_S:g}"]
-    words += ["--epochs", str(schedule.shape.epochs), "--micro-batch-size", "8", "--seed", "11"]
+    words += ["--store", store_url(schedule, home, links), "--deadline", f"{_DEADLINE_S:g}", "--lease", f"{LEASE_S:g}"]
+    words += ["--epochs", str(schedule.shape.epochs), "--micro-batch-size", str(MICRO_BATCH)]
+    words += ["--seed", str(SEED)]
     words += ["--grads-to-wait", str(schedule.shape.grads_to_wait), "--evaluate-every", str(schedule.evaluate_every)]
     words += ["--run-dir", str(home / "runs"), "--no-export", "--checkpoint-dir", str(home / "checkpoints")]
     words += ["--checkpoint-every", str(schedule.checkpoint_every), "--keep", str(schedule.keep), "--resume"]
-    if schedule.kind == "served" and not saved:
+    if not schedule.shape.lazy:
+        words += ["--no-lazy"]
+    if forgets(schedule.store) and not saved:
         words += ["--overwrite"]  # what a master left in the store that died before its first checkpoint
     return words
 
 
-def store_url(schedule: Schedule, links: Mapping[str, Sequence[Link]]) -> str:
-    """Where the master's rows are, through its link."""
-    if schedule.kind == "redis":
-        return f"redis://127.0.0.1:{links['master-redis'][0].port}?partitions=4&deadline=2"
-    if schedule.kind == "served":
-        return f"grpc://127.0.0.1:{links['master-store'][0].port}"
-    return "memory"
+def store_url(schedule: Schedule, home: Path, links: Mapping[str, Sequence[Link]]) -> str:
+    """Where the master's rows are, through its own links."""
+    servers = {name: f"127.0.0.1:{links[f'master-{name}'][0].port}" for name in servers_of(schedule.store)}
+    return filled_in(schedule.store, servers, str(home))

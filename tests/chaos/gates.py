@@ -9,12 +9,13 @@ those that a schedule names cost anything.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,12 @@ GATES = {
     "commit": "a version is about to be committed",
     "rows": "the rows of a version are committed, perhaps not all else",
     "version": "a version stands and is acknowledged",
-    "disk": "the n-th file operation on checkpoints in one life of a master",
+    "half": "of several shards one has made a version, and the others have not",
+    "disk": "the n-th file operation on checkpoints, or on a file store, in one life of a master",
     "restore": "the n-th block of rows restored in one life of a master",
     "stored": "a store of its own process has committed a version",
     "exec": "the n-th transaction of the master has reached Redis (seen by the proxy)",
+    "exec2": "the n-th transaction of the master has reached the second Redis",
     "start": "the n-th life of the master begins",
 }
 """All gates, and where each lies."""
@@ -67,6 +70,10 @@ class Gates:
                 if not self._control.recv(_MESSAGE_BYTES):
                     os._exit(1)  # the conductor is gone
 
+    def waits_at(self, name: str, number: int) -> bool:
+        """Whether somebody will wait there."""
+        return (name, number) in self._armed
+
     def tell(self, **what: Any) -> None:
         """Says something, and does not wait."""
         with self._turn:
@@ -76,13 +83,13 @@ class Gates:
         self._control.send(json.dumps(what).encode())
 
 
-def lay_gates(gates: Gates, role: str, checkpoints: Path) -> None:
+def lay_gates(gates: Gates, role: str, folders: Sequence[Path]) -> None:
     """Lays the gates of a role around the product's methods, in this process.
 
     Args:
         gates: Where they lead.
         role: "master", "worker" or "store".
-        checkpoints: The folder whose file operations count as "disk".
+        folders: Those whose file operations count as "disk".
     """
     if role == "worker":
         _lay_worker(gates)
@@ -90,7 +97,8 @@ def lay_gates(gates: Gates, role: str, checkpoints: Path) -> None:
         _lay_server(gates)
     if role == "master":
         _lay_master(gates)
-        _lay_disk(gates, checkpoints)
+        _lay_shards(gates)
+        _lay_disk(gates, folders)
     if role == "store":
         _lay_store(gates)
 
@@ -176,35 +184,71 @@ def _lay_store(gates: Gates) -> None:
     _around(MemoryStore, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
 
 
+def _lay_shards(gates: Gates) -> None:
+    """One shard makes its part of a version, each time another one first, and the others wait for it."""
+    from embedding_store.partitions.commit import ShardCommits
+
+    plain = ShardCommits._finish
+
+    def finish(self: Any, commit: Any, waves: Sequence[Mapping[int, Any]], together: bool) -> None:
+        if gates.waits_at("half", commit.version):
+            waves = [_one_first(gates, wave, commit.version) for wave in waves]
+        plain(self, commit, waves, together)
+
+    ShardCommits._finish = finish  # type: ignore[method-assign]
+
+
+def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: int) -> dict[int, Callable[[], None]]:
+    if len(calls) < 2:
+        return dict(calls)
+    first = sorted(calls)[version % len(calls)]
+    ended = threading.Event()
+
+    def begin() -> None:
+        try:
+            calls[first]()
+            gates.reach("half", version)
+        finally:
+            ended.set()
+
+    def follow(call: Callable[[], None]) -> None:
+        ended.wait(_LIMIT_S)
+        call()
+
+    # The first stands first: where there is one thread, it must not wait for itself.
+    return {first: begin, **{shard: functools.partial(follow, calls[shard]) for shard in calls if shard != first}}
+
+
 def _stores() -> tuple[type, ...]:
     from embedding_store.memory.store import MemoryStore
+    from embedding_store.partitions.store import PartitionedStore
     from embedding_store.redis.store import RedisStore
     from embedding_store.rpc.remote_store import RemoteStore
 
-    return MemoryStore, RedisStore, RemoteStore
+    return MemoryStore, RedisStore, RemoteStore, PartitionedStore
 
 
 def _counting(gates: Gates, name: str) -> Callable[..., None]:
-    seen = 0
+    numbers = itertools.count(1)  # shards are restored by several threads
 
     def count(*_: Any) -> None:
-        nonlocal seen
-        seen += 1
-        gates.reach(name, seen)
+        gates.reach(name, next(numbers))
 
     return count
 
 
-def _lay_disk(gates: Gates, checkpoints: Path) -> None:
-    """Every file operation of Python itself below `checkpoints`; those of libraries in other languages are not seen."""
-    folder, count, busy = str(checkpoints), _counting(gates, "disk"), threading.local()
+def _lay_disk(gates: Gates, folders: Sequence[Path]) -> None:
+    """Every file operation of Python itself below `folders`; those of libraries in other languages are not seen."""
+    watched, count, busy = tuple(map(str, folders)), _counting(gates, "disk"), threading.local()
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in _FILE_EVENTS or getattr(busy, "now", False):
             return
         busy.now = True
         try:
-            if any(isinstance(word, str | os.PathLike) and os.fspath(word).startswith(folder) for word in arguments):
+            if any(
+                isinstance(word, str | os.PathLike) and str(os.fspath(word)).startswith(watched) for word in arguments
+            ):
                 count()
         finally:
             busy.now = False

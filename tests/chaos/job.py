@@ -15,14 +15,22 @@ import keras
 import numpy as np
 
 import elastable as et
-from tests.chaos.records import ACCUMULATOR, BETA_1, RATE, records_of
+from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, records_of
 
 __all__ = ["data", "model"]
+
+
+def _falling() -> Any:
+    return keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)
+
 
 _OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(RATE),
     "adagrad": lambda: keras.optimizers.Adagrad(RATE, initial_accumulator_value=ACCUMULATOR),
-    "adam": lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9), beta_1=BETA_1),
+    "adam": lambda: keras.optimizers.Adam(_falling(), beta_1=BETA_1),
+    "adamw": lambda: keras.optimizers.AdamW(_falling(), beta_1=BETA_1),
+    "momentum": lambda: keras.optimizers.SGD(RATE, momentum=MOMENTUM),
+    "rmsprop": lambda: keras.optimizers.RMSprop(_falling(), rho=RHO),
 }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from embedding_store.errors import CheckpointError
 from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from master.api import DenseSnapshot, Slices, Tensor
-from tests.chaos.records import ACCUMULATOR, BETA_1, RATE, records_of
+from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, records_of
 
 __all__ = ["Computer", "data", "model", "use_light_model"]
 
@@ -37,12 +37,16 @@ def model() -> Any:
     return SimpleNamespace(compute_loss=None, stop_training=False)
 
 
-def _tables(seed: int) -> dict[str, TableSpec]:
-    optimizer = {
-        "sgd": OptimizerSpec.of("sgd", learning_rate=RATE),
-        "adagrad": OptimizerSpec.of("adagrad", learning_rate=RATE, initial_accumulator_value=ACCUMULATOR),
-        "adam": OptimizerSpec.of("adam", learning_rate=RATE, beta_1=BETA_1),
+def _tables(seed: int, lazy: bool) -> dict[str, TableSpec]:
+    name, given = {
+        "sgd": ("sgd", {}),
+        "adagrad": ("adagrad", {"initial_accumulator_value": ACCUMULATOR}),
+        "adam": ("adam", {"beta_1": BETA_1}),
+        "adamw": ("adamw", {"beta_1": BETA_1}),
+        "momentum": ("sgd", {"momentum": MOMENTUM}),
+        "rmsprop": ("rmsprop", {"rho": RHO}),
     }[os.environ["CHAOS_OPTIMIZER"]]
+    optimizer = OptimizerSpec.of(name, lazy=lazy, learning_rate=RATE, **given)
     specs = (
         TableSpec("counted", 1, None, initializer=InitializerSpec("zeros"), seed=seed, optimizer=optimizer),
         TableSpec("users", _USER, 40, seed=seed, optimizer=optimizer),
@@ -189,8 +193,10 @@ def use_light_model() -> None:
     import elastable.prepare as prepare
     import elastable.worker_process as worker_process
 
-    def discovered(file: Any, offload_above: int, seed: int, *_: Any) -> tuple[Any, Any, dict[str, TableSpec]]:
-        return file.reader("train"), file.model(), _tables(seed)
+    def discovered(
+        file: Any, offload_above: int, seed: int, lazy: bool = True
+    ) -> tuple[Any, Any, dict[str, TableSpec]]:
+        return file.reader("train"), file.model(), _tables(seed, lazy)
 
     def computer(job: Any, file: Any, readers: Any, source: Any) -> Computer:
         return Computer(job, readers, source.specs())

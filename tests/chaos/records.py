@@ -6,13 +6,31 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ACCUMULATOR", "BETA_1", "MICRO_BATCH", "RATE", "RECORDS", "VALIDATION", "records_of", "trainings"]
+from master.record_order import record_order
+
+__all__ = [
+    "ACCUMULATOR",
+    "BETA_1",
+    "MICRO_BATCH",
+    "MOMENTUM",
+    "RATE",
+    "RECORDS",
+    "RHO",
+    "SEED",
+    "VALIDATION",
+    "records_of",
+    "trainings",
+    "trainings_followed",
+]
 
 RECORDS = 256
 VALIDATION = 48
 MICRO_BATCH = 8
 RATE = 0.125
 BETA_1 = 0.9
+MOMENTUM = 0.9
+RHO = 0.9
+SEED = 11
 ACCUMULATOR = 0.5
 
 
@@ -48,4 +66,30 @@ def trainings(optimizer: str, weights: np.ndarray, slots: np.ndarray, grads_to_w
     # The first moment after n equal gradients is gradient x (1 - beta_1 ** n).
     with np.errstate(invalid="ignore", divide="ignore"):
         counts: np.ndarray = np.log1p(-wide[:, 0] / gradient) / np.log(BETA_1)
+    return counts
+
+
+def trainings_followed(
+    optimizer: str, weights: np.ndarray, slots: np.ndarray, grads_to_wait: int, epochs: int
+) -> np.ndarray:
+    """As `trainings`, of a whole job of rows that follow every step.
+
+    What is left of a training's gradient depends on how many steps came after
+    it. So this is what there is, as a share of what there would be had each
+    record been trained once an epoch, in its place of the order.
+    """
+    gradient = 1.0 / (MICRO_BATCH * grads_to_wait)
+    wide = slots.astype(np.float64)
+    if optimizer == "momentum":
+        # A row goes on by the sum of a series: wherever it is on its way, the end is the same.
+        end = weights[:, 0] + wide[:, 0] * MOMENTUM / (1 - MOMENTUM)
+        return -end * (1 - MOMENTUM) / (RATE * gradient)
+    kept, one = (RHO, gradient**2 * (1 - RHO)) if optimizer == "rmsprop" else (BETA_1, gradient * (1 - BETA_1))
+    steps = RECORDS // (MICRO_BATCH * grads_to_wait)
+    expected = np.zeros(RECORDS)
+    for epoch in range(epochs):
+        order = record_order(RECORDS, epoch, SEED, True, None).take(0, RECORDS)
+        step = epoch * steps + np.arange(RECORDS) // (MICRO_BATCH * grads_to_wait)
+        expected[order] += one * kept ** (epochs * steps - 1.0 - step)
+    counts: np.ndarray = wide[:, 0] / expected * epochs
     return counts

@@ -84,7 +84,9 @@ def run_undisturbed(shape: Shape, home: Path, evaluate_every: int, limit_s: floa
 
 
 def _undisturbed(shape: Shape, seed: int) -> Schedule:
-    return Schedule("memory", seed, shape, 1, checkpoint_every=0, evaluate_every=1, transport="grpc", faults=())
+    return Schedule(
+        "memory", seed, shape, 1, checkpoint_every=shape.chapter, evaluate_every=1, transport="grpc", faults=()
+    )
 
 
 def _get_ready() -> None:

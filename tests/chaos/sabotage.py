@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tests.chaos.schedules import Fault, Schedule, Shape
+from tests.chaos.stores import store_of
 
 __all__ = ["PROOFS", "SABOTAGES"]
 
@@ -114,6 +116,15 @@ def _old_checkpoint(role: str) -> None:
 
 def _forgets_a_partition(role: str) -> None:
     """A recovery that takes the stamp of one partition back, and leaves its rows as the dead master left them."""
+    _forgets(role, 1)
+
+
+def _forgets_a_shard(role: str) -> None:
+    """A recovery that takes the stamps of a whole Redis back, and no rows."""
+    _forgets(role, None)
+
+
+def _forgets(role: str, partitions: int | None) -> None:
     if role != "master":
         return
     from embedding_store.redis import recovery
@@ -121,14 +132,29 @@ def _forgets_a_partition(role: str) -> None:
     plain = recovery._write_images
 
     def write(topology: Any, catalog: Any, table: Any, images: Any, names: Any, deadline: Any) -> None:
-        if images:
-            first = min(images)
-            image = images[first]
+        images = dict(images)
+        for partition in sorted(images)[:partitions]:
+            image = images[partition]
             nothing = {name: getattr(image, name)[:0] for name in ("ids", "weights", "slots")}
-            images = {**images, first: replace(image, held=0, **nothing)}
+            images[partition] = replace(image, held=0, **nothing)
         plain(topology, catalog, table, images, names, deadline)
 
     recovery._write_images = write
+
+
+def _forgets_a_chapter(role: str) -> None:
+    """A master that takes over and rounds rows where it saves them, and no more where the schedule says so."""
+    if role != "master" or os.environ["CHAOS_LIFE"] == "1":
+        return
+    from master.committing import Committer
+
+    plain = Committer.__init__
+
+    def begin(self: Any, *arguments: Any, **named: Any) -> None:
+        plain(self, *arguments, **named)
+        self._ends_chapter = lambda version: False
+
+    Committer.__init__ = begin  # type: ignore[method-assign]
 
 
 def _keeps_nobody_out(role: str) -> None:
@@ -143,7 +169,9 @@ def _keeps_nobody_out(role: str) -> None:
 
 SABOTAGES: dict[str, Callable[[str], None]] = {
     "counts-twice": _counts_twice,
+    "forgets-a-chapter": _forgets_a_chapter,
     "forgets-a-partition": _forgets_a_partition,
+    "forgets-a-shard": _forgets_a_shard,
     "forgets-slots": _forgets_slots,
     "keeps-nobody-out": _keeps_nobody_out,
     "loses-a-micro-batch": _loses_a_micro_batch,
@@ -154,11 +182,15 @@ SABOTAGES: dict[str, Callable[[str], None]] = {
 
 
 def _proof(kind: str, optimizer: str, *faults: Fault) -> Schedule:
-    return Schedule(kind, 0, Shape("light", optimizer, 4), 2, 2, 3, "grpc", faults)
+    lazy = kind != "every"
+    shape = Shape("light", optimizer, 4, lazy=lazy, chapter=0 if lazy else 2)
+    return Schedule(kind, 0, shape, 2, 2, 3, "grpc", faults, store=store_of(kind, 0))
 
 
 PROOFS: dict[str, Schedule] = {
     "counts-twice": _proof("memory", "sgd"),
+    "forgets-a-chapter": _proof("every", "adam", Fault("version", 9, "kill", "master", 0.1)),
+    "forgets-a-shard": _proof("shards", "adam", Fault("half", 10, "kill", "master", 0.1)),
     "forgets-a-partition": _proof("redis", "adam", Fault("exec", 101, "kill", "master", 0.1)),
     "forgets-slots": _proof("memory", "adam", Fault("version", 9, "kill", "master", 0.1)),
     "loses-a-micro-batch": _proof("memory", "adagrad"),

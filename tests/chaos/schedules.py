@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.chaos.records import MICRO_BATCH, RECORDS
+from tests.chaos.stores import REDIS_SERVERS, reached_by_workers, servers_of, store_of
 
 __all__ = ["KINDS", "LEASE_S", "Fault", "Schedule", "Shape", "schedule_of"]
 
-KINDS = ("memory", "redis", "served")
-"""Where rows are: in the master, in Redis, in a store of a process of its own."""
+KINDS = ("memory", "redis", "served", "files", "shards", "cached", "every")
+"""Where rows are: in the master, in Redis, in a store of a process of its own, in the master's files, split over
+two Redis servers, behind a cache; "every": anywhere but in Redis, and they follow every step (`lazy=False`)."""
 
 LEASE_S = 1.0
 """Of a micro-batch, in every schedule: so that a fault may be longer."""
@@ -26,12 +28,16 @@ class Shape:
         optimizer: As in CHAOS_OPTIMIZER of `tests.chaos.job`.
         grads_to_wait: Micro-batches of a version.
         epochs: Passes over the records.
+        lazy: Whether a step moves the rows alone that its batch touches.
+        chapter: Versions between the rounding of rows that follow every step: those between checkpoints.
     """
 
     model: str
     optimizer: str
     grads_to_wait: int
     epochs: int = 2
+    lazy: bool = True
+    chapter: int = 0
 
     @property
     def micro_batches(self) -> int:
@@ -45,6 +51,7 @@ class Shape:
 
 
 _OPTIMIZERS = ("sgd", "adagrad", "adam", "adam")
+_FOLLOWED = ("momentum", "adam", "adamw", "rmsprop")  # which move rows without a gradient
 _KERAS_OF_ALL = 0.1
 
 
@@ -85,6 +92,7 @@ class Schedule:
         faults: In no particular order.
         keep: Checkpoints that stay; 0: all.
         pause_s: That reading a micro-batch takes longer.
+        store: Where rows are, as `tests.chaos.stores` has it.
     """
 
     kind: str
@@ -97,11 +105,13 @@ class Schedule:
     faults: tuple[Fault, ...]
     keep: int = 0
     pause_s: float = 0.0
+    store: str = "memory"
 
     def __str__(self) -> str:
         told = "; ".join(map(str, self.faults)) or "no fault"
+        where = "" if self.kind in _OLDER else f" on {self.store}"
         return (
-            f"{self.kind} {self.seed}: {self.shape.model}, {self.shape.optimizer} x {self.shape.grads_to_wait}, "
+            f"{self.kind} {self.seed}{where}: {self.shape.model}, {self.shape.optimizer} x {self.shape.grads_to_wait}, "
             f"{self.workers} workers, a checkpoint every {self.checkpoint_every} versions, an evaluation every "
             f"{self.evaluate_every}, transport {self.transport}: {told}"
         )
@@ -110,25 +120,49 @@ class Schedule:
 _WORKER_GATES = ("prepared", "looked-up", "computed", "reported")
 _PUSH_GATES = ("arrived", "counted")
 _VERSION_GATES = ("commit", "rows", "version")
+_OLDER = ("memory", "redis", "served")  # whose schedules have no store in their name
 
 # Action and target, and how often of all.
-_ALWAYS = (
+_Weighted = tuple[tuple[str, int], ...]
+_ALWAYS: _Weighted = (
     ("kill worker", 6), ("kill master", 5),
     ("stop worker", 4), ("stop master", 2), ("cut worker-master", 4),
     ("delay worker-master", 2), ("silence worker-master", 1), ("fill master", 2),
 )  # fmt: skip
-_OF_KIND: dict[str, tuple[tuple[str, int], ...]] = {
-    "memory": (("supersede master", 2),),
-    "redis": (
-        ("supersede master", 4),
-        ("kill redis", 4), ("stop redis", 2), ("fill redis", 2), ("cut master-redis", 4), ("cut worker-redis", 2),
-        ("delay master-redis", 1), ("delay worker-redis", 1), ("silence worker-redis", 1), ("silence master-redis", 1),
-    ),
-    "served": (
-        ("kill store", 2), ("stop store", 2), ("cut master-store", 4), ("cut worker-store", 2),
-        ("delay master-store", 1), ("delay worker-store", 1),
-    ),
-}  # fmt: skip
+_IN_MASTER: _Weighted = (("supersede master", 2),)
+_IN_FILES: _Weighted = (("kill master", 3), ("fill master", 4))
+_RESUMED: _Weighted = (("kill master", 8),)
+_OF_REDIS: _Weighted = (
+    ("supersede master", 4),
+    ("kill redis", 4), ("stop redis", 2), ("fill redis", 2), ("cut master-redis", 4), ("cut worker-redis", 2),
+    ("delay master-redis", 1), ("delay worker-redis", 1), ("silence worker-redis", 1), ("silence master-redis", 1),
+)  # fmt: skip
+_OF_STORE: _Weighted = (
+    ("kill store", 2), ("stop store", 2), ("cut master-store", 4), ("cut worker-store", 2),
+    ("delay master-store", 1), ("delay worker-store", 1),
+)  # fmt: skip
+
+
+def _of_store(store: str) -> _Weighted:
+    """Faults that only schedules of such a store have."""
+    servers = servers_of(store)
+    if not servers:
+        return _IN_FILES if "file:" in store else _IN_MASTER
+    faults = _OF_REDIS if servers[0] in REDIS_SERVERS else _OF_STORE
+    if not reached_by_workers(store):
+        faults = tuple(fault for fault in faults if "worker-" not in fault[0])
+    if "redis2" in servers:
+        faults += tuple((words.replace("redis", "redis2"), often) for words, often in faults if "redis" in words)
+        faults += (("kill master", 5),)  # between the shards
+    return faults
+
+
+def _gates_of_store(store: str) -> tuple[str, ...]:
+    """Places that only a process with such a store comes to."""
+    servers = servers_of(store)
+    if "redis2" in servers:
+        return ("exec",) * 3 + ("exec2",) * 3 + ("half",) * 6
+    return {"redis": ("exec",) * 6, "store": ("stored",) * 4}.get(servers[0], ()) if servers else ()
 
 
 def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | None = None) -> Schedule:
@@ -143,10 +177,13 @@ def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | No
     # A string: the hash of a tuple differs between processes.
     chance = random.Random(f"{kind}/{seed}")
     drawn = "keras" if chance.random() < _KERAS_OF_ALL else "light"
-    shape = Shape(model or drawn, chance.choice(_OPTIMIZERS), chance.choice((2, 4, 4)))
+    store, lazy = store_of(kind, seed), kind != "every"
+    shape = Shape(
+        model or drawn, chance.choice(_OPTIMIZERS if lazy else _FOLLOWED), chance.choice((2, 4, 4)), lazy=lazy
+    )
     count = chance.choice((1, 1, 2, 2, 3, 4)) if faults is None else faults
-    struck = tuple(fault for _ in range(count) for fault in _faults(chance, kind, shape))
-    return Schedule(
+    struck = tuple(fault for _ in range(count) for fault in _faults(chance, store, shape))
+    made = Schedule(
         kind=kind,
         seed=seed,
         shape=shape,
@@ -155,14 +192,16 @@ def schedule_of(kind: str, seed: int, model: str | None = None, faults: int | No
         evaluate_every=chance.choice((1, 3, 5)),
         transport=chance.choice(("auto", "grpc")),
         faults=struck,
+        store=store,
     )
+    return made if lazy else replace(made, shape=replace(shape, chapter=made.checkpoint_every))
 
 
-def _faults(chance: random.Random, kind: str, shape: Shape) -> list[Fault]:
-    words = _drawn(chance, (*_ALWAYS, *_OF_KIND[kind]))
+def _faults(chance: random.Random, store: str, shape: Shape) -> list[Fault]:
+    words = _drawn(chance, (*_ALWAYS, *_of_store(store), *(() if shape.lazy else _RESUMED)))
     action, target = words.split()
-    gate, number = _place(chance, kind, shape, target)
-    if action == "fill" and target == "master":
+    gate, number = _place(chance, store, shape, target)
+    if words == "fill master" and not ("file:" in store and chance.random() < 0.5):
         gate, number = "disk", chance.randrange(1, 60)
     found = [Fault(gate, number, action, target, _seconds(chance, action))]
     if (action, target) == ("kill", "master") and chance.random() < 0.25:
@@ -176,20 +215,19 @@ def _drawn(chance: random.Random, weighted: Sequence[tuple[str, int]]) -> str:
     return chance.choices([words for words, _ in weighted], [weight for _, weight in weighted])[0]
 
 
-def _place(chance: random.Random, kind: str, shape: Shape, target: str) -> tuple[str, int]:
+def _place(chance: random.Random, store: str, shape: Shape, target: str) -> tuple[str, int]:
     if target == "worker":
         gates: tuple[str, ...] = _WORKER_GATES
-    elif target in ("redis", "store") or "-" in target:
+    elif target in (*REDIS_SERVERS, "store") or "-" in target:
         gates = (*_WORKER_GATES[1:], *_PUSH_GATES, *_VERSION_GATES)
     else:
         gates = (*_PUSH_GATES, *_VERSION_GATES, *_VERSION_GATES, "disk")
-    own = {"redis": ("exec",) * 6, "served": ("stored",) * 4}.get(kind, ())
-    gate = chance.choice((*gates, *(own if target != "worker" else ())))
-    if gate in ("commit", "rows", "version", "stored"):
+    gate = chance.choice((*gates, *(_gates_of_store(store) if target != "worker" else ())))
+    if gate in ("commit", "rows", "version", "stored", "half"):
         return gate, chance.randrange(1, shape.versions)
     if gate == "disk":
         return gate, chance.randrange(1, 80)
-    if gate == "exec":
+    if gate in ("exec", "exec2"):
         return gate, chance.randrange(1, 12 * shape.versions)
     return gate, chance.randrange(shape.micro_batches - shape.grads_to_wait)
 

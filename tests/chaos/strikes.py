@@ -19,9 +19,9 @@ _LEAST_FULL_S = 0.2
 
 
 def _kill(cluster: Cluster, fault: Fault, at: Process | None) -> bool:
-    if fault.target == "redis":
-        cluster.redis_pause = fault.seconds
-        return _signal_redis(cluster, signal.SIGKILL) is not None
+    if fault.target in cluster.redis:
+        cluster.redis[fault.target].pause_s = fault.seconds
+        return cluster.redis[fault.target].signal(signal.SIGKILL) is not None
     process = _aimed_at(cluster, fault, at)
     if process is None:
         return False
@@ -33,8 +33,8 @@ def _kill(cluster: Cluster, fault: Fault, at: Process | None) -> bool:
 
 
 def _stop(cluster: Cluster, fault: Fault, at: Process | None) -> bool:
-    if fault.target == "redis":
-        pid = _signal_redis(cluster, signal.SIGSTOP)
+    if fault.target in cluster.redis:
+        pid = cluster.redis[fault.target].signal(signal.SIGSTOP)
     else:
         process = _aimed_at(cluster, fault, at)
         pid = None if process is None else process.pid
@@ -67,19 +67,20 @@ def _go_on(pid: int) -> None:
 
 
 def _fill(cluster: Cluster, fault: Fault, at: Process | None) -> bool:
-    """No file of the process may grow beyond a few bytes, as on a full disk."""
+    """No file of the process may grow beyond a few bytes, as on a full disk.
+
+    Of a file store's master every second time beyond what its files have: the
+    limit is for whatever is written, so that a lower one is a disk that fails.
+    """
     few = 37 * fault.number % 2_000
-    if fault.target == "redis":
-        if cluster.redis is None or cluster.redis.process is None:
-            return False
-        cluster.redis_pause = fault.seconds
-        sizes = [file.stat().st_size for file in (cluster.home / "redis").rglob("*.incr.aof")]
-        limit = max(sizes, default=0) + few
-        resource.prlimit(cluster.redis.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-        return True
+    if fault.target in cluster.redis:
+        cluster.redis[fault.target].pause_s = fault.seconds
+        return cluster.redis[fault.target].fill(few)
     process = _aimed_at(cluster, fault, at)
     if process is None:
         return False
+    if fault.number % 2:
+        few += max((file.stat().st_size for file in (cluster.home / "rows").rglob("*.rows")), default=0)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (few, resource.RLIM_INFINITY))
 
     def room() -> None:
@@ -117,13 +118,6 @@ def _aimed_at(cluster: Cluster, fault: Fault, at: Process | None) -> Process | N
 def _links(cluster: Cluster, fault: Fault) -> list[Link]:
     links = cluster.links[fault.target]
     return links if fault.number % 2 else links[:1]
-
-
-def _signal_redis(cluster: Cluster, number: signal.Signals) -> int | None:
-    if cluster.redis is None or cluster.redis.process is None:
-        return None
-    os.kill(cluster.redis.process.pid, number)
-    return cluster.redis.process.pid
 
 
 STRIKES: dict[str, Callable[[Cluster, Fault, Process | None], bool]] = {

@@ -1,0 +1,65 @@
+"""Where the rows of a schedule lie: templates of `--store`, and what follows from them."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+
+__all__ = ["REDIS_SERVERS", "filled_in", "forgets", "lasts", "reached_by_workers", "servers_of", "store_of"]
+
+REDIS_SERVERS = ("redis", "redis2")
+"""Names of the Redis servers that a template may hold; "store" is a bare parameter server."""
+
+_REDIS = "redis://{redis}?partitions=4&deadline=2"
+_TWO_REDIS = "redis://{redis}?partitions=2&deadline=2", "redis://{redis2}?partitions=2&deadline=2"
+_FILES = "file://{home}/rows?budget=1MiB&unclean=drop"
+_SERVED = "grpc://{store}"
+
+_OF_KIND: dict[str, tuple[str, ...]] = {
+    "memory": ("memory",),
+    "redis": (_REDIS,),
+    "served": (_SERVED,),
+    "files": (_FILES,),
+    "shards": (f"token:{','.join(_TWO_REDIS)}", f"encoding:{','.join(_TWO_REDIS)}"),
+    # So few rows are held that others give way.
+    "cached": (
+        f"cached+{_REDIS}&rows=16",
+        f"cached+{_REDIS}&rows=64",
+        f"cached+{_SERVED}?rows=32",
+        "token:" + ",".join(f"cached+{url}&rows=16" for url in _TWO_REDIS),
+    ),
+    "every": ("memory", "memory", _FILES, _SERVED, "token:memory,memory", f"cached+{_SERVED}?rows=32"),
+}
+_SERVER = re.compile(r"\{(redis2?|store)\}")
+
+
+def store_of(kind: str, seed: int) -> str:
+    """The template of a schedule; a chance of its own, so that the faults of older kinds stay what they were."""
+    return random.Random(f"{kind}/{seed}/store").choice(_OF_KIND[kind])
+
+
+def servers_of(template: str) -> tuple[str, ...]:
+    """Names of the servers that the store needs, in order."""
+    return tuple(dict.fromkeys(_SERVER.findall(template)))
+
+
+def filled_in(template: str, servers: Mapping[str, str], home: str) -> str:
+    """The URL: `servers` gives host:port by name, `home` is the schedule's folder."""
+    return template.format(**servers, home=home)
+
+
+def lasts(template: str) -> bool:
+    """Whether all rows are in Redis: such a store outlives the master, and keeps the record of its versions."""
+    named = servers_of(template)
+    return bool(named) and set(named) <= set(REDIS_SERVERS)
+
+
+def forgets(template: str) -> bool:
+    """Whether rows lie in a server that loses them when it dies."""
+    return "store" in servers_of(template)
+
+
+def reached_by_workers(template: str) -> bool:
+    """Whether workers read rows in the servers; else they do so at the master."""
+    return bool(servers_of(template)) and "cached+" not in template
