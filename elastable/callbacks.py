@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from elastable.callback_state import restore_states, states_of
 from embedding_store.errors import Unsupported
 from worker.keras_callbacks import history_of, require_callback, sees_batches
 
@@ -32,7 +33,7 @@ class JobCallbacks:
     def __init__(self, callbacks: Sequence[Any], model: Any, epochs: int, versions_per_epoch: int) -> None:
         for callback in callbacks:
             _refuse_unsupported(callback)
-        self._model = model
+        self._model, self._given = model, tuple(callbacks)
         # Metrics of every version are computed only if somebody looks at them.
         self._sees_versions = sees_batches(callbacks)
         self._list = keras.callbacks.CallbackList(
@@ -50,10 +51,15 @@ class JobCallbacks:
         """Keras' `History` of the job."""
         return history_of(self._list)
 
-    def begin(self) -> None:
-        """Training begins."""
+    def begin(self, states: Mapping[str, Any] | None = None) -> None:
+        """Training begins, or goes on with what callbacks remembered (`states`)."""
         self._model.stop_training = False
         self._list.on_train_begin()
+        restore_states(self._given, states or {})
+
+    def states(self) -> dict[str, Any]:
+        """What callbacks remember now, as JSON can hold it. Raises `BadInput` where it cannot."""
+        return states_of(self._given)
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch, counted from 0, begins."""

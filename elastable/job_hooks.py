@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from elastable.callbacks import JobCallbacks
 from elastable.run_directory import RunDirectory
@@ -81,6 +82,10 @@ class JobHooks(Hooks):
         self.untimed_records = 0
         """Records of the version that started the watch: its seconds were the workers' way here."""
         self.logs: Mapping[str, float] = {}
+
+    def state(self) -> Mapping[str, Any]:
+        """What callbacks remember."""
+        return self._callbacks.states()
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Tells the callbacks."""

@@ -164,7 +164,7 @@ class _Job:
         # Of a job that is resumed: it may have nothing left to do.
         hooks.logs = self._prepared.progress.logs
         with progress, closing(self._writer), self._watching(progress):
-            callbacks.begin()
+            callbacks.begin(self._prepared.progress.hooks)
             try:
                 status = self._master.run(hooks)
             except Exception as error:

@@ -142,6 +142,7 @@ class Master:
 
     def progress(self) -> Progress:
         """The place of the job, for a checkpoint; to be asked for in a hook or after `run`."""
+        self._driver.note_hooks()
         with self._changed:
             return self._state.progress()
 

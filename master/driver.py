@@ -85,6 +85,12 @@ class Driver:
         if self._state.failure is not None:
             raise self._state.failure
 
+    def note_hooks(self) -> None:
+        """What the hooks remember now goes with the next `Progress`. By the thread of `run`, or after it."""
+        state = self._hooks.state()
+        with self._changed:
+            self._state.hooks = state
+
     def fail(self, error: BaseException) -> None:
         """Fails the job; the first reason stands."""
         with self._changed:
@@ -120,6 +126,7 @@ class Driver:
             self._open()
 
     def _place_after(self, made: Accumulated) -> Progress:
+        self.note_hooks()
         with self._changed:
             return self._state.progress_after(made)
 

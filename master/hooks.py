@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from embedding_store.store import TableUpdate
 
@@ -18,6 +19,10 @@ class Hooks:
     optimizer's learning rate, or call `Master.stop`. A hook that raises fails
     the job.
     """
+
+    def state(self) -> Mapping[str, Any]:
+        """What these hooks remember, as JSON can hold it: who goes on with the job is told (`Progress.hooks`)."""
+        return {}
 
     def on_epoch_begin(self, epoch: int) -> None:
         """Training of an epoch (counted from 0) begins, or goes on after a resume."""

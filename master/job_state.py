@@ -79,6 +79,7 @@ class JobState:
         self.records = start.records
         self.epoch_metrics = start.metrics
         self.logs: Mapping[str, float] = dict(start.logs)
+        self.hooks: Mapping[str, Any] = dict(start.hooks)
         self.evaluations: dict[int, dict[int, tuple[Tensor, ...]]] = {}
         self.beside: dict[int, SideEvaluation] = {}
         self.snapshot: DenseSnapshot | None = None
@@ -235,6 +236,7 @@ class JobState:
             done=self.pushes.done(),
             sequences=self.pushes.sequences(),
             logs=self.logs,
+            hooks=self.hooks,
         )
 
     def progress_after(self, made: Accumulated) -> Progress:
@@ -248,6 +250,7 @@ class JobState:
             done=place.done,
             sequences=place.sequences,
             logs=self.logs,
+            hooks=self.hooks,
         )
 
     def status_fields(self) -> dict[str, Any]:

@@ -30,6 +30,8 @@ class Progress:
         done: Async: its micro-batches that are in `version`.
         sequences: Async: the last sequence of every worker incarnation.
         logs: Results of the last epoch that ended, of both splits.
+        hooks: What the hooks remembered (`Hooks.state`) when this was noted: in a checkpoint after they were told of
+            `version`, in the record of a commit before.
     """
 
     version: int = 0
@@ -40,11 +42,12 @@ class Progress:
     done: tuple[int, ...] = ()
     sequences: Mapping[str, int] = field(default_factory=dict)
     logs: Mapping[str, float] = field(default_factory=dict)
+    hooks: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """As one JSON object; floats are kept to the bit."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        fields["sequences"], fields["logs"] = dict(self.sequences), dict(self.logs)
+        fields |= {name: dict(fields[name]) for name in ("sequences", "logs", "hooks")}
         fields["metrics"] = [
             {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "values": tensor.ravel().tolist()}
             for tensor in self.metrics

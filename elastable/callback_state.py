@@ -1,0 +1,100 @@
+"""What callbacks remember from one epoch to the next, as a job keeps it with its versions."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from embedding_store.errors import BadInput
+
+__all__ = ["restore_states", "states_of"]
+
+_LOG = logging.getLogger(__name__)
+
+# Keras has no word for it. What else these have is configuration, or derived from it when it is first needed.
+_OF_KERAS: dict[type[Any], tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("wait", "best", "best_epoch", "stopped_epoch"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+}
+
+
+def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """The state of each callback that has one, by name, JSON can hold it.
+
+    Of Keras' own that is what they count and compare with; any other says it by
+    `state_dict()`, and is told it by `load_state_dict(state)`, as PyTorch's
+    modules and Lightning's callbacks are.
+
+    Raises:
+        BadInput: a `state_dict()` that JSON cannot hold; names the callback.
+    """
+    states = {}
+    for name, callback in _named(callbacks):
+        if hasattr(callback, "state_dict"):
+            states[name] = _checked(name, callback.state_dict())
+        else:
+            for kind, attributes in _OF_KERAS.items():
+                if isinstance(callback, kind):
+                    states[name] = {at: _plain(getattr(callback, at)) for at in attributes if hasattr(callback, at)}
+    return states
+
+
+def restore_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> None:
+    """Gives callbacks the states that `states_of` told of; to be called once they were told that training begins.
+
+    One that was not there then begins anew; what is kept of one that is gone is left out, with a warning.
+
+    Raises:
+        BadInput: a callback refuses its state; names it.
+    """
+    left = dict(states)
+    for name, callback in _named(callbacks):
+        if name not in left:
+            continue
+        state = left.pop(name)
+        if hasattr(callback, "load_state_dict"):
+            try:
+                callback.load_state_dict(state)
+            except Exception as error:
+                raise BadInput(f"callback {name} cannot go on from the state of the job: {error}") from error
+        elif not hasattr(callback, "state_dict"):
+            for attribute, value in state.items():
+                setattr(callback, attribute, value)
+    if left:
+        _LOG.warning("the job had callbacks that are not there any more: %s", ", ".join(sorted(left)))
+
+
+def _named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Each by its class, and the second of a class as "EarlyStopping 2": others may be put between them."""
+    seen = Counter[str]()
+    for callback in callbacks:
+        kind = type(callback).__name__
+        seen[kind] += 1
+        yield (kind if seen[kind] == 1 else f"{kind} {seen[kind]}"), callback
+
+
+def _checked(name: str, state: Any) -> Any:
+    try:
+        return json.loads(json.dumps(state, default=_plain))
+    except (TypeError, ValueError) as error:
+        raise BadInput(
+            f"callback {name}: its state_dict() is kept with the job as JSON, and cannot be: {error}; give numbers, "
+            "strings, lists and dicts of them"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Scalars of NumPy and of tensors as Python's; JSON says what it cannot hold."""
+    if value is None or isinstance(value, bool | int | float | str | list | dict):
+        return value
+    array = np.asarray(value)
+    if array.ndim or array.dtype.kind not in "biuf":
+        raise TypeError(f"a {type(value).__name__}")
+    return array.item()

@@ -1,0 +1,51 @@
+"""A job whose callbacks remember epochs: they decide by what was two epochs ago how large the next steps are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+import elastable as et
+
+
+class Slower(keras.callbacks.Callback):  # type: ignore[misc]
+    """Takes a tenth off the learning rate for every epoch but the first that it has seen begin and end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: list[int] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.epochs.append(epoch)
+        self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) * 0.9 ** (len(self.epochs) - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epochs = list(state["epochs"])
+
+
+def model() -> Any:
+    words = keras.Input((3,), dtype="int64")
+    rows = et.Embedding(4, name="words", combiner="mean")(words)
+    made = keras.Model(words, keras.layers.Dense(1, activation="sigmoid")(rows))
+    made.compile(keras.optimizers.Adam(0.1), "binary_crossentropy")
+    return made
+
+
+def data(split: str) -> Any:
+    random = np.random.default_rng(0 if split == "train" else 1)
+    words = random.integers(0, 40, (64, 3))
+    return words, (words.sum(axis=1) % 2).astype("float32")
+
+
+def callbacks() -> list[Any]:
+    # Nothing ever is so much better: the rate is halved after every second epoch, and the fifth one is the last.
+    return [
+        keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=2, min_delta=100.0),
+        Slower(),
+        keras.callbacks.EarlyStopping("val_loss", patience=4, min_delta=100.0),
+    ]

@@ -1,0 +1,139 @@
+"""What callbacks remember outlives the master, and so do the numbers that they decide."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import redis
+
+from elastable.callback_state import restore_states, states_of
+from embedding_store.errors import BadInput
+from embedding_store.open_store import open_store
+from master.checkpoints.checkpoint import open_checkpoint
+from master.checkpoints.comparing import compare_dense, compare_tables
+from tests.elastable.processes import run_elastable
+
+JOB = Path(__file__).with_name("plateau_job.py")
+VERSIONS = 4  # of an epoch
+
+
+class Counts(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self, state: Any = None) -> None:
+        super().__init__()
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        if state == "refused":
+            raise KeyError("seen")
+        self.state = state
+
+
+def told(*callbacks: Any, epochs: int) -> tuple[Any, ...]:
+    """The callbacks, after so many epochs of equal loss."""
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for callback in callbacks:
+        callback.set_model(model)
+        callback.on_train_begin()
+        for epoch in range(epochs):
+            callback.on_epoch_end(epoch, {"loss": np.float64(1.0), "val_loss": 1.0})
+    return callbacks
+
+
+def test_of_keras_own_what_they_count_and_compare_with() -> None:
+    stopping = keras.callbacks.EarlyStopping("val_loss", min_delta=0.5, patience=9)
+    reducing = keras.callbacks.ReduceLROnPlateau("loss", patience=9, min_delta=0.5)
+    states = states_of(told(stopping, reducing, keras.callbacks.LambdaCallback(), epochs=4))
+    assert states == {
+        "EarlyStopping": {"wait": 3, "best": 1.0, "best_epoch": 0, "stopped_epoch": 0},
+        "ReduceLROnPlateau": {"wait": 3, "best": 1.0, "cooldown_counter": 0},
+    }
+    again = keras.callbacks.EarlyStopping("val_loss", min_delta=0.5, patience=9)
+    told(again, epochs=0)
+    restore_states([again], {"EarlyStopping": states["EarlyStopping"]})
+    again.on_epoch_end(4, {"val_loss": 0.7})  # better by less than min_delta, whose sign belongs to its first look
+    assert (again.wait, again.best) == (4, 1.0)
+
+
+def test_the_second_of_a_class_is_the_second() -> None:
+    states = states_of([Counts(1), keras.callbacks.TerminateOnNaN(), Counts({"seen": [2]})])
+    assert states == {"Counts": 1, "Counts 2": {"seen": [2]}}
+    first, second = Counts(), Counts()
+    restore_states([first, second], states)
+    assert (first.state, second.state) == (1, {"seen": [2]})
+
+
+def test_numbers_of_numpy_are_kept_as_numbers() -> None:
+    assert states_of([Counts({"best": np.float32(0.5), "wait": np.int64(3), "off": np.bool_(True)})]) == {
+        "Counts": {"best": 0.5, "wait": 3, "off": True}
+    }
+
+
+def test_what_cannot_be_kept_or_taken_is_named() -> None:
+    with pytest.raises(BadInput, match=r"callback Counts: its state_dict\(\) .* cannot be: a ndarray"):
+        states_of([Counts(np.zeros(3))])
+    with pytest.raises(BadInput, match="callback Counts 2 cannot go on from the state of the job: 'seen'"):
+        restore_states([Counts(), Counts()], {"Counts": 1, "Counts 2": "refused"})
+
+
+def test_those_that_came_begin_anew_and_those_that_went_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    new = Counts("new")
+    with caplog.at_level(logging.WARNING):
+        restore_states([new], {"EarlyStopping": {"wait": 1}})
+    assert new.state == "new"
+    assert "callbacks that are not there any more: EarlyStopping" in caplog.text
+
+
+def train(home: Path, *more: str) -> str:
+    options = ("--epochs", "6", "--micro-batch-size", "16", "--workers", "1", "--no-export", "--deadline", "30")
+    saving = ("--checkpoint-dir", home / "saved", "--checkpoint-every", "3", "--keep", "0")
+    ran = run_elastable("train", JOB, *options, *saving, "--run-dir", home / "runs", *more)
+    assert ran.code == 0, f"{ran.out}\n{ran.err}"
+    return ran.out
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job that nothing happened to."""
+    home = tmp_path_factory.mktemp("whole")
+    train(home)
+    return home
+
+
+def assert_same_end(ours: Path, theirs: Path) -> None:
+    last = f"ckpt-{5 * VERSIONS:010d}"  # its callbacks end it an epoch early
+    one, other = open_checkpoint(ours / "saved" / last), open_checkpoint(theirs / "saved" / last)
+    assert compare_dense(one, other) == []
+    assert all(table.same for table in compare_tables(one, other))
+    assert dict(one.progress().hooks) == dict(other.progress().hooks)
+
+
+def test_a_job_that_goes_on_has_the_numbers_of_one_that_never_stopped(whole: Path, tmp_path: Path) -> None:
+    states = open_checkpoint(whole / "saved" / f"ckpt-{5 * VERSIONS:010d}").progress().hooks
+    assert states["EarlyStopping"]["wait"] == 4
+    assert states["Slower"] == {"epochs": [0, 1, 2, 3, 4]}
+    shutil.copytree(whole / "saved", tmp_path / "saved")
+    for version in (12, 15, 18, 20):
+        shutil.rmtree(tmp_path / "saved" / f"ckpt-{version:010d}")
+    assert "resuming at version 9" in train(tmp_path, "--resume")
+    assert_same_end(tmp_path, whole)
+
+
+def test_a_job_that_goes_on_from_a_store_does_too(whole: Path, tmp_path: Path, redis_url: str) -> None:
+    """From the record that stands with a version in the middle of the last epoch."""
+    train(tmp_path, "--store", redis_url)
+    with open_store(redis_url) as store, redis.Redis.from_url(redis_url) as client:
+        assert store.recover(5 * VERSIONS - 1) > 0
+        assert int(client.get("{elastable}:version")) == 5 * VERSIONS - 1
+    shutil.rmtree(tmp_path / "saved")
+    assert "resuming at version 19" in train(tmp_path, "--store", redis_url, "--resume")
+    assert_same_end(tmp_path, whole)
