@@ -13,6 +13,8 @@ from master.task_group import TaskGroup
 
 __all__ = ["Reconciled", "TaskBoard"]
 
+_AT_ONCE = 4  # evaluation tasks for a worker, while training waits for them: an answer is a round trip
+
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
@@ -37,7 +39,9 @@ class TaskBoard:
     after the last one, the validation split may be evaluated; nothing of the
     next epoch is given out before that is opened. Other versions may be
     evaluated beside training: a worker gets one such task in an answer, after
-    what it can do for the group in work and before anything that is ahead.
+    what it can do for the group in work and before anything that is ahead;
+    where it can do nothing for that group, whatever it has fetched ahead; and
+    a few at a time where training waits for evaluations.
 
     Fairness: a worker's unfinished leases in a group are at most the group's
     undone micro-batches divided by the workers there are, rounded up. So an
@@ -149,7 +153,8 @@ class TaskBoard:
     def lease(self, worker: str, want: int, version: int) -> tuple[Task, ...]:
         """Up to `want` tasks for the worker, those to be done first in front.
 
-        Of the group in work one task is granted even where `want` is 0.
+        Of the group in work, and of evaluations where a worker has nothing to
+        do for that, some are granted even where `want` is 0.
 
         Args:
             worker: Its incarnation.
@@ -162,7 +167,7 @@ class TaskBoard:
         self._require_joined(worker)
         granted: list[Task] = []
         if self._awaited is not None:
-            granted += self._evaluate(self._awaited, worker, max(want, 1))
+            granted += self._evaluate(self._awaited, worker, max(want, 0 if self._has_work(worker) else _AT_ONCE))
         groups = () if self._between_epochs else tuple(self._groups)
         for ahead, group in enumerate(groups):
             in_work = ahead == 0 and self.is_open
@@ -264,11 +269,19 @@ class TaskBoard:
             self._awaited = None
 
     def _evaluate_beside(self, worker: str, want: int) -> list[Task]:
-        """One task of the oldest evaluation that has one for the worker."""
+        """Tasks of the oldest evaluation that has some for the worker."""
+        most = min(want, 1)
+        if not self._has_work(worker):
+            most = max(most, 1 if self.is_open else _AT_ONCE)
         for version in self.evaluations:
-            if version != self._awaited and (tasks := self._evaluate(version, worker, min(want, 1))):
+            if version != self._awaited and (tasks := self._evaluate(version, worker, most)):
                 return tasks
         return []
+
+    def _has_work(self, worker: str) -> bool:
+        """Whether the worker holds anything that it can do now: of the group in work, or an evaluation."""
+        groups = [*self._evaluations.values(), *(self._groups[:1] if self.is_open else ())]
+        return any(group.holds(unit) for unit in self._leases.units(worker) for group in groups)
 
     def _evaluate(self, version: int, worker: str, want: int) -> list[Task]:
         numbers = self._grant(self._evaluations[version], worker, want)

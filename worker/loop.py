@@ -41,8 +41,8 @@ __all__ = ["Worker"]
 _log = logging.getLogger(__name__)
 
 #: How long one wait for a version lasts before the earliest task is looked at
-#: anew: a task of a dead worker may have taken its place.
-_VERSION_WAIT_S = 0.2
+#: anew: an evaluation, or a task of a dead worker, may have taken its place.
+_VERSION_WAIT_S = 0.05
 
 
 class Worker:
@@ -115,6 +115,7 @@ class Worker:
         """Computes the task if its version is there; 1 if it counted."""
         try:
             if not self._hold(prepared.task):
+                self._feed.idle()
                 return 0
             counted = self._train(prepared) if prepared.task.kind is TaskKind.TRAIN else self._evaluate(prepared)
         except StaleVersion as stale:

@@ -13,6 +13,7 @@ __all__ = ["TaskFeed"]
 
 _LOOK_EVERY_S = 0.25
 _LEASE_WAIT_S = 1.0
+_IDLE_WAIT_S = 0.1
 
 
 class TaskFeed:
@@ -32,6 +33,7 @@ class TaskFeed:
         self._ready: dict[Task, Prepared] = {}
         self._life = 0  # sessions joined since the first
         self._outside = False
+        self._idle = False
         self._changed = threading.Condition()
         self._stopping = False
         self._finished = False
@@ -61,6 +63,12 @@ class TaskFeed:
         with self._changed:
             behind = [task for task in self._ready if task > prepared.task]
             return self._ready[min(behind)] if behind else None
+
+    def idle(self) -> None:
+        """Is told that nothing of what is prepared can be done yet: the master may have something that can."""
+        with self._changed:
+            self._idle = True
+            self._changed.notify_all()
 
     def finished(self) -> bool:
         """Whether no task is left and none will come."""
@@ -112,15 +120,19 @@ class TaskFeed:
     def _lease_more(self) -> bool:
         with self._changed:
             # Several at a time: a call for every task would cost the master more than its answer is worth.
-            self._changed.wait_for(lambda: self._stopping or 2 * len(self._ready) <= self._ahead, timeout=_LOOK_EVERY_S)
+            self._changed.wait_for(
+                lambda: self._stopping or self._idle or 2 * len(self._ready) <= self._ahead, timeout=_LOOK_EVERY_S
+            )
             if self._stopping:
                 return False
             want = max(0, self._ahead - len(self._ready))
+            wait_s = _LEASE_WAIT_S if want else _IDLE_WAIT_S if self._idle else 0.0
+            self._idle = False
             holding, life = tuple(self._ready), self._life
         # With nothing wanted the call is made now and then all the same: a task
         # of the version in work may be handed on from a worker that died.
         try:
-            lease = self._master.lease_tasks(self._incarnation, want, _LEASE_WAIT_S if want else 0.0, holding)
+            lease = self._master.lease_tasks(self._incarnation, want, wait_s, holding)
         except NotJoined:
             # The session broke, or the master is another process now: the loop joins again.
             with self._changed:

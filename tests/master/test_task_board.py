@@ -194,6 +194,48 @@ def test_evaluation_beside_training_comes_after_the_work_of_the_version_and_befo
     assert board.evaluations == (2,)
 
 
+def test_whoever_has_nothing_to_do_evaluates_whatever_it_has_fetched_ahead() -> None:
+    board = board_of(train_records=12, validation_records=8)
+    board.join("a")
+    board.join("b")
+    assert len(board.lease("a", 6, 0)) == 6  # half of each version
+    for number in range(4):
+        board.complete(TaskKind.TRAIN, number)
+    board.advance()
+    board.begin_evaluation(1, beside=True)
+
+    def evaluated(worker: str) -> list[int]:
+        return [task.micro_batch for task in board.lease(worker, 0, 1) if task.kind is TaskKind.EVALUATE]
+
+    assert evaluated("a") == [0, 1, 2, 3]  # training is not open: perhaps it waits for this very evaluation
+    assert evaluated("a") == []  # it has something to do now
+    for number in range(4):
+        board.complete(TaskKind.EVALUATE, number, 1, by="a")
+    board.open()
+    assert evaluated("a") == []  # it can train
+    for number in (4, 5):
+        board.complete(TaskKind.TRAIN, number, by="a")
+    assert numbers(board.lease("b", 0, 1)) == [6]
+    assert numbers(board.lease("a", 0, 1)) == [7]
+    board.complete(TaskKind.TRAIN, 7, by="a")
+    assert evaluated("a") == [4]  # one at a time: the next version may come at any moment
+    board.complete(TaskKind.EVALUATE, 4, 1, by="a")
+    assert evaluated("a") == [5]
+
+
+def test_evaluations_that_training_waits_for_come_a_few_at_a_time() -> None:
+    board = board_of(train_records=12, validation_records=8)
+    board.join("a")
+    assert len(board.lease("a", 8, 0)) == 8
+    for number in range(4):
+        board.complete(TaskKind.TRAIN, number)
+    board.advance()
+    board.begin_evaluation(1)
+    assert numbers(board.lease("a", 0, 1)) == [0, 1, 2, 3]
+    assert board.lease("a", 0, 1) == ()
+    assert numbers(board.lease("a", 2, 1))[:2] == [4, 5]
+
+
 def test_a_dead_evaluators_tasks_are_given_to_others() -> None:
     board = board_of(validation_records=1)
     board.join("a")
