@@ -4,9 +4,11 @@
 #   1. two workers; one worker container is killed in the middle; the master still ends with exit code 0
 #   2. `up --exit-code-from master --scale worker=4`, one worker process killed inside its container: it exits 0, and so
 #      do the other workers
+#   3. the same over mutual TLS with a token (deploy/tls.yml; where there is openssl to make certificates with), while
+#      a client without them is refused
 #
-# Both must train every version, reach MIN_AUC, and give the same numbers to the last bit: in sync mode the number of
-# workers and their deaths change nothing. Everything it starts belongs to a project of its own and is removed at the
+# All must train every version, reach MIN_AUC, and give the same numbers to the last bit: in sync mode the number of
+# workers, their deaths and the wire change nothing. Everything it starts belongs to a project of its own and is removed at the
 # end; the image stays, as elastable:compose-test, and makes the next run's build short. Base images that can be
 # neither found nor pulled are built from Debian packages (base-images.sh).
 set -euo pipefail
@@ -145,11 +147,54 @@ for worker in "${workers[@]}"; do
 done
 keep_result "$work/four.json"
 
-"$PYTHON" - "$work/killed.json" "$work/four.json" <<'PY' || fail "the two trainings differ"
+# make_certificates FOLDER: as docs/security.md has it.
+make_certificates() {
+  local key=(-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes)
+  mkdir "$1"
+  (
+    cd "$1"
+    openssl req -x509 "${key[@]}" -days 2 -subj "/CN=compose-test" -keyout ca.key -out ca.pem
+    openssl req "${key[@]}" -subj "/CN=elastable" -keyout key.pem -out request.pem
+    printf 'subjectAltName=DNS:master,DNS:localhost,IP:127.0.0.1\n' > names
+    openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out cert.pem
+    openssl rand -hex 32 > token
+    rm ca.key
+    chmod a+rX . ./*
+  ) > "$work/openssl.log" 2>&1 || { cat "$work/openssl.log" >&2; fail "no certificates"; }
+}
+
+secured=()
+if command -v openssl >/dev/null; then
+  say "3. two workers, over mutual TLS with a token"
+  compose down --volumes --timeout 5 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; fail "down --volumes"; }
+  make_certificates "$work/tls"
+  export COMPOSE_FILE=docker-compose.yml:deploy/tls.yml ELASTABLE_TLS_DIR=$work/tls
+  timeout "$UP_SECONDS" "${COMPOSE[@]}" --project-name "$PROJECT" up --exit-code-from master > "$work/up.log" 2>&1 &
+  up=$!
+  wait_for_middle
+  master=$(container master)
+  for dropped in ELASTABLE_TOKEN_FILE ELASTABLE_TLS_CERT; do
+    without=(--env "$dropped=")
+    [ "$dropped" != ELASTABLE_TLS_CERT ] || without+=(--env ELASTABLE_TLS_KEY=)
+    if docker exec "${without[@]}" "$master" elastable status --master 127.0.0.1:50051 --deadline 5 \
+      > "$work/refused.log" 2>&1; then
+      fail "a client without $dropped was answered"
+    fi
+    say "without $dropped: $(tail -n 1 "$work/refused.log")"
+  done
+  wait "$up" || { code=$?; tail -n 60 "$work/up.log" >&2; fail "over TLS the master ended with exit code $code"; }
+  keep_result "$work/tls.json"
+  secured=("$work/tls.json")
+else
+  say "3. left out: there is no openssl to make certificates with"
+fi
+
+"$PYTHON" - "$work/killed.json" "$work/four.json" "${secured[@]}" <<'PY' || fail "the trainings differ"
 import json, sys
 
-killed, four = (json.load(open(path)) for path in sys.argv[1:])
-for name in ("auc", "version"):
-    assert killed[name] == four[name], f"{name}: {killed[name]!r} with a worker killed, {four[name]!r} with four"
+killed, *others = (json.load(open(path)) for path in sys.argv[1:])
+for what, other in zip(("with four workers", "over TLS"), others):
+    for name in ("auc", "version"):
+        assert killed[name] == other[name], f"{name}: {killed[name]!r} with a worker killed, {other[name]!r} {what}"
 PY
 say "passed in $SECONDS s"
