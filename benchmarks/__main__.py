@@ -30,6 +30,7 @@ _BENCHES = (
     "peers",
     "click",
     "promises",
+    "evaluations",
     "collectives",
 )
 

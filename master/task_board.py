@@ -13,7 +13,7 @@ from master.task_group import TaskGroup
 
 __all__ = ["Reconciled", "TaskBoard"]
 
-_AT_ONCE = 4  # evaluation tasks for a worker, while training waits for them: an answer is a round trip
+_AT_ONCE = 4  # evaluation tasks that a worker holds while training waits for them: an answer is a round trip
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class TaskBoard:
         self._require_joined(worker)
         granted: list[Task] = []
         if self._awaited is not None:
-            granted += self._evaluate(self._awaited, worker, max(want, 0 if self._has_work(worker) else _AT_ONCE))
+            granted += self._evaluate(self._awaited, worker, max(want, _AT_ONCE - self._evaluating_now(worker)))
         groups = () if self._between_epochs else tuple(self._groups)
         for ahead, group in enumerate(groups):
             in_work = ahead == 0 and self.is_open
@@ -271,17 +271,22 @@ class TaskBoard:
     def _evaluate_beside(self, worker: str, want: int) -> list[Task]:
         """Tasks of the oldest evaluation that has some for the worker."""
         most = min(want, 1)
-        if not self._has_work(worker):
-            most = max(most, 1 if self.is_open else _AT_ONCE)
+        if not self.is_open:
+            most = max(most, _AT_ONCE - self._evaluating_now(worker))
+        elif not self._has_work(worker):
+            most = max(most, 1)
         for version in self.evaluations:
             if version != self._awaited and (tasks := self._evaluate(version, worker, most)):
                 return tasks
         return []
 
+    def _evaluating_now(self, worker: str) -> int:
+        """How many evaluation tasks the worker holds."""
+        return sum(kind is TaskKind.EVALUATE for kind, _, _ in self._leases.units(worker))
+
     def _has_work(self, worker: str) -> bool:
-        """Whether the worker holds anything that it can do now: of the group in work, or an evaluation."""
-        groups = [*self._evaluations.values(), *(self._groups[:1] if self.is_open else ())]
-        return any(group.holds(unit) for unit in self._leases.units(worker) for group in groups)
+        """Whether the worker holds anything that it can do while training is open."""
+        return self._evaluating_now(worker) > 0 or any(map(self._groups[0].holds, self._leases.units(worker)))
 
     def _evaluate(self, version: int, worker: str, want: int) -> list[Task]:
         numbers = self._grant(self._evaluations[version], worker, want)

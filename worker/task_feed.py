@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from embedding_store.errors import ElastableError, NotJoined
-from master.api import MasterApi, Task
+from master.api import MasterApi, Task, TaskKind
 from worker.compute import Prepared
 
 __all__ = ["TaskFeed"]
@@ -14,6 +14,7 @@ __all__ = ["TaskFeed"]
 _LOOK_EVERY_S = 0.25
 _LEASE_WAIT_S = 1.0
 _IDLE_WAIT_S = 0.1
+_FEW = 3  # evaluations at hand, below which the master is asked for more
 
 
 class TaskFeed:
@@ -79,6 +80,9 @@ class TaskFeed:
         """Takes a task out, computed or dropped."""
         with self._changed:
             self._ready.pop(prepared.task, None)
+            if prepared.task.kind is TaskKind.EVALUATE:
+                # There may be more; what is ahead would leave no room for them, and may have to wait for them.
+                self._idle |= sum(task.kind is TaskKind.EVALUATE for task in self._ready) < _FEW
             self._changed.notify_all()
 
     @property

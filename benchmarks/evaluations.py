@@ -1,0 +1,114 @@
+"""What frequent evaluation costs: a job whose every version is evaluated, against the same job without.
+
+A master and two workers in one process, a small Keras model. What is compared
+is how many micro-batches are done in a second, trained and evaluated ones: an
+evaluated one should take no longer than a trained one, also where training has
+to wait for evaluations because they come faster than workers do them.
+
+    python -m benchmarks.evaluations
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+
+from benchmarks.harness import compare, interleaved, publish
+from embedding_store.memory.store import MemoryStore
+from master.api import JobSpec, TaskKind, WorkerIdentity
+from master.core import Master
+from master.dense import DenseState
+from master.discovery import create_tables, discover_tables
+from master.hooks import Hooks, MasterOptions
+from master.keras_optimizer import table_optimizer
+from master.metrics import MetricBook
+from worker.build import build_model, sample_batch
+from worker.compute import MicroBatchComputer
+from worker.embedding import Embedding
+from worker.loop import Worker
+from worker.readers import NumpyReader, Reader
+
+__all__ = ["main"]
+
+_RECORDS, _HELD_OUT, _MICRO_BATCH, _WORKERS = 1_280, 256, 16, 2
+_WARM, _TIMED, _ROUNDS = 20, 100, 5  # versions; the first of them compile
+_FLOOR = 0.8
+
+
+def main() -> None:
+    """Measures, prints and writes `results/evaluations.json`."""
+    keras.utils.set_random_seed(1)
+    random = np.random.default_rng(2026)
+    ids = random.integers(0, 10_000, (_RECORDS, 8))
+    labels = (ids.sum(axis=1) % 2).astype(np.float32)
+    reader, held_out = NumpyReader(ids, labels), NumpyReader(ids[:_HELD_OUT], labels[:_HELD_OUT])
+    rounds = interleaved({"every": partial(_rate, reader, held_out, 1), "never": partial(_rate, reader, held_out, 0)},
+                         _ROUNDS)  # fmt: skip
+    name = "micro-batches trained and evaluated, every version evaluated, against trained alone"
+    row = compare(name, "micro-batches/s", rounds["every"], rounds["never"], _FLOOR)
+    publish("evaluations", f"Frequent evaluation: {_WORKERS} workers, {_MICRO_BATCH} records a micro-batch", [row])
+
+
+def _model(sample: Any) -> keras.Model:
+    inputs = keras.Input((8,), dtype="int64")
+    rows = keras.layers.Flatten()(Embedding(16, 10_000, name="items")(inputs))
+    hidden = keras.layers.Dense(64, activation="relu")(rows)
+    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
+    model.compile(keras.optimizers.Adagrad(0.1), "binary_crossentropy", metrics=["AUC"])
+    build_model(model, sample)
+    return model
+
+
+class _Watch(Hooks):
+    """Times the versions behind the first ones, and ends the job."""
+
+    def __init__(self) -> None:
+        self.master: Master | None = None
+        self.began = self.ended = 0.0
+
+    def on_version(self, version: int, logs: Mapping[str, float]) -> None:
+        if version == _WARM:
+            self.began = time.perf_counter()
+        elif version == _WARM + _TIMED:
+            self.ended = time.perf_counter()
+            assert self.master is not None
+            self.master.stop("measured")
+
+
+def _rate(reader: Reader, held_out: Reader, evaluate_every: int) -> float:
+    """Micro-batches a second, of a job of its own."""
+    sample = sample_batch(reader)
+    model = _model(sample)
+    job = JobSpec(job="bench", micro_batch_size=_MICRO_BATCH, grads_to_wait=_WORKERS, epochs=100,
+                  train_records=len(reader), validation_records=len(held_out))  # fmt: skip
+    tables = discover_tables(model, 0, table_optimizer(model.optimizer))
+    with MemoryStore() as store:
+        create_tables(store, tables)
+        options = MasterOptions(evaluate_every=evaluate_every)
+        master = Master(job, store, DenseState(model), MetricBook(model), options=options)
+        workers = []
+        for number in range(_WORKERS):
+            readers = {TaskKind.TRAIN: reader, TaskKind.EVALUATE: held_out}
+            computer = MicroBatchComputer(_model(sample), job, readers, sample, store, tables)
+            identity = WorkerIdentity(f"worker {number}")
+            worker = Worker(master, computer, store, master.join(identity), identity)
+            workers.append(threading.Thread(target=worker.run))
+        for thread in workers:
+            thread.start()
+        watch = _Watch()
+        watch.master = master
+        master.run(watch)
+        for thread in workers:
+            thread.join()
+    evaluated = -(-len(held_out) // _MICRO_BATCH) if evaluate_every else 0
+    return _TIMED * (_WORKERS + evaluated) / (watch.ended - watch.began)
+
+
+if __name__ == "__main__":
+    main()
