@@ -18,9 +18,12 @@ import numpy as np
 from tests.chaos.child import import_everything
 from tests.chaos.conductor import LIMIT_S, Outcome, conduct
 from tests.chaos.schedules import Schedule, Shape
+from tests.chaos.stores import patient
 from tests.chaos.verdict import Ending
 
 __all__ = ["Run", "run_schedules", "run_undisturbed"]
+
+_CALM = "memory"
 
 
 @dataclass
@@ -47,7 +50,7 @@ class Run:
 def run_schedules(
     asked: Sequence[tuple[Schedule, str]], home: Path, jobs: int, limit_s: float = LIMIT_S
 ) -> Iterator[Run]:
-    """Runs schedules as they come, undisturbed jobs of their shapes before them.
+    """Runs schedules as they come, undisturbed jobs of their shapes before them, and on their stores.
 
     Args:
         asked: Schedules, each with the name of an error put into the product ("": none).
@@ -65,10 +68,12 @@ def run_schedules(
     shapes = sorted({schedule.shape for schedule, _ in asked}, key=str)
     calm = [_undisturbed(shape, -1 - number) for number, shape in enumerate(shapes)]
     endings: dict[Shape, Path] = {}
+    calm += _compiling([schedule for schedule, _ in asked], -1 - len(shapes))
     for run in _run_all([(schedule, None, "") for schedule in calm], home, jobs, LIMIT_S):
         if run.divergences:
             raise RuntimeError(f"the undisturbed job failed: {run.divergences}; see {run.home}")
-        endings[run.schedule.shape] = run.home
+        if run.schedule.kind == _CALM:
+            endings[run.schedule.shape] = run.home
     yield from _run_all([(schedule, endings[schedule.shape], wrong) for schedule, wrong in asked], home, jobs, limit_s)
 
 
@@ -85,8 +90,17 @@ def run_undisturbed(shape: Shape, home: Path, evaluate_every: int, limit_s: floa
 
 def _undisturbed(shape: Shape, seed: int) -> Schedule:
     return Schedule(
-        "memory", seed, shape, 1, checkpoint_every=shape.chapter, evaluate_every=1, transport="grpc", faults=()
+        _CALM, seed, shape, 1, checkpoint_every=shape.chapter, evaluate_every=1, transport="grpc", faults=()
     )
+
+
+def _compiling(asked: Sequence[Schedule], seed: int) -> list[Schedule]:
+    """An undisturbed job on each kind of store, so patient that kernels can be compiled: those of faults are not."""
+    first = {schedule.store: schedule for schedule in reversed(asked) if "redis" in schedule.store}
+    return [
+        replace(_undisturbed(of.shape, seed - number), kind=of.kind, store=patient(template))
+        for number, (template, of) in enumerate(sorted(first.items()))
+    ]
 
 
 def _get_ready() -> None:

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Mapping
 
-__all__ = ["REDIS_SERVERS", "filled_in", "forgets", "lasts", "reached_by_workers", "servers_of", "store_of"]
+__all__ = ["REDIS_SERVERS", "filled_in", "forgets", "lasts", "patient", "reached_by_workers", "servers_of", "store_of"]
 
 REDIS_SERVERS = ("redis", "redis2")
 """Names of the Redis servers that a template may hold; "store" is a bare parameter server."""
@@ -53,6 +53,11 @@ def lasts(template: str) -> bool:
     """Whether all rows are in Redis: such a store outlives the master, and keeps the record of its versions."""
     named = servers_of(template)
     return bool(named) and set(named) <= set(REDIS_SERVERS)
+
+
+def patient(template: str) -> str:
+    """The same store, whose servers may take a minute to answer."""
+    return template.replace("deadline=2", "deadline=60")
 
 
 def forgets(template: str) -> bool:
