@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,13 +177,24 @@ def test_an_error_of_the_stream_comes_out_as_it_is() -> None:
 
 
 def test_nothing_is_left_in_the_folder_nor_open(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    def mapped() -> bool:
+        return str(tmp_path) in Path("/proc/self/maps").read_text()
+
+    def opened() -> list[str]:
+        found = []
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):  # that of the listing itself
+                found.append(os.readlink(f"/proc/self/fd/{number}"))
+        return [to for to in found if str(tmp_path) in to]
+
     reader = StreamReader(batches(6, X, Y), folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
+    assert mapped()
     same(reader.take(np.array([3])), NumpyReader(X, Y).take(np.array([3])))
     del reader
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not mapped()
+    assert opened() == []
 
 
 def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
