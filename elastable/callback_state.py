@@ -26,18 +26,22 @@ _OF_KERAS: dict[type[Any], tuple[str, ...]] = {
 
 
 def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """The state of each callback that has one, by name, JSON can hold it.
+    """The state of each callback that has one, by name, as JSON can hold it.
 
     Of Keras' own that is what they count and compare with; any other says it by
     `state_dict()`, and is told it by `load_state_dict(state)`, as PyTorch's
     modules and Lightning's callbacks are.
 
     Raises:
-        BadInput: a `state_dict()` that JSON cannot hold; names the callback.
+        BadInput: a `state_dict()` that JSON cannot hold, or that nothing can be done with; names the callback.
     """
     states = {}
     for name, callback in _named(callbacks):
         if hasattr(callback, "state_dict"):
+            if not hasattr(callback, "load_state_dict"):
+                raise BadInput(
+                    f"callback {name} has a state_dict() and no load_state_dict(state): give it both, or none"
+                )
             states[name] = _checked(name, callback.state_dict())
         else:
             for kind, attributes in _OF_KERAS.items():
@@ -64,7 +68,7 @@ def restore_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> None:
                 callback.load_state_dict(state)
             except Exception as error:
                 raise BadInput(f"callback {name} cannot go on from the state of the job: {error}") from error
-        elif not hasattr(callback, "state_dict"):
+        else:
             for attribute, value in state.items():
                 setattr(callback, attribute, value)
     if left:

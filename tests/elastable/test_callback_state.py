@@ -37,6 +37,11 @@ class Counts(keras.callbacks.Callback):  # type: ignore[misc]
         self.state = state
 
 
+class Half(keras.callbacks.Callback):  # type: ignore[misc]
+    def state_dict(self) -> Any:
+        return 1
+
+
 def told(*callbacks: Any, epochs: int) -> tuple[Any, ...]:
     """The callbacks, after so many epochs of equal loss."""
     model = keras.Sequential([keras.layers.Dense(1)])
@@ -81,6 +86,8 @@ def test_numbers_of_numpy_are_kept_as_numbers() -> None:
 def test_what_cannot_be_kept_or_taken_is_named() -> None:
     with pytest.raises(BadInput, match=r"callback Counts: its state_dict\(\) .* cannot be: a ndarray"):
         states_of([Counts(np.zeros(3))])
+    with pytest.raises(BadInput, match=r"callback Half has a state_dict\(\) and no load_state_dict"):
+        states_of([Half()])
     with pytest.raises(BadInput, match="callback Counts 2 cannot go on from the state of the job: 'seen'"):
         restore_states([Counts(), Counts()], {"Counts": 1, "Counts 2": "refused"})
 

@@ -268,4 +268,4 @@ def test_every_record_is_trained_once_per_epoch(job: JobSpec) -> None:
     assert life.master.status().records_trained == EPOCHS * RECORDS
     # All of it did happen.
     assert len({kind for worker in workers for kind in worker.accidents}) >= 5
-    assert post.delivered
+    assert len(post.delivered) >= 3
