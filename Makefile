@@ -16,7 +16,7 @@ ARGS ?=
 STUB_PACKAGES := embedding_store/v1 master/v1
 # $(call generate,FOLDER) writes the stubs of proto/ below FOLDER; protoc finds mypy's plugin on PATH.
 generate = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --mypy_out=$(1) \
-  --grpc_python_out=$(1) --mypy_grpc_out=$(1) $(wildcard proto/*/v1/*.proto)
+  --grpc_python_out=$(1) --mypy_grpc_out=$(1) $(wildcard proto/elastable/*/v1/*.proto)
 # The wheel of pykeen holds small knowledge graphs. Its files are read and nothing of it is imported, so
 # what it depends on (torch among it) stays out.
 install-graphs = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps pykeen -c constraints.txt
@@ -59,7 +59,7 @@ proto-check: $(DEV_STAMP) ## fail when the stubs are not what proto/ generates
 	@rm -rf build/stubs && mkdir -p build/stubs
 	$(call generate,build/stubs)
 	@for package in $(STUB_PACKAGES); do \
-	  diff -ru -x __init__.py -x __pycache__ $$package build/stubs/$$package >&2 || { \
+	  diff -ru -x __init__.py -x __pycache__ $$package build/stubs/elastable/$$package >&2 || { \
 	    echo "make: $$package differs from what proto/ generates; run 'make proto' and commit the result" >&2; exit 1; }; \
 	done
 

@@ -14,11 +14,11 @@ from itertools import count, cycle
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.range_pool import available_cores
+from elastable.embedding_store.spec import WEIGHT_DTYPES, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, Int64, RowBlock, TableUpdate
 from elastable.heap import keep_freed_memory
-from embedding_store.memory.store import MemoryStore
-from embedding_store.range_pool import available_cores
-from embedding_store.spec import WEIGHT_DTYPES, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, Int64, RowBlock, TableUpdate
 
 __all__ = ["main"]
 

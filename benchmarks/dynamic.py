@@ -15,12 +15,12 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.lookup import filled_table, look_up
+from elastable.embedding_store.memory.id_index import IdIndex
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.range_pool import available_cores
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, Int64, TableUpdate
 from elastable.heap import keep_freed_memory
-from embedding_store.memory.id_index import IdIndex
-from embedding_store.memory.store import MemoryStore
-from embedding_store.range_pool import available_cores
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, Int64, TableUpdate
 
 __all__ = ["main"]
 

@@ -20,19 +20,19 @@ import keras
 import numpy as np
 
 from benchmarks.harness import compare, interleaved, publish
-from embedding_store.memory.store import MemoryStore
-from master.api import JobSpec, TaskKind, WorkerIdentity
-from master.core import Master
-from master.dense import DenseState
-from master.discovery import create_tables, discover_tables
-from master.hooks import Hooks, MasterOptions
-from master.keras_optimizer import table_optimizer
-from master.metrics import MetricBook
-from worker.build import build_model, sample_batch
-from worker.compute import MicroBatchComputer
-from worker.embedding import Embedding
-from worker.loop import Worker
-from worker.readers import NumpyReader, Reader
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.master.core import Master
+from elastable.master.dense import DenseState
+from elastable.master.discovery import create_tables, discover_tables
+from elastable.master.hooks import Hooks, MasterOptions
+from elastable.master.keras_optimizer import table_optimizer
+from elastable.master.metrics import MetricBook
+from elastable.worker.build import build_model, sample_batch
+from elastable.worker.compute import MicroBatchComputer
+from elastable.worker.embedding import Embedding
+from elastable.worker.loop import Worker
+from elastable.worker.readers import NumpyReader, Reader
 
 __all__ = ["main"]
 

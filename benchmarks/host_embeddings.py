@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Row, compare, publish
-from embedding_store.range_pool import available_cores
-from worker.host_embeddings.cost import bytes_per_step
-from worker.host_embeddings.create import create_host_table
-from worker.host_embeddings.host_table import HostTable
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.embedding_store.range_pool import available_cores
+from elastable.worker.host_embeddings.cost import bytes_per_step
+from elastable.worker.host_embeddings.create import create_host_table
+from elastable.worker.host_embeddings.host_table import HostTable
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 __all__ = ["main", "measured"]
 

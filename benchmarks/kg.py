@@ -24,10 +24,10 @@ from benchmarks.harness import RESULTS, Row, compare, interleaved, publish
 from benchmarks.peers import workloads
 from benchmarks.peers.environments import OURS, PYKEEN
 from benchmarks.peers.races import Pairing, Race, Runner, run
-from worker.bess.settings import TrainSettings
-from worker.bess.trainer import Trainer
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.worker.bess.settings import TrainSettings
+from elastable.worker.bess.trainer import Trainer
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 __all__ = ["main", "peer_rows", "scheme_rows"]
 

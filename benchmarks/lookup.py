@@ -20,13 +20,13 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.memory_pace import reading
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.range_pool import RangePool, available_cores
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowBlock
+from elastable.embedding_store.tables.many_tables import lookup_many
+from elastable.embedding_store.tables.table import EmbeddingTable
 from elastable.heap import keep_freed_memory
-from embedding_store.memory.store import MemoryStore
-from embedding_store.range_pool import RangePool, available_cores
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Float32, Int64, RowBlock
-from embedding_store.tables.many_tables import lookup_many
-from embedding_store.tables.table import EmbeddingTable
 
 __all__ = ["filled_table", "look_up", "main"]
 
@@ -129,7 +129,7 @@ def _many(random: np.random.Generator) -> Row:
 
 def _first_lookups() -> Row:
     """What the first lookups of a process wait for: kernels from numba's cache, against compiling them."""
-    program = "from embedding_store.warm import warm_lookups; print(warm_lookups())"
+    program = "from elastable.embedding_store.warm import warm_lookups; print(warm_lookups())"
     with tempfile.TemporaryDirectory() as folder:
 
         def seconds() -> float:

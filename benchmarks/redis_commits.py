@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
 from elastable.heap import keep_freed_memory
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
 from tests.servers import redis_binary, running_server, valkey_binary
 
 __all__ = ["main"]

@@ -11,11 +11,11 @@ from itertools import cycle
 
 import numpy as np
 
-from embedding_store.redis.block import Block
-from embedding_store.redis.catalog import Catalog
-from embedding_store.redis.connection import ConnectionPool, Deadline
-from embedding_store.redis.exchange import Conversation, Requests, exchange
-from embedding_store.redis.resp_codec import (
+from elastable.embedding_store.redis.block import Block
+from elastable.embedding_store.redis.catalog import Catalog
+from elastable.embedding_store.redis.connection import ConnectionPool, Deadline
+from elastable.embedding_store.redis.exchange import Conversation, Requests, exchange
+from elastable.embedding_store.redis.resp_codec import (
     Bytes,
     Commands,
     Keys,
@@ -25,9 +25,9 @@ from embedding_store.redis.resp_codec import (
     reply_sizes,
     write_sizes,
 )
-from embedding_store.redis.resp_replies import Replies
-from embedding_store.redis.url import RedisUrl
-from embedding_store.store import Int64
+from elastable.embedding_store.redis.resp_replies import Replies
+from elastable.embedding_store.redis.url import RedisUrl
+from elastable.embedding_store.store import Int64
 
 __all__ = ["commit_pace", "lookup_pace", "write_pace"]
 

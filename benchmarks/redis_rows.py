@@ -19,12 +19,12 @@ import redis
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.redis_pace import commit_pace, lookup_pace, write_pace
+from elastable.embedding_store.redis.catalog import Catalog
+from elastable.embedding_store.redis.schema import DEFAULT_NAMESPACE, TableRecord, partition_of, weights_key
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
 from elastable.heap import keep_freed_memory
-from embedding_store.redis.catalog import Catalog
-from embedding_store.redis.schema import DEFAULT_NAMESPACE, TableRecord, partition_of, weights_key
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
 from tests.servers import redis_binary, running_server, valkey_binary
 
 __all__ = ["main"]

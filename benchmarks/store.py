@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.range_pool import RangePool, available_cores
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.tables.grouping import coalesce, unique_ids
 from elastable.heap import keep_freed_memory
-from embedding_store.memory.store import MemoryStore
-from embedding_store.range_pool import RangePool, available_cores
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
-from embedding_store.tables.grouping import coalesce, unique_ids
 
 __all__ = ["main"]
 

@@ -19,17 +19,17 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.redis_pace import lookup_pace
+from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.range_pool import SERIAL
+from elastable.embedding_store.redis.catalog import Catalog
+from elastable.embedding_store.redis.schema import TableRecord
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.redis.url import RedisUrl
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableUpdate
 from elastable.heap import keep_freed_memory
-from embedding_store.cached.store import CachedStore
-from embedding_store.files.store import FileStore
-from embedding_store.memory.store import MemoryStore
-from embedding_store.range_pool import SERIAL
-from embedding_store.redis.catalog import Catalog
-from embedding_store.redis.schema import TableRecord
-from embedding_store.redis.store import RedisStore
-from embedding_store.redis.url import RedisUrl
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableUpdate
 from tests.servers import redis_binary, running_server, valkey_binary
 
 __all__ = ["main"]

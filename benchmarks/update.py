@@ -21,11 +21,19 @@ import numpy.typing as npt
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.peers import workloads
 from benchmarks.peers.races import run, table_races
+from elastable.embedding_store import (
+    EmbeddingTable,
+    IndexedSlices,
+    Indexer,
+    MemoryStore,
+    OptimizerSpec,
+    RowBlock,
+    TableSpec,
+)
+from elastable.embedding_store.fused import FUSED
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.row_optimizer import row_optimizer
 from elastable.heap import keep_freed_memory
-from embedding_store import EmbeddingTable, IndexedSlices, Indexer, MemoryStore, OptimizerSpec, RowBlock, TableSpec
-from embedding_store.fused import FUSED
-from embedding_store.range_pool import RangePool
-from embedding_store.row_optimizer import row_optimizer
 
 __all__ = ["main"]
 

@@ -18,18 +18,18 @@ import grpc
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.connection import channel
+from elastable.embedding_store.rpc.frames import FRAME_BYTES
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.server import GrpcServer, Service
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.source import SharedSource
+from elastable.embedding_store.shared.store import SharedMemoryStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, RowBlock, RowSource
+from elastable.embedding_store.tables.lookup_request import LookupRequest, lookup_request
 from elastable.heap import keep_freed_memory
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc.connection import channel
-from embedding_store.rpc.frames import FRAME_BYTES
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.server import GrpcServer, Service
-from embedding_store.rpc.service import store_service
-from embedding_store.shared.source import SharedSource
-from embedding_store.shared.store import SharedMemoryStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, RowBlock, RowSource
-from embedding_store.tables.lookup_request import LookupRequest, lookup_request
 
 __all__ = ["main"]
 

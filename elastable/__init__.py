@@ -12,7 +12,7 @@
 * export: `export_keras`
 * tables in replicas' own memory: `create_host_embedding`, `HostEmbedding`, `HostEmbeddingOptimizerSpec`,
   `HostEmbeddingSGDGAOptimizerSpec`, `save_host_embedding`, `load_host_embedding`
-* errors: `ElastableError`; its kinds are in `embedding_store.errors`
+* errors: `ElastableError`; its kinds are in `elastable.embedding_store.errors`
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from elastable.embedding_store.errors import ElastableError
+    from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
+    from elastable.embedding_store.memory.store import MemoryStore
+    from elastable.embedding_store.open_store import open_store
+    from elastable.embedding_store.redis.store import RedisStore
+    from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
     from elastable.host_embedding_file import load_host_embedding, save_host_embedding
     from elastable.in_process import fit
     from elastable.replica_trainer import ReplicaTrainer
-    from embedding_store.errors import ElastableError
-    from embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
-    from embedding_store.memory.store import MemoryStore
-    from embedding_store.open_store import open_store
-    from embedding_store.redis.store import RedisStore
-    from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-    from worker.edl_embedding import EdlEmbedding
-    from worker.embedding import Embedding
-    from worker.export import export_keras
-    from worker.host_embeddings.embedding import HostEmbedding, create_host_embedding
-    from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec, HostEmbeddingSGDGAOptimizerSpec
-    from worker.readers import CsvReader, NumpyReader, ParquetReader, StreamReader
-    from worker.replicas.grouping import CommGroup
-    from worker.replicas.world import replica_group
+    from elastable.worker.edl_embedding import EdlEmbedding
+    from elastable.worker.embedding import Embedding
+    from elastable.worker.export import export_keras
+    from elastable.worker.host_embeddings.embedding import HostEmbedding, create_host_embedding
+    from elastable.worker.host_embeddings.optimizer_spec import (
+        HostEmbeddingOptimizerSpec,
+        HostEmbeddingSGDGAOptimizerSpec,
+    )
+    from elastable.worker.readers import CsvReader, NumpyReader, ParquetReader, StreamReader
+    from elastable.worker.replicas.grouping import CommGroup
+    from elastable.worker.replicas.world import replica_group
 
 __version__ = "0.1.0"
 
@@ -75,34 +78,34 @@ __all__ = [
 
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
 _HOMES = {
-    "AdmissionSpec": "embedding_store.spec",
-    "CommGroup": "worker.replicas.grouping",
-    "CsvReader": "worker.readers",
-    "EdlEmbedding": "worker.edl_embedding",
-    "ElastableError": "embedding_store.errors",
-    "Embedding": "worker.embedding",
-    "EvictionSpec": "embedding_store.spec",
-    "HostEmbedding": "worker.host_embeddings.embedding",
-    "HostEmbeddingOptimizerSpec": "worker.host_embeddings.optimizer_spec",
-    "HostEmbeddingSGDGAOptimizerSpec": "worker.host_embeddings.optimizer_spec",
-    "InitializerSpec": "embedding_store.spec",
-    "LocationSettings": "embedding_store.locations",
-    "MemoryStore": "embedding_store.memory.store",
-    "NumpyReader": "worker.readers",
-    "OptimizerSpec": "embedding_store.spec",
-    "ParquetReader": "worker.readers",
-    "RedisStore": "embedding_store.redis.store",
+    "AdmissionSpec": "elastable.embedding_store.spec",
+    "CommGroup": "elastable.worker.replicas.grouping",
+    "CsvReader": "elastable.worker.readers",
+    "EdlEmbedding": "elastable.worker.edl_embedding",
+    "ElastableError": "elastable.embedding_store.errors",
+    "Embedding": "elastable.worker.embedding",
+    "EvictionSpec": "elastable.embedding_store.spec",
+    "HostEmbedding": "elastable.worker.host_embeddings.embedding",
+    "HostEmbeddingOptimizerSpec": "elastable.worker.host_embeddings.optimizer_spec",
+    "HostEmbeddingSGDGAOptimizerSpec": "elastable.worker.host_embeddings.optimizer_spec",
+    "InitializerSpec": "elastable.embedding_store.spec",
+    "LocationSettings": "elastable.embedding_store.locations",
+    "MemoryStore": "elastable.embedding_store.memory.store",
+    "NumpyReader": "elastable.worker.readers",
+    "OptimizerSpec": "elastable.embedding_store.spec",
+    "ParquetReader": "elastable.worker.readers",
+    "RedisStore": "elastable.embedding_store.redis.store",
     "ReplicaTrainer": "elastable.replica_trainer",
-    "StreamReader": "worker.readers",
-    "TableSpec": "embedding_store.spec",
-    "TensorLocation": "embedding_store.locations",
-    "TensorLocationSettings": "embedding_store.locations",
-    "create_host_embedding": "worker.host_embeddings.embedding",
-    "export_keras": "worker.export",
+    "StreamReader": "elastable.worker.readers",
+    "TableSpec": "elastable.embedding_store.spec",
+    "TensorLocation": "elastable.embedding_store.locations",
+    "TensorLocationSettings": "elastable.embedding_store.locations",
+    "create_host_embedding": "elastable.worker.host_embeddings.embedding",
+    "export_keras": "elastable.worker.export",
     "fit": "elastable.in_process",
     "load_host_embedding": "elastable.host_embedding_file",
-    "open_store": "embedding_store.open_store",
-    "replica_group": "worker.replicas.world",
+    "open_store": "elastable.embedding_store.open_store",
+    "replica_group": "elastable.worker.replicas.world",
     "save_host_embedding": "elastable.host_embedding_file",
 }
 

@@ -6,16 +6,16 @@ import threading
 
 from rich.console import Console
 
+from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.redis.url import redacted
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.store import outboxes_of
+from elastable.embedding_store.warm import warming
 from elastable.exit_codes import ExitCode
+from elastable.master.core import Master
+from elastable.master.service import master_service
 from elastable.stopping import stopping_on_signals
-from embedding_store.open_store import open_store
-from embedding_store.redis.url import redacted
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.shared.store import outboxes_of
-from embedding_store.warm import warming
-from master.core import Master
-from master.service import master_service
 
 __all__ = ["run_bare_server"]
 

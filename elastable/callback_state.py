@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
 
 __all__ = ["restore_states", "states_of"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from elastable.callback_state import restore_states, states_of
-from embedding_store.errors import Unsupported
-from worker.keras_callbacks import history_of, require_callback, sees_batches
+from elastable.embedding_store.errors import Unsupported
+from elastable.worker.keras_callbacks import history_of, require_callback, sees_batches
 
 __all__ = ["JobCallbacks"]
 

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
-from embedding_store.pin_keeper import PinKeeper
-from embedding_store.pins import Pin
-from embedding_store.store import EmbeddingStore
-from master.api import Tensor
-from master.patience import patiently
-from master.progress import Progress
+from elastable.embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
+from elastable.embedding_store.pin_keeper import PinKeeper
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.api import Tensor
+from elastable.master.patience import patiently
+from elastable.master.progress import Progress
 
 __all__ = ["Begin", "CheckpointWriter"]
 

@@ -17,10 +17,10 @@ from elastable.commands.plan import plan
 from elastable.commands.replicas import REPLICAS_SETTINGS, replicas
 from elastable.commands.use import evaluate, export, predict
 from elastable.commands.work import worker
+from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.rpc.credentials import ENVIRONMENT
 from elastable.exit_codes import ExitCode, exit_code_of, exit_code_table
 from elastable.heap import keep_freed_memory
-from embedding_store.errors import ElastableError
-from embedding_store.rpc.credentials import ENVIRONMENT
 
 __all__ = ["app", "main"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     BadInput,
     CheckpointError,
     ElastableError,

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedding_store.errors import CheckpointError, ElastableError
-from master.checkpoints.files import LocalFiles
-from master.checkpoints.tensor_file import parts_of, tensors_in
-from worker.host_embeddings.agreement import raise_together
-from worker.host_embeddings.host_table import HostTable
-from worker.host_embeddings.state import State
+from elastable.embedding_store.errors import CheckpointError, ElastableError
+from elastable.master.checkpoints.files import LocalFiles
+from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
+from elastable.worker.host_embeddings.agreement import raise_together
+from elastable.worker.host_embeddings.host_table import HostTable
+from elastable.worker.host_embeddings.state import State
 
 if TYPE_CHECKING:
-    from worker.host_embeddings.embedding import HostEmbedding
+    from elastable.worker.host_embeddings.embedding import HostEmbedding
 
 __all__ = ["load_host_embedding", "save_host_embedding"]
 

@@ -14,31 +14,31 @@ import numpy as np
 from rich.console import Console
 
 from elastable.callbacks import JobCallbacks
+from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.fresh_rows import fresh_rows
+from elastable.embedding_store.locations import LocationSettings, plan_tables, storage_of_tables
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32
 from elastable.job_hooks import JobHooks
+from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.master.core import Master
+from elastable.master.dense import DenseState
+from elastable.master.discovery import create_tables, discover_tables
+from elastable.master.hooks import MasterOptions
+from elastable.master.keras_optimizer import table_optimizer
+from elastable.master.metrics import MetricBook
+from elastable.master.progress import Progress
+from elastable.master.schedule import Schedule
 from elastable.places import join_stores, on_worker
 from elastable.progress import JobProgress
-from embedding_store.errors import BadInput, ElastableError
-from embedding_store.fresh_rows import fresh_rows
-from embedding_store.locations import LocationSettings, plan_tables, storage_of_tables
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore, Float32
-from master.api import JobSpec, TaskKind, WorkerIdentity
-from master.core import Master
-from master.dense import DenseState
-from master.discovery import create_tables, discover_tables
-from master.hooks import MasterOptions
-from master.keras_optimizer import table_optimizer
-from master.metrics import MetricBook
-from master.progress import Progress
-from master.schedule import Schedule
-from worker.build import build_model, sample_batch
-from worker.compute import MicroBatchComputer
-from worker.loop import Worker
-from worker.offload import offload_built
-from worker.on_worker import keep_on_worker
-from worker.readers import Reader, StreamReader, as_reader
-from worker.train_step import pretrained_rows, store_layers
+from elastable.worker.build import build_model, sample_batch
+from elastable.worker.compute import MicroBatchComputer
+from elastable.worker.loop import Worker
+from elastable.worker.offload import offload_built
+from elastable.worker.on_worker import keep_on_worker
+from elastable.worker.readers import Reader, StreamReader, as_reader
+from elastable.worker.train_step import pretrained_rows, store_layers
 
 __all__ = ["fit"]
 

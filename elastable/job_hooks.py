@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastable.callbacks import JobCallbacks
+from elastable.embedding_store.store import TableUpdate
+from elastable.master.hooks import Hooks, is_due
+from elastable.master.schedule import Schedule
 from elastable.run_directory import RunDirectory
-from embedding_store.store import TableUpdate
-from master.hooks import Hooks, is_due
-from master.schedule import Schedule
 
 __all__ = ["JobHooks", "Stopwatch"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from elastable.embedding_store.errors import JobFailed
 from elastable.exit_codes import error_of
-from embedding_store.errors import JobFailed
 
 __all__ = ["LocalWorkers"]
 

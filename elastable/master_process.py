@@ -14,34 +14,34 @@ from rich.markup import escape
 
 from elastable.callbacks import JobCallbacks
 from elastable.checkpoint_writer import CheckpointWriter
+from elastable.embedding_store.errors import ElastableError, Unsupported
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.redis.url import redacted
+from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.rpc.credentials import Credentials
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.store import outboxes_of
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.warm import warming
 from elastable.exit_codes import ExitCode
 from elastable.job_hooks import JobHooks
 from elastable.local_workers import LocalWorkers
+from elastable.master.api import Tensor
+from elastable.master.checkpoints.places import require_place
+from elastable.master.checkpoints.series import CheckpointSeries
+from elastable.master.core import Master
+from elastable.master.hooks import MasterOptions
+from elastable.master.progress import Progress
+from elastable.master.schedule import Schedule
+from elastable.master.service import master_service
 from elastable.options import JobOptions
 from elastable.prepare import PreparedJob, prepare_job
 from elastable.progress import JobProgress, summary_table
 from elastable.run_directory import RunDirectory, require_writable
 from elastable.stopping import SIGNAL_REASONS, stopping_on_signals
-from embedding_store.errors import ElastableError, Unsupported
-from embedding_store.pins import Pin
-from embedding_store.redis.url import redacted
-from embedding_store.rpc.address import Address
-from embedding_store.rpc.credentials import Credentials
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.shared.store import outboxes_of
-from embedding_store.store import EmbeddingStore
-from embedding_store.warm import warming
-from master.api import Tensor
-from master.checkpoints.places import require_place
-from master.checkpoints.series import CheckpointSeries
-from master.core import Master
-from master.hooks import MasterOptions
-from master.progress import Progress
-from master.schedule import Schedule
-from master.service import master_service
-from worker.export import export_keras
-from worker.threads import set_intra_op_threads
+from elastable.worker.export import export_keras
+from elastable.worker.threads import set_intra_op_threads
 
 __all__ = ["run_job"]
 

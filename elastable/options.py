@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
 
 __all__ = ["TRANSPORTS", "JobOptions", "require_transport"]
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from embedding_store.errors import BadInput
-from embedding_store.location_file import Locations, read_locations, storage_of_url
-from embedding_store.locations import (
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.location_file import Locations, read_locations, storage_of_url
+from elastable.embedding_store.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,
 )
-from embedding_store.open_store import open_store
-from embedding_store.placed_store import PlacedStore
-from embedding_store.store import EmbeddingStore
+from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.placed_store import PlacedStore
+from elastable.embedding_store.store import EmbeddingStore
 
 __all__ = ["Places", "join_stores", "locations_of", "on_worker", "open_places"]
 

@@ -10,29 +10,29 @@ from typing import Any
 
 import numpy as np
 
+from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.fresh_rows import fresh_rows
+from elastable.embedding_store.location_file import storage_of_url
+from elastable.embedding_store.locations import plan_tables, refuse_sharding, storage_of_tables
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.api import JobSpec
+from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.places import newest_checkpoint
+from elastable.master.checkpoints.warm_start import warm_start
+from elastable.master.dense import DenseState
+from elastable.master.discovery import discover_tables
+from elastable.master.keras_optimizer import table_optimizer
+from elastable.master.metrics import MetricBook
+from elastable.master.progress import Progress
 from elastable.options import JobOptions
 from elastable.places import locations_of, on_worker, open_places
 from elastable.resume import fill_store
-from embedding_store.errors import ModelError
-from embedding_store.fresh_rows import fresh_rows
-from embedding_store.location_file import storage_of_url
-from embedding_store.locations import plan_tables, refuse_sharding, storage_of_tables
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore
-from master.api import JobSpec
-from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from master.checkpoints.places import newest_checkpoint
-from master.checkpoints.warm_start import warm_start
-from master.dense import DenseState
-from master.discovery import discover_tables
-from master.keras_optimizer import table_optimizer
-from master.metrics import MetricBook
-from master.progress import Progress
-from worker.build import make_model, sample_batch
-from worker.model_file import ModelFile, load_model_file
-from worker.on_worker import keep_on_worker
-from worker.readers import Reader
-from worker.train_step import pretrained_rows, store_layers
+from elastable.worker.build import make_model, sample_batch
+from elastable.worker.model_file import ModelFile, load_model_file
+from elastable.worker.on_worker import keep_on_worker
+from elastable.worker.readers import Reader
+from elastable.worker.train_step import pretrained_rows, store_layers
 
 __all__ = ["PreparedJob", "prepare_job", "tables_of"]
 

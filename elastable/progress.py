@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Table
 from rich.text import Text
 
-from master.api import JobStatus
+from elastable.master.api import JobStatus
 
 __all__ = ["JobConsole", "JobProgress", "summary_table"]
 

@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from embedding_store.errors import CheckpointError
-from embedding_store.memory.store import MemoryStore
-from master.api import JobSpec, Tensor
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.writing import write_checkpoint
-from master.progress import Progress
-from worker.sharded import trainer
-from worker.sharded.at_root import at_root
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.master.api import JobSpec, Tensor
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.progress import Progress
+from elastable.worker.sharded import trainer
+from elastable.worker.sharded.at_root import at_root
 
 __all__ = ["ReplicaTrainer"]
 
 
 class ReplicaTrainer(trainer.ReplicaTrainer):
-    """`worker.sharded.trainer.ReplicaTrainer` that saves and loads checkpoints.
+    """`elastable.worker.sharded.trainer.ReplicaTrainer` that saves and loads checkpoints.
 
     They are checkpoints of a job without tables (docs/checkpoints.md): whole
     tensors, in the order of unsharded training; `elastable checkpoint list |

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from embedding_store.errors import BadInput, Unsupported
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore
-from master.api import JobSpec
-from master.checkpoints.checkpoint import Checkpoint
-from master.checkpoints.restoring import refuse_other_model, restore_tables
-from master.dense import DenseState
-from master.discovery import create_tables
-from master.progress import Progress
-from master.version_record import VersionRecord
+from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.api import JobSpec
+from elastable.master.checkpoints.checkpoint import Checkpoint
+from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
+from elastable.master.dense import DenseState
+from elastable.master.discovery import create_tables
+from elastable.master.progress import Progress
+from elastable.master.version_record import VersionRecord
 
 __all__ = ["Beginning", "fill_store"]
 

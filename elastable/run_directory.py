@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from elastable.embedding_store.errors import BadInput
 from elastable.learning_curve import draw_learning_curve
-from embedding_store.errors import BadInput
 
 __all__ = ["RunDirectory", "require_writable"]
 

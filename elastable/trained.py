@@ -8,22 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.memory.store import MemoryStore
-from embedding_store.store import EmbeddingStore
-from master.accumulate import add_metrics
-from master.api import Tensor
-from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from master.checkpoints.restoring import restore_tables
-from master.dense import DenseState
-from master.metrics import MetricBook
-from worker.build import as_tensors, make_model, sample_batch
-from worker.id_plan import plan_ids
-from worker.id_set import make_id_sets
-from worker.model_file import ModelFile, load_model_file
-from worker.readers import Reader
-from worker.tensor_specs import batch_spec
-from worker.train_step import EvaluateStep, store_layers
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.accumulate import add_metrics
+from elastable.master.api import Tensor
+from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.dense import DenseState
+from elastable.master.metrics import MetricBook
+from elastable.worker.build import as_tensors, make_model, sample_batch
+from elastable.worker.id_plan import plan_ids
+from elastable.worker.id_set import make_id_sets
+from elastable.worker.model_file import ModelFile, load_model_file
+from elastable.worker.readers import Reader
+from elastable.worker.tensor_specs import batch_spec
+from elastable.worker.train_step import EvaluateStep, store_layers
 
 __all__ = ["TrainedModel", "batches", "evaluated", "open_trained"]
 

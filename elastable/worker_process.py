@@ -10,18 +10,18 @@ import uuid
 from pathlib import Path
 from types import FrameType
 
-from embedding_store.errors import ElastableError, ModelError, Unauthenticated, Unavailable
-from embedding_store.open_store import open_source
-from embedding_store.shared.source import SharedSource
-from embedding_store.store import RowSource
-from master.api import JobSpec, TaskKind, WorkerIdentity
-from master.client import MasterClient
-from worker.build import make_model, sample_batch
-from worker.compute import MicroBatchComputer, require_same_records
-from worker.loop import Worker
-from worker.model_file import ModelFile, load_model_file
-from worker.readers import Reader
-from worker.threads import set_intra_op_threads
+from elastable.embedding_store.errors import ElastableError, ModelError, Unauthenticated, Unavailable
+from elastable.embedding_store.open_store import open_source
+from elastable.embedding_store.shared.source import SharedSource
+from elastable.embedding_store.store import RowSource
+from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.master.client import MasterClient
+from elastable.worker.build import make_model, sample_batch
+from elastable.worker.compute import MicroBatchComputer, require_same_records
+from elastable.worker.loop import Worker
+from elastable.worker.model_file import ModelFile, load_model_file
+from elastable.worker.readers import Reader
+from elastable.worker.threads import set_intra_op_threads
 
 __all__ = ["run_worker"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
     BadInput,
@@ -32,7 +32,7 @@ from embedding_store.errors import (
     Unsupported,
     VersionError,
 )
-from embedding_store.spec import (
+from elastable.embedding_store.spec import (
     INITIALIZER_KINDS,
     WEIGHT_DTYPES,
     AdmissionSpec,
@@ -42,31 +42,31 @@ from embedding_store.spec import (
     ShardOrigin,
     TableSpec,
 )
-from embedding_store.store import Commit, EmbeddingStore, RowBlock, RowSource, TableStatistics, TableUpdate
-from embedding_store.variance_scaling import SCALED_INITIALIZERS
+from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, RowSource, TableStatistics, TableUpdate
+from elastable.embedding_store.variance_scaling import SCALED_INITIALIZERS
 
 if TYPE_CHECKING:
-    from embedding_store.cached.source import CachedSource
-    from embedding_store.cached.store import CachedStore
-    from embedding_store.checks import as_ids, require_finite, require_gradients, require_ids
-    from embedding_store.conversion import Conversion, convert_table
-    from embedding_store.files.store import FileStore
-    from embedding_store.initial_values import initial_rows
-    from embedding_store.memory.store import MemoryStore
-    from embedding_store.partitions.repartition import repartition
-    from embedding_store.partitions.store import PartitionedStore
-    from embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
-    from embedding_store.rpc.credentials import Credentials
-    from embedding_store.rpc.remote import RemoteSource
-    from embedding_store.rpc.remote_store import RemoteStore
-    from embedding_store.shared.source import SharedSource
-    from embedding_store.shared.store import SharedMemoryStore
-    from embedding_store.tables.grouping import Coalescer, coalesce, coalesce_many
-    from embedding_store.tables.indexer import Grouping, Indexer, group_ids, unique_ids
-    from embedding_store.tables.lookup_request import Bags
-    from embedding_store.tables.many_tables import LookupStrategy, lookup_many
-    from embedding_store.tables.table import EmbeddingTable
-    from embedding_store.tables.table_update import IndexedSlices, TableSlices, update_many, update_tables
+    from elastable.embedding_store.cached.source import CachedSource
+    from elastable.embedding_store.cached.store import CachedStore
+    from elastable.embedding_store.checks import as_ids, require_finite, require_gradients, require_ids
+    from elastable.embedding_store.conversion import Conversion, convert_table
+    from elastable.embedding_store.files.store import FileStore
+    from elastable.embedding_store.initial_values import initial_rows
+    from elastable.embedding_store.memory.store import MemoryStore
+    from elastable.embedding_store.partitions.repartition import repartition
+    from elastable.embedding_store.partitions.store import PartitionedStore
+    from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
+    from elastable.embedding_store.rpc.credentials import Credentials
+    from elastable.embedding_store.rpc.remote import RemoteSource
+    from elastable.embedding_store.rpc.remote_store import RemoteStore
+    from elastable.embedding_store.shared.source import SharedSource
+    from elastable.embedding_store.shared.store import SharedMemoryStore
+    from elastable.embedding_store.tables.grouping import Coalescer, coalesce, coalesce_many
+    from elastable.embedding_store.tables.indexer import Grouping, Indexer, group_ids, unique_ids
+    from elastable.embedding_store.tables.lookup_request import Bags
+    from elastable.embedding_store.tables.many_tables import LookupStrategy, lookup_many
+    from elastable.embedding_store.tables.table import EmbeddingTable
+    from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_many, update_tables
 
 __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     # What a table is.

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, Unsupported
-from embedding_store.kernel import kernel
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, Unsupported
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowBlock, TableUpdate
 
 __all__ = [
     "any_outside",

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from embedding_store.errors import SpecConflict, TableNotFound, Unsupported
-from embedding_store.fresh_rows import fresh_rows
-from embedding_store.row_optimizer import follows_steps, row_optimizer
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, Float32, RowBlock
+from elastable.embedding_store.errors import SpecConflict, TableNotFound, Unsupported
+from elastable.embedding_store.fresh_rows import fresh_rows
+from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32, RowBlock
 
 __all__ = ["Conversion", "convert_table", "spec_in_dtype"]
 

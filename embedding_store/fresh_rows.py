@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowBlock
 
 __all__ = ["fresh_rows"]
 

@@ -18,10 +18,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from embedding_store.kernel import kernel
-from embedding_store.memory.half_numbers import HALF_DTYPES, round_half
-from embedding_store.spec import INITIALIZER_KINDS, ShardOrigin, TableSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.memory.half_numbers import HALF_DTYPES, round_half
+from elastable.embedding_store.spec import INITIALIZER_KINDS, ShardOrigin, TableSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["initial_rows", "philox_key", "table_key", "whole_ids", "write_initial_rows"]
 

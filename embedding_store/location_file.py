@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embedding_store.errors import BadInput
-from embedding_store.locations import STORAGES, LocationSettings, TensorLocation, TensorLocationSettings
-from embedding_store.store_url import shard_urls
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.locations import STORAGES, LocationSettings, TensorLocation, TensorLocationSettings
+from elastable.embedding_store.store_url import shard_urls
 
 __all__ = ["Locations", "read_locations", "storage_of_url"]
 

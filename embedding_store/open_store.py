@@ -5,22 +5,22 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 
-from embedding_store.cached.source import CachedSource
-from embedding_store.cached.store import CachedStore
-from embedding_store.errors import BadInput
-from embedding_store.files.store import DEFAULT_BUDGET, FileStore
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.source import PartitionedSource
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.redis.reader import RedisReader
-from embedding_store.redis.store import RedisStore
-from embedding_store.redis.url import SCHEMES
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.remote_store import RemoteStore
-from embedding_store.shared.source import SharedSource
-from embedding_store.shared.store import SharedMemoryStore
-from embedding_store.store import EmbeddingStore, RowSource
-from embedding_store.store_url import CachedUrl, FileUrl, shard_urls
+from elastable.embedding_store.cached.source import CachedSource
+from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.files.store import DEFAULT_BUDGET, FileStore
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.source import PartitionedSource
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.redis.reader import RedisReader
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.redis.url import SCHEMES
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.shared.source import SharedSource
+from elastable.embedding_store.shared.store import SharedMemoryStore
+from elastable.embedding_store.store import EmbeddingStore, RowSource
+from elastable.embedding_store.store_url import CachedUrl, FileUrl, shard_urls
 
 __all__ = ["open_source", "open_store"]
 

@@ -7,8 +7,8 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from embedding_store.errors import ElastableError, StaleVersion
-from embedding_store.pins import Pin
+from elastable.embedding_store.errors import ElastableError, StaleVersion
+from elastable.embedding_store.pins import Pin
 
 __all__ = ["PinKeeper"]
 

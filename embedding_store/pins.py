@@ -7,8 +7,8 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from embedding_store.errors import BadInput, FutureVersion, StaleVersion, VersionError
-from embedding_store.store import Int64, RowBlock, RowSource, UInt8
+from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, VersionError
+from elastable.embedding_store.store import Int64, RowBlock, RowSource, UInt8
 
 __all__ = ["Pin", "PinStatistics", "joined_pins", "not_pinned", "refuse_while_pinned", "require_lease"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from embedding_store.errors import ElastableError, StaleVersion, TableNotFound
-from embedding_store.pins import Pin
-from embedding_store.refusals import refuse_other_version
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock, UInt8
+from elastable.embedding_store.errors import ElastableError, StaleVersion, TableNotFound
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.refusals import refuse_other_version
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowBlock, UInt8
 
 __all__ = ["PlacedPin"]
 

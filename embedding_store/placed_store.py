@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from embedding_store.errors import BadInput, StoreFailed, TableNotFound
-from embedding_store.partitions.commit import require_common_version
-from embedding_store.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned
-from embedding_store.placed_pin import PlacedPin
-from embedding_store.readers_writer_lock import ReadersWriterLock
-from embedding_store.refusals import refuse_other_version
-from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableStatistics, UInt8
+from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFound
+from elastable.embedding_store.partitions.commit import require_common_version
+from elastable.embedding_store.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned
+from elastable.embedding_store.placed_pin import PlacedPin
+from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.refusals import refuse_other_version
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableStatistics, UInt8
 
 __all__ = ["PlacedStore"]
 

@@ -18,8 +18,8 @@ from itertools import count as numbers
 from itertools import pairwise
 from queue import SimpleQueue
 
-from embedding_store.errors import StoreFailed
-from embedding_store.turns import Turns
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.turns import Turns
 
 __all__ = ["SERIAL", "RangePool", "available_cores", "shared_pool"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
-from embedding_store.errors import DeadlineExceeded
+from elastable.embedding_store.errors import DeadlineExceeded
 
 __all__ = ["ReadersWriterLock"]
 

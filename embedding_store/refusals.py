@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from embedding_store.errors import BadInput, FutureVersion, SpecConflict, StaleVersion
-from embedding_store.spec import TableSpec
+from elastable.embedding_store.errors import BadInput, FutureVersion, SpecConflict, StaleVersion
+from elastable.embedding_store.spec import TableSpec
 
 __all__ = ["refuse_conflict", "refuse_negative_version", "refuse_other_version"]
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.checks import require_ids
-from embedding_store.errors import TableNotFound
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore, Int64, RowBlock
+from elastable.embedding_store.checks import require_ids
+from elastable.embedding_store.errors import TableNotFound
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Int64, RowBlock
 
 __all__ = ["chosen_rows", "joined_rows", "rows_by_scan"]
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.memory.half_numbers import HALF_DTYPES, gather_half, round_half, round_half_randomly, scatter_half
-from embedding_store.memory.half_rows import HalfRows
-from embedding_store.memory.int8_rows import Int8Rows, UInt8, gather_int8, scatter_int8
-from embedding_store.memory.rounding_bits import rounding_bits
-from embedding_store.memory.row_values import Float32Rows, RowValues
-from embedding_store.memory.slab import SlabMaker
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.memory.half_numbers import (
+    HALF_DTYPES,
+    gather_half,
+    round_half,
+    round_half_randomly,
+    scatter_half,
+)
+from elastable.embedding_store.memory.half_rows import HalfRows
+from elastable.embedding_store.memory.int8_rows import Int8Rows, UInt8, gather_int8, scatter_int8
+from elastable.embedding_store.memory.rounding_bits import rounding_bits
+from elastable.embedding_store.memory.row_values import Float32Rows, RowValues
+from elastable.embedding_store.memory.slab import SlabMaker
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["pack_rows", "round_update", "rounded_rows", "row_values", "unpack_rows"]
 

@@ -3,7 +3,7 @@
 An optimizer is *lazy*: it touches the rows it is given and no others. Where
 Keras decays the moments of every row at every step, a row here keeps its
 moments as they are until it has a gradient again. A table whose optimizer spec
-says `lazy=False` makes up for that: see `embedding_store.catch_up`.
+says `lazy=False` makes up for that: see `elastable.embedding_store.catch_up`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedding_store.errors import BadSpec
-from embedding_store.spec import OptimizerSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.store import Float32, Int64
 
 if TYPE_CHECKING:
-    from embedding_store.catch_up.dense_form import DenseForm
+    from elastable.embedding_store.catch_up.dense_form import DenseForm
 
 __all__ = [
     "RowOptimizer",
@@ -257,7 +257,7 @@ def require_share(spec: OptimizerSpec, name: str, value: float) -> None:
 
 def _dense_form(optimizer: RowOptimizer) -> DenseForm:
     # Imported late: it needs this module's base class.
-    from embedding_store.catch_up.dense_form import dense_form
+    from elastable.embedding_store.catch_up.dense_form import dense_form
 
     return dense_form(optimizer)
 
@@ -265,6 +265,6 @@ def _dense_form(optimizer: RowOptimizer) -> DenseForm:
 @lru_cache(maxsize=1)
 def _fused() -> Mapping[str, Factory]:
     # Imported late: the kernels need this module's base class.
-    from embedding_store.fused import FUSED
+    from elastable.embedding_store.fused import FUSED
 
     return FUSED

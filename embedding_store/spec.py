@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from embedding_store.errors import BadSpec
-from embedding_store.variance_scaling import SCALED_INITIALIZERS, scaled_distribution
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.variance_scaling import SCALED_INITIALIZERS, scaled_distribution
 
 __all__ = [
     "INITIALIZER_KINDS",

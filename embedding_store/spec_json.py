@@ -6,8 +6,15 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from embedding_store.errors import BadSpec
-from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.spec import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    ShardOrigin,
+    TableSpec,
+)
 
 __all__ = ["spec_from_json", "spec_to_json"]
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput, FutureVersion, Unsupported
-from embedding_store.refusals import refuse_other_version
-from embedding_store.spec import TableSpec
+from elastable.embedding_store.errors import BadInput, FutureVersion, Unsupported
+from elastable.embedding_store.refusals import refuse_other_version
+from elastable.embedding_store.spec import TableSpec
 
 if TYPE_CHECKING:
-    from embedding_store.pins import Pin, PinStatistics
-    from embedding_store.tables.lookup_request import LookupRequest
-    from embedding_store.tables.table import EmbeddingTable
+    from elastable.embedding_store.pins import Pin, PinStatistics
+    from elastable.embedding_store.tables.lookup_request import LookupRequest
+    from elastable.embedding_store.tables.table import EmbeddingTable
 
 __all__ = [
     "Commit",
@@ -149,14 +149,14 @@ class RowSource(ABC):
         """Answers requests, each into memory of its own.
 
         Args:
-            requests: Checked by `embedding_store.tables.lookup_request`.
+            requests: Checked by `elastable.embedding_store.tables.lookup_request`.
             version: When given, the version to read, as of `lookup`.
             split: Whether several threads may share the rows of one request.
 
         Raises:
             As `lookup`; outputs may be half written then.
         """
-        from embedding_store.tables.plain_lookup import lookup_through  # which needs this module
+        from elastable.embedding_store.tables.plain_lookup import lookup_through  # which needs this module
 
         lookup_through(self, requests, version)
 
@@ -239,7 +239,7 @@ class EmbeddingStore(RowSource):
             TableNotFound: there is no table of that name.
             SpecConflict: a table of that name has another spec.
         """
-        from embedding_store.tables.table import EmbeddingTable  # which needs this module
+        from elastable.embedding_store.tables.table import EmbeddingTable  # which needs this module
 
         if isinstance(of, TableSpec):
             self.create_table(of)
@@ -353,7 +353,7 @@ class EmbeddingStore(RowSource):
         Raises:
             TableNotFound, BadIds, IdOutOfRange: as `lookup`.
         """
-        from embedding_store.row_blocks import rows_by_scan  # which needs this module
+        from elastable.embedding_store.row_blocks import rows_by_scan  # which needs this module
 
         return rows_by_scan(self, table, ids)
 

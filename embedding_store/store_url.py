@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import parse_qsl, unquote
 
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
 
 __all__ = ["CachedUrl", "FileUrl", "byte_count", "shard_urls"]
 

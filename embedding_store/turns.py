@@ -16,9 +16,9 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.extending import intrinsic
 
-from embedding_store.errors import StoreFailed
-from embedding_store.kernel import kernel
-from embedding_store.store import Int64
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.store import Int64
 
 __all__ = ["Turns", "fail_turns", "join_turns", "leave_turns", "next_turns"]
 

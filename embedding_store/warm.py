@@ -11,15 +11,15 @@ from itertools import product
 
 import numpy as np
 
-from embedding_store.fused import FUSED
-from embedding_store.memory.store import MemoryStore
-from embedding_store.row_optimizer import follows_steps
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, RowBlock
-from embedding_store.tables.lookup_request import Bags
-from embedding_store.tables.many_tables import lookup_many
-from embedding_store.tables.table import EmbeddingTable
-from embedding_store.tables.table_update import IndexedSlices
+from elastable.embedding_store.fused import FUSED
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.row_optimizer import follows_steps
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, RowBlock
+from elastable.embedding_store.tables.lookup_request import Bags
+from elastable.embedding_store.tables.many_tables import lookup_many
+from elastable.embedding_store.tables.table import EmbeddingTable
+from elastable.embedding_store.tables.table_update import IndexedSlices
 
 __all__ = ["warm_lookups", "warm_updates", "warming"]
 

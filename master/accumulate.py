@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.store import TableUpdate
-from embedding_store.tables.grouping import coalesce_many
-from master.api import Push, Tensor
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.store import TableUpdate
+from elastable.embedding_store.tables.grouping import coalesce_many
+from elastable.master.api import Push, Tensor
 
 __all__ = ["Accumulated", "accumulate", "add_metrics"]
 
@@ -43,7 +43,7 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     integer and boolean states are the last push's.
 
     Args:
-        pushes: In micro-batch order; checked (`master.push_check`).
+        pushes: In micro-batch order; checked (`elastable.master.push_check`).
         average: "mean" or "sum".
 
     Raises:

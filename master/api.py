@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from embedding_store.errors import BadSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = [
     "AsyncPushId",

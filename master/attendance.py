@@ -7,10 +7,10 @@ from threading import Event, Lock
 
 import grpc
 
-from embedding_store.errors import ElastableError
-from master.api import JobStatus, MasterApi, Session, WorkerIdentity
-from master.messages import job_to_message
-from master.v1 import master_pb2
+from elastable.embedding_store.errors import ElastableError
+from elastable.master.api import JobStatus, MasterApi, Session, WorkerIdentity
+from elastable.master.messages import job_to_message
+from elastable.master.v1 import master_pb2
 
 __all__ = ["ENDED_STATES", "Attendances"]
 

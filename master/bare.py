@@ -7,10 +7,10 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from embedding_store.errors import BadInput, NotFinite
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore
-from master.api import (
+from elastable.embedding_store.errors import BadInput, NotFinite
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
     EvaluationReport,
@@ -25,14 +25,14 @@ from master.api import (
     WorkerIdentity,
     WorkerStatus,
 )
-from master.committing import Committer
-from master.dense import NoDense
-from master.hooks import MasterOptions
-from master.progress import Progress
-from master.push_check import Expected, check_finite, check_push
-from master.pushes import Sequences
-from master.sessions import LocalSession, Sessions
-from master.version_record import VersionRecord
+from elastable.master.committing import Committer
+from elastable.master.dense import NoDense
+from elastable.master.hooks import MasterOptions
+from elastable.master.progress import Progress
+from elastable.master.push_check import Expected, check_finite, check_push
+from elastable.master.pushes import Sequences
+from elastable.master.sessions import LocalSession, Sessions
+from elastable.master.version_record import VersionRecord
 
 __all__ = ["BareMaster"]
 
@@ -40,7 +40,7 @@ __all__ = ["BareMaster"]
 class BareMaster:
     """Every push is one commit, with the learning rates of the tables' own optimizers.
 
-    Keeps `master.api.MasterApi`. There are no tasks and no dense variables;
+    Keeps `elastable.master.api.MasterApi`. There are no tasks and no dense variables;
     `stop` makes leases come back finished. In a store that keeps records the
     sequences of clients stand with the version: a server that takes over from
     one that died knows every push that was committed.

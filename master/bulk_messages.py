@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import BadGradient, BadInput
-from embedding_store.rpc.frames import BodyPlan, FrameReader, encode
-from embedding_store.shared.outbox import Letter, Outbox, Outboxes
-from master.api import AsyncPushId, DenseSnapshot, EvaluationReport, Push, PushId, Slices, SyncPushId, Tensor
-from master.v1 import master_pb2
+from elastable.embedding_store.errors import BadGradient, BadInput
+from elastable.embedding_store.rpc.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.shared.outbox import Letter, Outbox, Outboxes
+from elastable.master.api import AsyncPushId, DenseSnapshot, EvaluationReport, Push, PushId, Slices, SyncPushId, Tensor
+from elastable.master.v1 import master_pb2
 
 __all__ = [
     "dense_frames",

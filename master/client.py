@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from embedding_store.errors import BadInput, StoreFailed
-from embedding_store.rpc.connection import Connection
-from embedding_store.rpc.credentials import Credentials
-from embedding_store.rpc.frames import MAX_FRAME_BYTES
-from embedding_store.rpc.remote_store import RemoteStore
-from embedding_store.rpc.upload import Upload
-from master.api import (
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.rpc.connection import Connection
+from elastable.embedding_store.rpc.credentials import Credentials
+from elastable.embedding_store.rpc.frames import MAX_FRAME_BYTES
+from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.upload import Upload
+from elastable.master.api import (
     DenseSnapshot,
     EvaluationReport,
     JobStatus,
@@ -24,9 +24,9 @@ from master.api import (
     Task,
     WorkerIdentity,
 )
-from master.bulk_messages import dense_from_frames, evaluation_frames
-from master.gradient_sender import GradientSender
-from master.messages import (
+from elastable.master.bulk_messages import dense_from_frames, evaluation_frames
+from elastable.master.gradient_sender import GradientSender
+from elastable.master.messages import (
     LONGEST_WAIT_S,
     MASTER_SERVICE,
     lease_from_message,
@@ -35,8 +35,8 @@ from master.messages import (
     push_reply_from_message,
     status_from_message,
 )
-from master.remote_session import RemoteSession
-from master.v1 import master_pb2, master_pb2_grpc
+from elastable.master.remote_session import RemoteSession
+from elastable.master.v1 import master_pb2, master_pb2_grpc
 
 __all__ = ["MasterClient"]
 

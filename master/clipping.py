@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from embedding_store.store import TableUpdate
-from master.accumulate import Accumulated
-from master.api import Tensor
-from master.keras_optimizer import Clipping
+from elastable.embedding_store.store import TableUpdate
+from elastable.master.accumulate import Accumulated
+from elastable.master.api import Tensor
+from elastable.master.keras_optimizer import Clipping
 
 __all__ = ["clip"]
 

@@ -10,16 +10,16 @@ from typing import cast
 
 import numpy as np
 
-from embedding_store.row_optimizer import follows_steps
-from embedding_store.store import Commit, EmbeddingStore
-from master.accumulate import Accumulated, accumulate
-from master.api import JobSpec, Push
-from master.clipping import clip
-from master.dense import DensePart
-from master.keras_optimizer import Clipping
-from master.patience import patiently
-from master.progress import Progress
-from master.version_record import VersionRecord, job_as_json
+from elastable.embedding_store.row_optimizer import follows_steps
+from elastable.embedding_store.store import Commit, EmbeddingStore
+from elastable.master.accumulate import Accumulated, accumulate
+from elastable.master.api import JobSpec, Push
+from elastable.master.clipping import clip
+from elastable.master.dense import DensePart
+from elastable.master.keras_optimizer import Clipping
+from elastable.master.patience import patiently
+from elastable.master.progress import Progress
+from elastable.master.version_record import VersionRecord, job_as_json
 
 __all__ = ["Committer", "commit_rows"]
 
@@ -39,7 +39,7 @@ class Committer:
     Args:
         store: Where the rows are.
         dense: The dense part of the model.
-        job: Its `average` says how pushes are summed (see `master.accumulate`),
+        job: Its `average` says how pushes are summed (see `elastable.master.accumulate`),
             its `staleness_modulation` what becomes of late ones.
         deadline_s: How long a failing commit is tried again.
         ends_chapter: Of a version: as of `Commit`.

@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from embedding_store.errors import BadSpec, Unsupported
-from embedding_store.row_optimizer import RowOptimizer, register_row_optimizer, row_optimizer
-from embedding_store.spec import OptimizerSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.embedding_store.row_optimizer import RowOptimizer, register_row_optimizer, row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["ConstrainedRowOptimizer", "constrained"]
 

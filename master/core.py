@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
-from embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, JobFailed, NotFinite
-from embedding_store.redis.url import redacted
-from embedding_store.store import EmbeddingStore
-from master.api import (
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, JobFailed, NotFinite
+from elastable.embedding_store.redis.url import redacted
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.api import (
     DenseSnapshot,
     EvaluationReport,
     JobSpec,
@@ -25,18 +25,18 @@ from master.api import (
     Tensor,
     WorkerIdentity,
 )
-from master.bare import BareMaster
-from master.committing import Committer
-from master.dense import DensePart
-from master.driver import Driver
-from master.hooks import Hooks, MasterOptions, is_due
-from master.job_state import JobState
-from master.metrics import MetricBook
-from master.patience import patiently
-from master.progress import Progress
-from master.push_check import Expected, check_evaluation, check_finite, check_push
-from master.pushes import Ticket
-from master.sessions import LocalSession
+from elastable.master.bare import BareMaster
+from elastable.master.committing import Committer
+from elastable.master.dense import DensePart
+from elastable.master.driver import Driver
+from elastable.master.hooks import Hooks, MasterOptions, is_due
+from elastable.master.job_state import JobState
+from elastable.master.metrics import MetricBook
+from elastable.master.patience import patiently
+from elastable.master.progress import Progress
+from elastable.master.push_check import Expected, check_evaluation, check_finite, check_push
+from elastable.master.pushes import Ticket
+from elastable.master.sessions import LocalSession
 
 __all__ = ["Master"]
 
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class Master:
-    """The one authority over a job's version; keeps `master.api.MasterApi`.
+    """The one authority over a job's version; keeps `elastable.master.api.MasterApi`.
 
     Any thread may call it. One thread calls `run`: it commits, and calls the
     hooks, so that what they see is one version.
@@ -157,7 +157,7 @@ class Master:
         with self._changed:
             return sum(1 for counted in self._state.counted.values() if counted)
 
-    # What workers ask for: master.api.MasterApi.
+    # What workers ask for: elastable.master.api.MasterApi.
 
     def join(self, worker: WorkerIdentity) -> Session:
         """Opens the worker's session.

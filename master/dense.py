@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.errors import CheckpointError
-from master.api import DenseSnapshot, Tensor
-from master.keras_optimizer import Clipping, clipping_of, learning_rate_of, refuse_unsupported
-from master.push_check import TensorSpec
+from elastable.embedding_store.errors import CheckpointError
+from elastable.master.api import DenseSnapshot, Tensor
+from elastable.master.keras_optimizer import Clipping, clipping_of, learning_rate_of, refuse_unsupported
+from elastable.master.push_check import TensorSpec
 
 __all__ = ["DensePart", "DenseState", "NoDense"]
 

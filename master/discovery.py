@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from embedding_store.errors import ModelError, SpecConflict
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore
-from master.constraints import constrained
+from elastable.embedding_store.errors import ModelError, SpecConflict
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.constraints import constrained
 
 __all__ = ["StoreBackedLayer", "create_tables", "discover_tables", "store_backed_layers"]
 
@@ -52,7 +52,7 @@ def discover_tables(model: Any, seed: int, optimizer: OptimizerSpec) -> dict[str
     Args:
         model: A built Keras model.
         seed: Of the initial values, where a layer has none of its own.
-        optimizer: Of the rows (`master.keras_optimizer.table_optimizer`).
+        optimizer: Of the rows (`elastable.master.keras_optimizer.table_optimizer`).
 
     Raises:
         ModelError: the model has no store-backed layer, or two layers have a

@@ -6,17 +6,17 @@ import threading
 import time
 from collections.abc import Callable
 
-from embedding_store.errors import JobFailed
-from embedding_store.pins import Pin
-from master.accumulate import Accumulated
-from master.api import DenseSnapshot, Tensor
-from master.committing import Committer
-from master.dense import DensePart
-from master.hooks import Hooks, MasterOptions
-from master.job_state import JobState, Work, as_failure
-from master.metrics import LazyLogs, MetricBook
-from master.progress import Progress
-from master.side_evaluation import LEASE_S, SideEvaluation
+from elastable.embedding_store.errors import JobFailed
+from elastable.embedding_store.pins import Pin
+from elastable.master.accumulate import Accumulated
+from elastable.master.api import DenseSnapshot, Tensor
+from elastable.master.committing import Committer
+from elastable.master.dense import DensePart
+from elastable.master.hooks import Hooks, MasterOptions
+from elastable.master.job_state import JobState, Work, as_failure
+from elastable.master.metrics import LazyLogs, MetricBook
+from elastable.master.progress import Progress
+from elastable.master.side_evaluation import LEASE_S, SideEvaluation
 
 __all__ = ["Driver"]
 

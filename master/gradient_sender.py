@@ -6,14 +6,14 @@ import logging
 import threading
 import time
 
-from embedding_store.errors import Unavailable, Unsupported
-from embedding_store.rpc.connection import Connection
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.upload import Upload
-from embedding_store.shared.outbox import Outbox
-from master.api import Push
-from master.bulk_messages import push_frames
-from master.v1 import master_pb2
+from elastable.embedding_store.errors import Unavailable, Unsupported
+from elastable.embedding_store.rpc.connection import Connection
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.upload import Upload
+from elastable.embedding_store.shared.outbox import Outbox
+from elastable.master.api import Push
+from elastable.master.bulk_messages import push_frames
+from elastable.master.v1 import master_pb2
 
 __all__ = ["GradientSender"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from embedding_store.store import TableUpdate
+from elastable.embedding_store.store import TableUpdate
 
 __all__ = ["Hooks", "MasterOptions", "is_due"]
 

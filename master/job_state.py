@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from embedding_store.errors import ElastableError, FutureVersion, JobFailed, StaleVersion
-from master.accumulate import Accumulated, add_metrics
-from master.api import (
+from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed, StaleVersion
+from elastable.master.accumulate import Accumulated, add_metrics
+from elastable.master.api import (
     DenseSnapshot,
     EvaluationReport,
     JobSpec,
@@ -21,14 +21,14 @@ from master.api import (
     WorkerIdentity,
     WorkerStatus,
 )
-from master.hooks import MasterOptions
-from master.progress import Progress
-from master.pushes import AsyncPushes, SyncPushes, Ticket, Verdict
-from master.refusals import Refusals
-from master.schedule import Schedule
-from master.sessions import Sessions
-from master.side_evaluation import SideEvaluation
-from master.task_board import TaskBoard
+from elastable.master.hooks import MasterOptions
+from elastable.master.progress import Progress
+from elastable.master.pushes import AsyncPushes, SyncPushes, Ticket, Verdict
+from elastable.master.refusals import Refusals
+from elastable.master.schedule import Schedule
+from elastable.master.sessions import Sessions
+from elastable.master.side_evaluation import SideEvaluation
+from elastable.master.task_board import TaskBoard
 
 __all__ = ["JobState", "Work"]
 
@@ -156,7 +156,7 @@ class JobState:
         return self.snapshot if there else None
 
     def judge(self, push: Push) -> Verdict | Ticket | None:
-        """What becomes of a push, or None where it is to be taken; see `master.pushes`."""
+        """What becomes of a push, or None where it is to be taken; see `elastable.master.pushes`."""
         if self.ending:
             return PushOutcome.STALE, f"the job has ended: {self.stop_reason or 'all is trained'}"
         return self.pushes.judge(push, self.version)

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.errors import BadSpec, Unsupported
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
-from embedding_store.spec import OptimizerSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["KERAS_BLOCK", "KerasBlockOptimizer", "canonical_config"]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import keras
 
-from embedding_store.errors import ModelError, Unsupported
-from embedding_store.row_optimizer import follows_steps, row_optimizer
-from embedding_store.spec import OptimizerSpec
-from master.keras_block import KERAS_BLOCK, canonical_config
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.master.keras_block import KERAS_BLOCK, canonical_config
 
 __all__ = ["Clipping", "clipping_of", "learning_rate_of", "refuse_unsupported", "table_optimizer"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from master.api import TaskKind
+from elastable.master.api import TaskKind
 
 __all__ = ["LeaseBook", "Unit"]
 

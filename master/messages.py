@@ -1,12 +1,12 @@
-"""The plain data of `master.api`'s control calls as protobuf messages, and back."""
+"""The plain data of `elastable.master.api`'s control calls as protobuf messages, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from embedding_store.errors import BadInput, ElastableError, JobFailed
-from embedding_store.rpc.errors import error_class
-from master.api import (
+from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
+from elastable.embedding_store.rpc.errors import error_class
+from elastable.master.api import (
     JobSpec,
     JobStatus,
     Lease,
@@ -18,7 +18,7 @@ from master.api import (
     WorkerIdentity,
     WorkerStatus,
 )
-from master.v1 import master_pb2
+from elastable.master.v1 import master_pb2
 
 __all__ = [
     "LONGEST_WAIT_S",

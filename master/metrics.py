@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.errors import Unsupported
-from master.api import Tensor
-from master.push_check import TensorSpec
+from elastable.embedding_store.errors import Unsupported
+from elastable.master.api import Tensor
+from elastable.master.push_check import TensorSpec
 
 __all__ = ["LazyLogs", "MetricBook"]
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from embedding_store.errors import StoreBroken, StoreFailed, Unavailable
+from elastable.embedding_store.errors import StoreBroken, StoreFailed, Unavailable
 
 __all__ = ["patiently"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import CheckpointError
-from master.api import Tensor
+from elastable.embedding_store.errors import CheckpointError
+from elastable.master.api import Tensor
 
 __all__ = ["Progress"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from embedding_store.checks import require_finite, require_gradients, require_ids
-from embedding_store.errors import BadGradient, NotFinite, TableNotFound
-from embedding_store.spec import TableSpec
-from master.api import EvaluationReport, Push, Tensor
+from elastable.embedding_store.checks import require_finite, require_gradients, require_ids
+from elastable.embedding_store.errors import BadGradient, NotFinite, TableNotFound
+from elastable.embedding_store.spec import TableSpec
+from elastable.master.api import EvaluationReport, Push, Tensor
 
 __all__ = ["Expected", "TensorSpec", "check_evaluation", "check_finite", "check_push"]
 

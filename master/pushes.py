@@ -9,10 +9,10 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from embedding_store.errors import BadInput, FutureVersion
-from master.api import AsyncPushId, Push, PushOutcome, SyncPushId, TaskKind
-from master.schedule import Schedule
-from master.task_board import TaskBoard
+from elastable.embedding_store.errors import BadInput, FutureVersion
+from elastable.master.api import AsyncPushId, Push, PushOutcome, SyncPushId, TaskKind
+from elastable.master.schedule import Schedule
+from elastable.master.task_board import TaskBoard
 
 __all__ = ["AsyncPushes", "Place", "Sequences", "SyncPushes", "Ticket", "Verdict"]
 
@@ -41,7 +41,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an asynchronous job is; see `master.progress.Progress`."""
+    """Where an asynchronous job is; see `elastable.master.progress.Progress`."""
 
     epoch: int = 0
     done: tuple[int, ...] = ()

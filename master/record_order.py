@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.store import Int64
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.store import Int64
 
 __all__ = ["RecordOrder", "record_order"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import replace
 
-from master.api import Refusal, WorkerIdentity
+from elastable.master.api import Refusal, WorkerIdentity
 
 __all__ = ["Refusals"]
 

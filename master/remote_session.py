@@ -7,10 +7,10 @@ from typing import Any
 
 import grpc
 
-from embedding_store.errors import DeadlineExceeded, ElastableError, Unavailable
-from master.api import JobSpec
-from master.messages import job_from_message
-from master.v1 import master_pb2
+from elastable.embedding_store.errors import DeadlineExceeded, ElastableError, Unavailable
+from elastable.master.api import JobSpec
+from elastable.master.messages import job_from_message
+from elastable.master.v1 import master_pb2
 
 __all__ = ["RemoteSession"]
 

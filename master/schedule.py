@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from embedding_store.errors import BadInput
-from master.api import JobSpec, Task, TaskKind
+from elastable.embedding_store.errors import BadInput
+from elastable.master.api import JobSpec, Task, TaskKind
 
 __all__ = ["Schedule"]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import grpc
 
-from embedding_store.errors import BadInput
-from embedding_store.rpc.errors import answering
-from embedding_store.rpc.server import Service
-from embedding_store.shared.outbox import Outboxes
-from master.api import MasterApi, WorkerIdentity
-from master.attendance import Attendances
-from master.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
-from master.messages import (
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.rpc.errors import answering
+from elastable.embedding_store.rpc.server import Service
+from elastable.embedding_store.shared.outbox import Outboxes
+from elastable.master.api import MasterApi, WorkerIdentity
+from elastable.master.attendance import Attendances
+from elastable.master.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
+from elastable.master.messages import (
     LONGEST_WAIT_S,
     MASTER_SERVICE,
     failure_from_message,
@@ -24,7 +24,7 @@ from master.messages import (
     push_reply_to_message,
     status_to_message,
 )
-from master.v1 import master_pb2
+from elastable.master.v1 import master_pb2
 
 __all__ = ["master_service"]
 

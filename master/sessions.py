@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from master.api import JobSpec, WorkerIdentity
+from elastable.master.api import JobSpec, WorkerIdentity
 
 __all__ = ["LocalSession", "Sessions"]
 
@@ -43,7 +43,7 @@ class Sessions:
 
 
 class LocalSession:
-    """A session in the master's own process; see `master.api.Session`."""
+    """A session in the master's own process; see `elastable.master.api.Session`."""
 
     def __init__(self, job: JobSpec, leave: Callable[[], None], master_alive: Callable[[], bool]) -> None:
         self._job = job

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from embedding_store.pin_keeper import PinKeeper
-from embedding_store.pins import Pin
-from master.api import DenseSnapshot
+from elastable.embedding_store.pin_keeper import PinKeeper
+from elastable.embedding_store.pins import Pin
+from elastable.master.api import DenseSnapshot
 
 __all__ = ["LEASE_S", "SideEvaluation"]
 

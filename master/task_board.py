@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from embedding_store.errors import NotJoined
-from master.api import Task, TaskKind
-from master.leases import LeaseBook, Unit
-from master.schedule import Schedule
-from master.task_group import TaskGroup
+from elastable.embedding_store.errors import NotJoined
+from elastable.master.api import Task, TaskKind
+from elastable.master.leases import LeaseBook, Unit
+from elastable.master.schedule import Schedule
+from elastable.master.task_group import TaskGroup
 
 __all__ = ["Reconciled", "TaskBoard"]
 

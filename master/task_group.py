@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from master.api import TaskKind
-from master.leases import Unit
+from elastable.master.api import TaskKind
+from elastable.master.leases import Unit
 
 __all__ = ["TaskGroup"]
 

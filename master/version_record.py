@@ -15,11 +15,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from embedding_store.errors import CheckpointError
-from embedding_store.redis.url import redacted
-from master.api import JobSpec, Tensor
-from master.checkpoints.tensor_file import parts_of, tensors_in
-from master.progress import Progress
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.redis.url import redacted
+from elastable.master.api import JobSpec, Tensor
+from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
+from elastable.master.progress import Progress
 
 __all__ = ["VersionRecord", "job_as_json"]
 

@@ -18,7 +18,7 @@ def _modules() -> set[str]:
         str(file.relative_to(ROOT))
         for package in PACKAGES
         for file in (ROOT / package).rglob("*.py")
-        if "/v1/" not in str(file)
+        if "/v1/" not in str(file) and file.resolve().relative_to(ROOT).parts[0] == package
     }
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import elastable
-import embedding_store
+from elastable import embedding_store
 
 ELASTABLE = [
     "AdmissionSpec",

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.errors import BadInput, ElastableError, ModelError
-from worker.offload import offloading
-from worker.on_worker import keep_on_worker
-from worker.readers import Reader
-from worker.train_step import refuse_unsupported, store_layers
+from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
+from elastable.worker.offload import offloading
+from elastable.worker.on_worker import keep_on_worker
+from elastable.worker.readers import Reader
+from elastable.worker.train_step import refuse_unsupported, store_layers
 
 __all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from embedding_store.errors import BadIds, BadSpec
+from elastable.embedding_store.errors import BadIds, BadSpec
 
 __all__ = ["COMBINERS", "FlatIds", "flatten_ids", "shape_rows"]
 

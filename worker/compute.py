@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from embedding_store.errors import BadInput
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, RowSource
-from master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
-from master.record_order import record_order
-from worker.build import as_tensors
-from worker.dense_mirror import DenseMirror
-from worker.id_plan import IdPlan, plan_ids
-from worker.id_set import IdSets, make_id_sets
-from worker.readers import Reader
-from worker.tensor_specs import batch_spec
-from worker.train_step import EvaluateStep, StepResult, TrainStep
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, RowSource
+from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
+from elastable.master.record_order import record_order
+from elastable.worker.build import as_tensors
+from elastable.worker.dense_mirror import DenseMirror
+from elastable.worker.id_plan import IdPlan, plan_ids
+from elastable.worker.id_set import IdSets, make_id_sets
+from elastable.worker.readers import Reader
+from elastable.worker.tensor_specs import batch_spec
+from elastable.worker.train_step import EvaluateStep, StepResult, TrainStep
 
 __all__ = ["MicroBatchComputer", "Prepared", "require_same_records"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from embedding_store.errors import ModelError
-from master.api import DenseSnapshot
+from elastable.embedding_store.errors import ModelError
+from elastable.master.api import DenseSnapshot
 
 __all__ = ["DenseMirror"]
 

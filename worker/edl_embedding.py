@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from worker.embedding import Embedding
+from elastable.worker.embedding import Embedding
 
 __all__ = ["EdlEmbedding"]
 

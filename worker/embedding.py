@@ -10,17 +10,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.checks import require_ids
-from embedding_store.errors import BadSpec, ModelError
-from embedding_store.fresh_rows import fresh_rows
-from embedding_store.initial_values import initial_rows
-from embedding_store.row_dtypes import rounded_rows
-from embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, Float32, Int64, RowSource
-from worker.combine import COMBINERS, flatten_ids, shape_rows
-from worker.initializers import initializer_spec, seed_of
-from worker.membership import membership_config, membership_spec
-from worker.scope import current_scope
+from elastable.embedding_store.checks import require_ids
+from elastable.embedding_store.errors import BadSpec, ModelError
+from elastable.embedding_store.fresh_rows import fresh_rows
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.row_dtypes import rounded_rows
+from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowSource
+from elastable.worker.combine import COMBINERS, flatten_ids, shape_rows
+from elastable.worker.initializers import initializer_spec, seed_of
+from elastable.worker.membership import membership_config, membership_spec
+from elastable.worker.scope import current_scope
 
 __all__ = ["Embedding", "StoreBacked"]
 
@@ -31,7 +31,7 @@ class StoreBacked:
     """What every layer with its table in a store shares; mixed into Keras layers.
 
     The layer has no Keras weights. Where its rows come from is decided at each
-    call: from the scope that stands (`worker.scope`), else from the attached
+    call: from the scope that stands (`elastable.worker.scope`), else from the attached
     source, else they are the initial values.
     """
 
@@ -315,7 +315,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             return
         if "ids" not in store:
             return
-        from embedding_store.memory.store import MemoryStore
+        from elastable.embedding_store.memory.store import MemoryStore
 
         own = MemoryStore()
         own.create_table(self.table_spec(int(np.asarray(store["seed"])), OptimizerSpec.of("sgd", learning_rate=0.0)))

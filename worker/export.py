@@ -9,13 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from embedding_store.errors import Unsupported
-from embedding_store.fresh_rows import fresh_rows
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore, Float32, Int64
-from worker.embedding import Embedding, StoreBacked
-from worker.offload import OffloadedEmbedding
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.fresh_rows import fresh_rows
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32, Int64
+from elastable.worker.embedding import Embedding, StoreBacked
+from elastable.worker.offload import OffloadedEmbedding
 
 __all__ = ["export_keras", "plain_model"]
 

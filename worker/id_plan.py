@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.errors import Unsupported
-from embedding_store.store import Int64
-from worker.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, StoreLayer, entered
-from worker.tensor_specs import flat_spec, pack_flat
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.store import Int64
+from elastable.worker.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, StoreLayer, entered
+from elastable.worker.tensor_specs import flat_spec, pack_flat
 
 __all__ = ["IdPlan", "plan_ids"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.checks import require_ids
-from embedding_store.errors import TableNotFound
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64
-from embedding_store.tables.grouping import unique_ids
+from elastable.embedding_store.checks import require_ids
+from elastable.embedding_store.errors import TableNotFound
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64
+from elastable.embedding_store.tables.grouping import unique_ids
 
 __all__ = ["IdSets", "make_id_sets"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from embedding_store.errors import Unsupported
-from embedding_store.spec import InitializerSpec
-from embedding_store.variance_scaling import variance_scaling
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.spec import InitializerSpec
+from elastable.embedding_store.variance_scaling import variance_scaling
 
 __all__ = ["initializer_spec", "seed_of"]
 

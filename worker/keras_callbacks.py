@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from embedding_store.errors import Unsupported
+from elastable.embedding_store.errors import Unsupported
 
 __all__ = ["history_of", "require_callback", "sees_batches"]
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     ElastableError,
     FutureVersion,
     JobFailed,
@@ -16,8 +16,8 @@ from embedding_store.errors import (
     Unavailable,
     VersionError,
 )
-from embedding_store.store import Float32, RowSource
-from master.api import (
+from elastable.embedding_store.store import Float32, RowSource
+from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
     EvaluationReport,
@@ -32,9 +32,9 @@ from master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from worker.compute import MicroBatchComputer, Prepared
-from worker.rows_ahead import RowsAhead, source_for
-from worker.task_feed import TaskFeed
+from elastable.worker.compute import MicroBatchComputer, Prepared
+from elastable.worker.rows_ahead import RowsAhead, source_for
+from elastable.worker.task_feed import TaskFeed
 
 __all__ = ["Worker"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from embedding_store.errors import BadSpec
-from embedding_store.spec import AdmissionSpec, EvictionSpec
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec
 
 __all__ = ["membership_config", "membership_spec"]
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from embedding_store.errors import BadInput, ElastableError, ModelError
-from worker.readers import Reader, as_reader
+from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
+from elastable.worker.readers import Reader, as_reader
 
 __all__ = ["SPLITS", "ModelFile", "load_model_file"]
 

@@ -16,9 +16,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from embedding_store.errors import Unsupported
-from worker.embedding import StoreBacked
-from worker.seeds import layers_of
+from elastable.embedding_store.errors import Unsupported
+from elastable.worker.embedding import StoreBacked
+from elastable.worker.seeds import layers_of
 
 __all__ = ["OffloadedEmbedding", "bring_back", "offload_built", "offloading"]
 

@@ -1,7 +1,7 @@
 """Tables that stay on the workers: ordinary Keras variables, trained as any other dense variable.
 
 A table so small that asking a store for its rows costs more than sending all
-of it along with the dense variables (see `embedding_store.locations`).
+of it along with the dense variables (see `elastable.embedding_store.locations`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import ModelError
-from embedding_store.initial_values import initial_rows
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32
-from worker.offload import OffloadedEmbedding, bring_back
-from worker.train_step import store_layers
+from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32
+from elastable.worker.offload import OffloadedEmbedding, bring_back
+from elastable.worker.train_step import store_layers
 
 __all__ = ["keep_on_worker"]
 

@@ -6,10 +6,10 @@ import threading
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
-from embedding_store.errors import FutureVersion, Unavailable
-from embedding_store.store import Float32, RowSource
-from master.api import Task, TaskKind
-from worker.compute import Prepared
+from elastable.embedding_store.errors import FutureVersion, Unavailable
+from elastable.embedding_store.store import Float32, RowSource
+from elastable.master.api import Task, TaskKind
+from elastable.worker.compute import Prepared
 
 __all__ = ["RowsAhead", "source_for"]
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
-from embedding_store.errors import ModelError
+from elastable.embedding_store.errors import ModelError
 
 __all__ = ["EmbeddingCall", "PlanScope", "StepScope", "StoreLayer", "current_scope", "entered"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 
-from embedding_store.errors import ElastableError, NotJoined
-from master.api import MasterApi, Task, TaskKind
-from worker.compute import Prepared
+from elastable.embedding_store.errors import ElastableError, NotJoined
+from elastable.master.api import MasterApi, Task, TaskKind
+from elastable.worker.compute import Prepared
 
 __all__ = ["TaskFeed"]
 

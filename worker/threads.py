@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from embedding_store.errors import ElastableError
+from elastable.embedding_store.errors import ElastableError
 
 __all__ = ["set_intra_op_threads"]
 

@@ -10,15 +10,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.errors import ModelError, Unsupported
-from embedding_store.store import Float32, Int64
-from embedding_store.tables.grouping import sum_by_position
-from master.api import Slices, Tensor
-from worker.id_plan import IdPlan
-from worker.id_set import IdSets
-from worker.scope import StepScope, entered
-from worker.seeds import layers_of, seed_states, set_seeds
-from worker.tensor_specs import flat_spec, pack_flat
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.tables.grouping import sum_by_position
+from elastable.master.api import Slices, Tensor
+from elastable.worker.id_plan import IdPlan
+from elastable.worker.id_set import IdSets
+from elastable.worker.scope import StepScope, entered
+from elastable.worker.seeds import layers_of, seed_states, set_seeds
+from elastable.worker.tensor_specs import flat_spec, pack_flat
 
 __all__ = ["EvaluateStep", "StepResult", "TrainStep", "refuse_unsupported"]
 
@@ -28,7 +28,7 @@ Lookup = Callable[[str, Int64], Float32]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one micro-batch yields; see `master.api.Push` for the shapes."""
+    """What one micro-batch yields; see `elastable.master.api.Push` for the shapes."""
 
     loss: float
     dense: tuple[Tensor, ...]

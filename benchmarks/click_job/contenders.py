@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO, Self
 
 from benchmarks.click_job.sizes import BATCH
-from embedding_store.errors import Unavailable
-from master.client import MasterClient
+from elastable.embedding_store.errors import Unavailable
+from elastable.master.client import MasterClient
 
 __all__ = ["Contender", "Elastable", "PlainKeras"]
 

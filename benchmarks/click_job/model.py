@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 import elastable as et
 from benchmarks.click_job.sizes import BATCH, DIM, FEATURES
-from worker.readers import Batch, Reader
+from elastable.worker.readers import Batch, Reader
 
 __all__ = ["batches", "click_model", "data", "model"]
 

@@ -11,15 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from elastable.commands.plan import readable_size
-from embedding_store.errors import BadInput
-from embedding_store.open_store import open_store
-from embedding_store.redis.store import RedisStore
-from embedding_store.redis.url import redacted
-from embedding_store.store import EmbeddingStore
-from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from master.checkpoints.comparing import TableDifference, TensorDifference, compare_dense, compare_tables
-from master.checkpoints.listing import Listed, list_checkpoints
-from master.checkpoints.restoring import require_tables, restore_tables
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.redis.url import redacted
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.comparing import TableDifference, TensorDifference, compare_dense, compare_tables
+from elastable.master.checkpoints.listing import Listed, list_checkpoints
+from elastable.master.checkpoints.restoring import require_tables, restore_tables
 
 __all__ = ["checkpoint"]
 

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from elastable.embedding_store.errors import BadInput
 from elastable.quiet import import_tensorflow
-from embedding_store.errors import BadInput
 
 __all__ = ["kg"]
 

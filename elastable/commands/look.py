@@ -13,16 +13,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from elastable.commands.arguments import Deadline
-from embedding_store.errors import BadInput
-from embedding_store.memory.store import MemoryStore
-from embedding_store.open_store import open_source
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.remote_store import RemoteStore
-from embedding_store.store import RowSource
-from master.api import JobStatus
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.restoring import restore_tables
-from master.client import MasterClient
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.open_store import open_source
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.store import RowSource
+from elastable.master.api import JobStatus
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.client import MasterClient
 
 __all__ = ["lookup", "status"]
 

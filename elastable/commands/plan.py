@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from elastable.embedding_store.locations import Placement, plan_tables
 from elastable.places import locations_of
 from elastable.quiet import import_tensorflow
-from embedding_store.locations import Placement, plan_tables
 
 __all__ = ["plan", "readable_size"]
 

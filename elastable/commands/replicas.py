@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
 
 __all__ = ["REPLICAS_SETTINGS", "replicas"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import typer
 
 from elastable.commands.arguments import CheckpointPath, ModelPath, Split
+from elastable.embedding_store.errors import BadInput
 from elastable.quiet import import_tensorflow
-from embedding_store.errors import BadInput
 
 __all__ = ["evaluate", "export", "predict"]
 
@@ -65,7 +65,7 @@ def export(
     """Write a checkpoint as a plain .keras model that needs no Elastable."""
     import_tensorflow()
     from elastable.trained import open_trained
-    from worker.export import export_keras
+    from elastable.worker.export import export_keras
 
     if output.suffix != ".keras":
         raise BadInput(f"--output {output}: models are written as .keras")

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
+from elastable.embedding_store.errors import BadInput
 from elastable.kg.checkpoints import Found, GraphCheckpoints
-from embedding_store.errors import BadInput
-from worker.bess.all_scores import AllScores
-from worker.bess.evaluation import as_asked
-from worker.bess.graph import load_graph
-from worker.bess.known import KnownTriples
-from worker.bess.model import ShardedModel
-from worker.bess.names import Names
-from worker.bess.partition import with_inverses
-from worker.bess.queries import QueryBatches
-from worker.bess.sharding import Sharding
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.worker.bess.all_scores import AllScores
+from elastable.worker.bess.evaluation import as_asked
+from elastable.worker.bess.graph import load_graph
+from elastable.worker.bess.known import KnownTriples
+from elastable.worker.bess.model import ShardedModel
+from elastable.worker.bess.names import Names
+from elastable.worker.bess.partition import with_inverses
+from elastable.worker.bess.queries import QueryBatches
+from elastable.worker.bess.sharding import Sharding
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 __all__ = ["Answer", "AnsweringModel"]
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import BadInput, CheckpointError
-from master.checkpoints.files import MANIFEST, LocalFiles
-from master.checkpoints.tensor_file import parts_of, tensors_in
-from worker.bess.settings import TrainSettings
-from worker.replicas.group import Array
+from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.master.checkpoints.files import MANIFEST, LocalFiles
+from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
+from elastable.worker.bess.settings import TrainSettings
+from elastable.worker.replicas.group import Array
 
 __all__ = ["GraphCheckpoints", "Place"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from worker.bess.scores import SCORES, score_function
-from worker.bess.settings import TrainSettings
+from elastable.worker.bess.scores import SCORES, score_function
+from elastable.worker.bess.settings import TrainSettings
 
 __all__ = ["default_settings", "settings_of"]
 

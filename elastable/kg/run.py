@@ -10,15 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from elastable.embedding_store.errors import BadInput
 from elastable.kg.checkpoints import Found, GraphCheckpoints, Place
 from elastable.kg.training import GraphRun, train_graph
 from elastable.run_directory import RunDirectory
-from embedding_store.errors import BadInput
-from worker.bess.graph import load_graph
-from worker.bess.settings import TrainSettings
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
-from worker.replicas.world import replica_group, started_by_mpi
+from elastable.worker.bess.graph import load_graph
+from elastable.worker.bess.settings import TrainSettings
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
+from elastable.worker.replicas.world import replica_group, started_by_mpi
 
 __all__ = ["run_graph", "to_go_on"]
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.range_pool import RangePool, available_cores
 from elastable.kg.checkpoints import Found, GraphCheckpoints, Place
-from embedding_store.errors import BadInput
-from embedding_store.range_pool import RangePool, available_cores
-from worker.bess.evaluation import Evaluation
-from worker.bess.graph import KnowledgeGraph
-from worker.bess.settings import TrainSettings
-from worker.bess.trainer import Trainer
-from worker.replicas.group import Array, ReplicaGroup
+from elastable.worker.bess.evaluation import Evaluation
+from elastable.worker.bess.graph import KnowledgeGraph
+from elastable.worker.bess.settings import TrainSettings
+from elastable.worker.bess.trainer import Trainer
+from elastable.worker.replicas.group import Array, ReplicaGroup
 
 __all__ = ["GraphRun", "Told", "graph_identity", "train_graph"]
 

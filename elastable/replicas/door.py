@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from elastable.replicas.link import PLACE, TOKEN, read_line
-from worker.replicas.hosts import own_addresses
+from elastable.worker.replicas.hosts import own_addresses
 
 __all__ = ["Door"]
 

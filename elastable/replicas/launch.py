@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from elastable.embedding_store.errors import ElastableError, JobFailed, Unsupported
 from elastable.exit_codes import ExitCode, error_of
 from elastable.replicas.door import Door
 from elastable.replicas.program import Program
 from elastable.replicas.streams import RankStream
-from embedding_store.errors import ElastableError, JobFailed, Unsupported
-from worker.replicas.hosts import this_host
-from worker.replicas.world import DEADLINE_VARIABLE
+from elastable.worker.replicas.hosts import this_host
+from elastable.worker.replicas.world import DEADLINE_VARIABLE
 
 __all__ = ["Launch"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from worker.replicas.hosts import this_host
+from elastable.worker.replicas.hosts import this_host
 
 __all__ = ["PLACE", "TOKEN", "Link", "read_line"]
 

@@ -16,7 +16,7 @@ import threading
 from contextlib import suppress
 
 from elastable.replicas.link import Link
-from worker.replicas import leftovers
+from elastable.worker.replicas import leftovers
 
 __all__ = ["main"]
 

@@ -9,10 +9,10 @@ import sys
 import traceback
 from contextlib import suppress
 
+from elastable.embedding_store.errors import ElastableError
 from elastable.exit_codes import ExitCode, exit_code_of
 from elastable.heap import keep_freed_memory
 from elastable.replicas.program import Program
-from embedding_store.errors import ElastableError
 
 __all__ = ["main"]
 
@@ -63,7 +63,7 @@ def _said(error: BaseException | None) -> str:
 
 
 def _leave_groups(why: str) -> None:
-    world = sys.modules.get("worker.replicas.world")
+    world = sys.modules.get("elastable.worker.replicas.world")
     if world is not None:
         world.leave_all(why)
 

@@ -15,13 +15,13 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.kernel import kernel, prefetch, prefetch_line
-from embedding_store.memory.row_gather import rows_ahead
-from embedding_store.memory.row_moves import copy_row, drain_streams, prefetch_row, stream_row
-from embedding_store.memory.slab import Slab
-from embedding_store.range_pool import RangePool
-from embedding_store.store import Float32, Int64
-from embedding_store.turns import Turns, join_turns, leave_turns, next_turns
+from elastable.embedding_store.kernel import kernel, prefetch, prefetch_line
+from elastable.embedding_store.memory.row_gather import rows_ahead
+from elastable.embedding_store.memory.row_moves import copy_row, drain_streams, prefetch_row, stream_row
+from elastable.embedding_store.memory.slab import Slab
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.turns import Turns, join_turns, leave_turns, next_turns
 
 __all__ = ["BYTES_A_FRAME", "WAYS", "HotSet", "whole_sets"]
 

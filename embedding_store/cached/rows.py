@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.cached.hot_set import BYTES_A_FRAME, HotSet
-from embedding_store.memory.row_gather import can_stream, gather
-from embedding_store.memory.slab import Slab
-from embedding_store.range_pool import RangePool
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64
-from embedding_store.tables.grouping import Int32
+from elastable.embedding_store.cached.hot_set import BYTES_A_FRAME, HotSet
+from elastable.embedding_store.memory.row_gather import can_stream, gather
+from elastable.embedding_store.memory.slab import Slab
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.tables.grouping import Int32
 
 __all__ = ["CachedRows", "cached_row_bytes"]
 

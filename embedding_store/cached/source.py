@@ -10,18 +10,18 @@ from functools import partial
 
 import numpy as np
 
-from embedding_store.cached.rows import CachedRows, cached_row_bytes
-from embedding_store.cached.unpromoted_source import UnpromotedSource
-from embedding_store.checks import require_ids
-from embedding_store.errors import BadInput, StaleVersion, StoreFailed
-from embedding_store.files.row_budget import even_shares
-from embedding_store.memory.row_gather import gather_apart
-from embedding_store.range_pool import RangePool, available_cores
-from embedding_store.readers_writer_lock import ReadersWriterLock
-from embedding_store.row_optimizer import follows_steps
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowSource
-from embedding_store.tables.grouping import Int32, unique_ids
+from elastable.embedding_store.cached.rows import CachedRows, cached_row_bytes
+from elastable.embedding_store.cached.unpromoted_source import UnpromotedSource
+from elastable.embedding_store.checks import require_ids
+from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed
+from elastable.embedding_store.files.row_budget import even_shares
+from elastable.embedding_store.memory.row_gather import gather_apart
+from elastable.embedding_store.range_pool import RangePool, available_cores
+from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.row_optimizer import follows_steps
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.tables.grouping import Int32, unique_ids
 
 __all__ = ["CachedSource"]
 

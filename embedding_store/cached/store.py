@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from embedding_store.cached.source import CachedSource
-from embedding_store.pins import Pin, PinStatistics
-from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, RowSource, TableStatistics, UInt8
+from elastable.embedding_store.cached.source import CachedSource
+from elastable.embedding_store.pins import Pin, PinStatistics
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import (
+    Commit,
+    EmbeddingStore,
+    Float32,
+    Int64,
+    RowBlock,
+    RowSource,
+    TableStatistics,
+    UInt8,
+)
 
 __all__ = ["CachedStore"]
 

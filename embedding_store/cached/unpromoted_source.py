@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowSource
 
 __all__ = ["UnpromotedSource"]
 

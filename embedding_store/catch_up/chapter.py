@@ -13,12 +13,12 @@ import threading
 
 import numpy as np
 
-from embedding_store.catch_up.coefficients import Bytes, power_sums, write_coefficients
-from embedding_store.catch_up.dense_form import DenseForm
-from embedding_store.catch_up.kernels import OF_STEPS, missing_rows
-from embedding_store.catch_up.segments import Float64, segments_of
-from embedding_store.catch_up.steps_at import StepsAt
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.catch_up.coefficients import Bytes, power_sums, write_coefficients
+from elastable.embedding_store.catch_up.dense_form import DenseForm
+from elastable.embedding_store.catch_up.kernels import OF_STEPS, missing_rows
+from elastable.embedding_store.catch_up.segments import Float64, segments_of
+from elastable.embedding_store.catch_up.steps_at import StepsAt
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["Chapter", "Terms"]
 

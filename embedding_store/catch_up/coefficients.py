@@ -16,9 +16,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.catch_up.segments import Float64
-from embedding_store.kernel import kernel, stores_in_order
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.catch_up.segments import Float64
+from elastable.embedding_store.kernel import kernel, stores_in_order
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["Bytes", "power_sums", "write_coefficients"]
 

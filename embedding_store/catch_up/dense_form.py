@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding_store.errors import BadSpec, Unsupported
-from embedding_store.fused.power import adam_rate, float32_power
-from embedding_store.row_optimizer import RowOptimizer
+from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.embedding_store.fused.power import adam_rate, float32_power
+from elastable.embedding_store.row_optimizer import RowOptimizer
 
 __all__ = ["DenseForm", "dense_form", "known_dense_forms"]
 

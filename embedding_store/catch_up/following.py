@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.catch_up.rows import CaughtUpRows, caught_up_rows
-from embedding_store.catch_up.sweep import Sweep
-from embedding_store.catch_up.table_steps import TableSteps
-from embedding_store.errors import BadInput, Unsupported
-from embedding_store.memory.row_directory import RowDirectory
-from embedding_store.memory.row_membership import RowMembership
-from embedding_store.memory.table_rows import MakeRows, TableRows
-from embedding_store.memory.table_versions import TableVersions
-from embedding_store.range_pool import SERIAL
-from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64, UInt8
+from elastable.embedding_store.catch_up.rows import CaughtUpRows, caught_up_rows
+from elastable.embedding_store.catch_up.sweep import Sweep
+from elastable.embedding_store.catch_up.table_steps import TableSteps
+from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.embedding_store.memory.row_directory import RowDirectory
+from elastable.embedding_store.memory.row_membership import RowMembership
+from elastable.embedding_store.memory.table_rows import MakeRows, TableRows
+from elastable.embedding_store.memory.table_versions import TableVersions
+from elastable.embedding_store.range_pool import SERIAL
+from elastable.embedding_store.row_optimizer import RowOptimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64, UInt8
 
 __all__ = ["Following", "following"]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.catch_up.coefficients import Bytes
-from embedding_store.kernel import inlined, kernel, loads_in_order, prefetch, prefetch_distance, prefetch_line
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.catch_up.coefficients import Bytes
+from elastable.embedding_store.kernel import inlined, kernel, loads_in_order, prefetch, prefetch_distance, prefetch_line
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = [
     "CAUGHT_UP",

@@ -1,6 +1,6 @@
 """What Adam is used for most, in one pass over memory: rows read, and rows caught up and updated.
 
-The arithmetic is that of `kernels` and of `embedding_store.fused.adam`, value by
+The arithmetic is that of `kernels` and of `elastable.embedding_store.fused.adam`, value by
 value. It holds where one polynomial of degree 3 stands for all steps missed,
 as with Adam's usual betas, and beta_1 slot comes first, the divisor second.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.catch_up.kernels import Int32
-from embedding_store.kernel import inlined, kernel, prefetch, prefetch_distance, prefetch_line
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.catch_up.kernels import Int32
+from elastable.embedding_store.kernel import inlined, kernel, prefetch, prefetch_distance, prefetch_line
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["read_cubic", "update_adam"]
 

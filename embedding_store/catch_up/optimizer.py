@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.catch_up.one_pass import update_adam
-from embedding_store.catch_up.steps_at import PIECE_BYTES
-from embedding_store.catch_up.table_steps import TableSteps
-from embedding_store.fused.adam import Adam
-from embedding_store.row_optimizer import FusedOptimizer, RowOptimizer, SlotSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.catch_up.one_pass import update_adam
+from elastable.embedding_store.catch_up.steps_at import PIECE_BYTES
+from elastable.embedding_store.catch_up.table_steps import TableSteps
+from elastable.embedding_store.fused.adam import Adam
+from elastable.embedding_store.row_optimizer import FusedOptimizer, RowOptimizer, SlotSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["CatchUpOptimizer", "stamped"]
 

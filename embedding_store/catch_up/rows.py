@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.catch_up.optimizer import CatchUpOptimizer, stamped
-from embedding_store.catch_up.table_steps import TableSteps
-from embedding_store.memory.row_gather import scatter_rows
-from embedding_store.memory.slab import Slab
-from embedding_store.memory.table_rows import MakeRows, TableRows
-from embedding_store.range_pool import RangePool
-from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.catch_up.optimizer import CatchUpOptimizer, stamped
+from elastable.embedding_store.catch_up.table_steps import TableSteps
+from elastable.embedding_store.memory.row_gather import scatter_rows
+from elastable.embedding_store.memory.slab import Slab
+from elastable.embedding_store.memory.table_rows import MakeRows, TableRows
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.row_optimizer import RowOptimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["CaughtUpRows", "caught_up_rows"]
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.catch_up.dense_form import DenseForm
+from elastable.embedding_store.catch_up.dense_form import DenseForm
 
 __all__ = ["Segments", "segments_of"]
 

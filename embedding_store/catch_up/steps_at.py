@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.catch_up.coefficients import Bytes
-from embedding_store.catch_up.dense_form import DenseForm
-from embedding_store.catch_up.kernels import (
+from elastable.embedding_store.catch_up.coefficients import Bytes
+from elastable.embedding_store.catch_up.dense_form import DenseForm
+from elastable.embedding_store.catch_up.kernels import (
     CAUGHT_UP,
     OF_STEPS,
     UNTOUCHED,
@@ -19,9 +19,9 @@ from embedding_store.catch_up.kernels import (
     shrink_slots,
     stamp_rows,
 )
-from embedding_store.catch_up.one_pass import read_cubic
-from embedding_store.memory.row_gather import gather, scatter_rows
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.catch_up.one_pass import read_cubic
+from elastable.embedding_store.memory.row_gather import gather, scatter_rows
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["PIECE_BYTES", "StepsAt"]
 
@@ -36,7 +36,7 @@ class StepsAt:
         step: The step that rows are brought to.
         kept: What decay has made of rows that were never updated: their initial values are multiplied by it.
         first: The step at which the chapter begins.
-        coefficients, known: As of `embedding_store.catch_up.kernels`.
+        coefficients, known: As of `elastable.embedding_store.catch_up.kernels`.
         cubic: Whether one polynomial of degree 3, of a divisor's root, stands for all steps missed.
     """
 

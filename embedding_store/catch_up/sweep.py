@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from embedding_store.catch_up.rows import CaughtUpRows
-from embedding_store.catch_up.table_steps import TableSteps
-from embedding_store.memory.row_directory import RowDirectory
-from embedding_store.store import Int64
+from elastable.embedding_store.catch_up.rows import CaughtUpRows
+from elastable.embedding_store.catch_up.table_steps import TableSteps
+from elastable.embedding_store.memory.row_directory import RowDirectory
+from elastable.embedding_store.store import Int64
 
 __all__ = ["Sweep"]
 

@@ -7,11 +7,11 @@ from bisect import bisect_right
 
 import numpy as np
 
-from embedding_store.catch_up.chapter import Chapter, Terms
-from embedding_store.catch_up.dense_form import DenseForm
-from embedding_store.catch_up.segments import Float64
-from embedding_store.catch_up.steps_at import StepsAt
-from embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.catch_up.chapter import Chapter, Terms
+from elastable.embedding_store.catch_up.dense_form import DenseForm
+from elastable.embedding_store.catch_up.segments import Float64
+from elastable.embedding_store.catch_up.steps_at import StepsAt
+from elastable.embedding_store.errors import BadInput, StoreFailed
 
 __all__ = ["TableSteps"]
 

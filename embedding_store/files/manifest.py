@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from embedding_store.errors import BadSpec, StoreFailed
-from embedding_store.files.table import SavedIds, sync_folder
-from embedding_store.spec import TableSpec
-from embedding_store.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.errors import BadSpec, StoreFailed
+from elastable.embedding_store.files.table import SavedIds, sync_folder
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
 
 __all__ = ["FolderLock", "Manifest", "SavedTable", "read_manifest", "write_manifest"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from embedding_store.kernel import kernel, prefetch_line
-from embedding_store.memory.copy import copy_bytes
-from embedding_store.store import Int64
+from elastable.embedding_store.kernel import kernel, prefetch_line
+from elastable.embedding_store.memory.copy import copy_bytes
+from elastable.embedding_store.store import Int64
 
 __all__ = ["copy_records", "load_records", "new_chunks", "record_words", "store_records"]
 

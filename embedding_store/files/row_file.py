@@ -12,9 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import StoreFailed
-from embedding_store.files.record_kernels import copy_records, load_records, new_chunks, record_words, store_records
-from embedding_store.store import Int64
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.files.record_kernels import (
+    copy_records,
+    load_records,
+    new_chunks,
+    record_words,
+    store_records,
+)
+from elastable.embedding_store.store import Int64
 
 __all__ = ["RowFile"]
 

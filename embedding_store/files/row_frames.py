@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.memory.slab import Slab
-from embedding_store.memory.table_rows import ResidentRows
-from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.spec import TableSpec
+from elastable.embedding_store.memory.slab import Slab
+from elastable.embedding_store.memory.table_rows import ResidentRows
+from elastable.embedding_store.row_optimizer import RowOptimizer
+from elastable.embedding_store.spec import TableSpec
 
 __all__ = ["Frames", "Scratches"]
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.cached.hot_set import BYTES_A_FRAME, WAYS, HotSet
-from embedding_store.files.lookup_sampling import LookupSampling
-from embedding_store.files.row_budget import RowBudget
-from embedding_store.files.row_file import RowFile
-from embedding_store.files.row_frames import Frames, Scratches
-from embedding_store.memory.row_gather import can_stream
-from embedding_store.memory.table_rows import ResidentRows, TableRows
-from embedding_store.range_pool import SERIAL, RangePool
-from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.cached.hot_set import BYTES_A_FRAME, WAYS, HotSet
+from elastable.embedding_store.files.lookup_sampling import LookupSampling
+from elastable.embedding_store.files.row_budget import RowBudget
+from elastable.embedding_store.files.row_file import RowFile
+from elastable.embedding_store.files.row_frames import Frames, Scratches
+from elastable.embedding_store.memory.row_gather import can_stream
+from elastable.embedding_store.memory.table_rows import ResidentRows, TableRows
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.row_optimizer import RowOptimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["FileRows"]
 

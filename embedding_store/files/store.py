@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from embedding_store.errors import BadInput, StoreBroken, StoreFailed
-from embedding_store.files.manifest import FolderLock, Manifest, SavedTable, read_manifest, write_manifest
-from embedding_store.files.row_budget import RowBudget
-from embedding_store.files.table import FileTable, SavedIds
-from embedding_store.memory.store import MemoryStore
-from embedding_store.memory.table import MemoryTable, StagedUpdate
-from embedding_store.refusals import refuse_negative_version
-from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, Float32, Int64
-from embedding_store.tables.lookup_request import LookupRequest
+from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
+from elastable.embedding_store.files.manifest import FolderLock, Manifest, SavedTable, read_manifest, write_manifest
+from elastable.embedding_store.files.row_budget import RowBudget
+from elastable.embedding_store.files.table import FileTable, SavedIds
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.memory.table import MemoryTable, StagedUpdate
+from elastable.embedding_store.refusals import refuse_negative_version
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Commit, Float32, Int64
+from elastable.embedding_store.tables.lookup_request import LookupRequest
 
 __all__ = ["DEFAULT_BUDGET", "FileStore"]
 

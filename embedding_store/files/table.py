@@ -13,15 +13,15 @@ from typing import BinaryIO
 
 import numpy as np
 
-from embedding_store.checks import require_ids
-from embedding_store.errors import StoreFailed
-from embedding_store.files.row_budget import RowBudget
-from embedding_store.files.rows import FileRows
-from embedding_store.memory.table import MemoryTable
-from embedding_store.range_pool import RangePool
-from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock
+from elastable.embedding_store.checks import require_ids
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.files.row_budget import RowBudget
+from elastable.embedding_store.files.rows import FileRows
+from elastable.embedding_store.memory.table import MemoryTable
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.row_optimizer import RowOptimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowBlock
 
 __all__ = ["FileTable", "SavedIds", "sync_folder"]
 

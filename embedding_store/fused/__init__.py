@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embedding_store.fused.adadelta import Adadelta
-from embedding_store.fused.adagrad import Adagrad
-from embedding_store.fused.adam import Adam
-from embedding_store.fused.adamax import Adamax
-from embedding_store.fused.ftrl import Ftrl
-from embedding_store.fused.lion import Lion
-from embedding_store.fused.nadam import Nadam
-from embedding_store.fused.rmsprop import RMSprop
-from embedding_store.fused.rowwise_adagrad import RowwiseAdagrad
-from embedding_store.fused.sgd import SGD
-from embedding_store.row_optimizer import Factory
+from elastable.embedding_store.fused.adadelta import Adadelta
+from elastable.embedding_store.fused.adagrad import Adagrad
+from elastable.embedding_store.fused.adam import Adam
+from elastable.embedding_store.fused.adamax import Adamax
+from elastable.embedding_store.fused.ftrl import Ftrl
+from elastable.embedding_store.fused.lion import Lion
+from elastable.embedding_store.fused.nadam import Nadam
+from elastable.embedding_store.fused.rmsprop import RMSprop
+from elastable.embedding_store.fused.rowwise_adagrad import RowwiseAdagrad
+from elastable.embedding_store.fused.sgd import SGD
+from elastable.embedding_store.row_optimizer import Factory
 
 __all__ = ["FUSED"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.kernel import (
+from elastable.embedding_store.kernel import (
     LINE_VALUES,
     PREFETCH_VALUES,
     inlined,
@@ -12,9 +12,9 @@ from embedding_store.kernel import (
     prefetch_distance,
     prefetch_line,
 )
-from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters
-from embedding_store.spec import OptimizerSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["Adagrad"]
 

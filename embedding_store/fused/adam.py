@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.fused.power import adam_rate
-from embedding_store.kernel import (
+from elastable.embedding_store.fused.power import adam_rate
+from elastable.embedding_store.kernel import (
     LINE_VALUES,
     PREFETCH_VALUES,
     inlined,
@@ -14,9 +14,9 @@ from embedding_store.kernel import (
     prefetch_distance,
     prefetch_line,
 )
-from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
-from embedding_store.spec import OptimizerSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["Adam"]
 

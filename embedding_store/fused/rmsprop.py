@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
-from embedding_store.spec import OptimizerSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.kernel import kernel, prefetch, prefetch_distance
+from elastable.embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["RMSprop"]
 

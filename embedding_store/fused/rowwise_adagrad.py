@@ -9,10 +9,10 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from embedding_store.kernel import kernel, prefetch, prefetch_distance
-from embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters
-from embedding_store.spec import OptimizerSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.kernel import kernel, prefetch, prefetch_distance
+from elastable.embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["RowwiseAdagrad", "row_squares"]
 

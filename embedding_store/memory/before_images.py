@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embedding_store.catch_up.table_steps import TableSteps
-from embedding_store.memory.image_rows import ImageRows
-from embedding_store.memory.row_gather import can_stream, gather
-from embedding_store.memory.row_touches import UInt32
-from embedding_store.memory.table_rows import TableRows
-from embedding_store.range_pool import RangePool
-from embedding_store.store import Float32, Int64, UInt8
+from elastable.embedding_store.catch_up.table_steps import TableSteps
+from elastable.embedding_store.memory.image_rows import ImageRows
+from elastable.embedding_store.memory.row_gather import can_stream, gather
+from elastable.embedding_store.memory.row_touches import UInt32
+from elastable.embedding_store.memory.table_rows import TableRows
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.store import Float32, Int64, UInt8
 
 __all__ = ["BeforeImages"]
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.kernel import kernel, prefetch
-from embedding_store.memory.number_bits import bits_of, float_of
-from embedding_store.memory.wide_rows import with_gaps
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.kernel import kernel, prefetch
+from elastable.embedding_store.memory.number_bits import bits_of, float_of
+from elastable.embedding_store.memory.wide_rows import with_gaps
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = [
     "HALF_DTYPES",
@@ -54,7 +54,7 @@ def scatter_half(kind: int, values: Float32, bits: UInt16 | None, rows: UInt16, 
     Args:
         kind: A value of `HALF_DTYPES`.
         values: float32 `[n, dim]`.
-        bits: uint16 `[n, dim]` random bits to round by (`embedding_store.memory.rounding_bits`);
+        bits: uint16 `[n, dim]` random bits to round by (`elastable.embedding_store.memory.rounding_bits`);
             None: to nearest.
         rows: uint16 `[rows, dim]`.
         positions: int64 `[n]`, each once.

@@ -6,15 +6,15 @@ import threading
 
 import numpy as np
 
-from embedding_store.initial_values import initial_rows
-from embedding_store.memory.half_numbers import HALF_DTYPES, gather_half, scatter_half
-from embedding_store.memory.rounding_bits import rounding_bits, rounding_words
-from embedding_store.memory.row_values import RowValues
-from embedding_store.memory.slab import Slab, SlabMaker
-from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64
-from embedding_store.tables.scratch import Scratch
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.memory.half_numbers import HALF_DTYPES, gather_half, scatter_half
+from elastable.embedding_store.memory.rounding_bits import rounding_bits, rounding_words
+from elastable.embedding_store.memory.row_values import RowValues
+from elastable.embedding_store.memory.slab import Slab, SlabMaker
+from elastable.embedding_store.row_optimizer import RowOptimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.tables.scratch import Scratch
 
 __all__ = ["HalfRows"]
 

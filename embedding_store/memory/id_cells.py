@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.kernel import kernel, prefetch_line
-from embedding_store.store import Int64
+from elastable.embedding_store.kernel import kernel, prefetch_line
+from elastable.embedding_store.store import Int64
 
 __all__ = [
     "Cells",

@@ -6,11 +6,11 @@ import os
 
 import numpy as np
 
-from embedding_store.memory import id_cells as layout
-from embedding_store.memory.row_directory import RowDirectory
-from embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
-from embedding_store.store import Int64
-from embedding_store.tables.scratch import Scratch
+from elastable.embedding_store.memory import id_cells as layout
+from elastable.embedding_store.memory.row_directory import RowDirectory
+from elastable.embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
+from elastable.embedding_store.store import Int64
+from elastable.embedding_store.tables.scratch import Scratch
 
 __all__ = ["IdIndex"]
 

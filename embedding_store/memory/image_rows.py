@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.memory.id_index import IdIndex
-from embedding_store.memory.slab import Slab
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64
+from elastable.embedding_store.memory.id_index import IdIndex
+from elastable.embedding_store.memory.slab import Slab
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64
 
 __all__ = ["ImageRows", "first_bytes"]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import Unsupported
-from embedding_store.kernel import kernel, prefetch
-from embedding_store.memory.number_bits import bits_of, float_of
-from embedding_store.memory.row_values import RowValues
-from embedding_store.memory.slab import Slab, SlabMaker
-from embedding_store.memory.wide_rows import with_gaps
-from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.kernel import kernel, prefetch
+from elastable.embedding_store.memory.number_bits import bits_of, float_of
+from elastable.embedding_store.memory.row_values import RowValues
+from elastable.embedding_store.memory.slab import Slab, SlabMaker
+from elastable.embedding_store.memory.wide_rows import with_gaps
+from elastable.embedding_store.row_optimizer import RowOptimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["Int8Rows", "UInt8", "gather_int8", "scatter_int8"]
 
@@ -30,7 +30,7 @@ class Int8Rows(RowValues):
     stays as it was. No value is off by more than half a scale. Rows lie as dim
     bytes of q and 4 bytes of scale, so that one miss of the cache fetches both.
 
-    Such tables are not trained: `embedding_store.checks.require_update` refuses it.
+    Such tables are not trained: `elastable.embedding_store.checks.require_update` refuses it.
     """
 
     def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker) -> None:

@@ -8,13 +8,13 @@ from itertools import accumulate
 
 import numpy as np
 
-from embedding_store.checks import any_outside, require_ids
-from embedding_store.errors import IdOutOfRange
-from embedding_store.memory.row_gather import can_stream
-from embedding_store.range_pool import SERIAL, RangePool
-from embedding_store.tables.lookup_request import LookupRequest, require_width
-from embedding_store.tables.table_reader import TableReader
-from embedding_store.turns import Turns
+from elastable.embedding_store.checks import any_outside, require_ids
+from elastable.embedding_store.errors import IdOutOfRange
+from elastable.embedding_store.memory.row_gather import can_stream
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.tables.lookup_request import LookupRequest, require_width
+from elastable.embedding_store.tables.table_reader import TableReader
+from elastable.embedding_store.turns import Turns
 
 __all__ = ["answer_requests"]
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from embedding_store.checks import require_block_rows, require_ids
-from embedding_store.memory.pinned_table import PinnedTable
-from embedding_store.memory.store_pins import Lease, StorePins
-from embedding_store.memory.table import MemoryTable
-from embedding_store.memory.table_lookups import TableLookups
-from embedding_store.pins import Pin, require_lease
-from embedding_store.range_pool import RangePool
-from embedding_store.readers_writer_lock import ReadersWriterLock
-from embedding_store.refusals import refuse_other_version
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64, RowBlock, UInt8
+from elastable.embedding_store.checks import require_block_rows, require_ids
+from elastable.embedding_store.memory.pinned_table import PinnedTable
+from elastable.embedding_store.memory.store_pins import Lease, StorePins
+from elastable.embedding_store.memory.table import MemoryTable
+from elastable.embedding_store.memory.table_lookups import TableLookups
+from elastable.embedding_store.pins import Pin, require_lease
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.refusals import refuse_other_version
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64, RowBlock, UInt8
 
 __all__ = ["MemoryPin"]
 

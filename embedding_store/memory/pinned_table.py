@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedding_store.catch_up.following import Following
-from embedding_store.memory.before_images import BeforeImages
-from embedding_store.memory.row_directory import RowDirectory
-from embedding_store.memory.row_gather import scale_rows
-from embedding_store.memory.row_membership import RowMembership
-from embedding_store.memory.table_rows import TableRows
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock, UInt8
-from embedding_store.tables.table_reader import TableReader
+from elastable.embedding_store.catch_up.following import Following
+from elastable.embedding_store.memory.before_images import BeforeImages
+from elastable.embedding_store.memory.row_directory import RowDirectory
+from elastable.embedding_store.memory.row_gather import scale_rows
+from elastable.embedding_store.memory.row_membership import RowMembership
+from elastable.embedding_store.memory.table_rows import TableRows
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowBlock, UInt8
+from elastable.embedding_store.tables.table_reader import TableReader
 
 __all__ = ["PinnedTable"]
 

@@ -1,6 +1,6 @@
 """The bits that rows are rounded by: a pure function of (seed, table name, id, column, step).
 
-Philox4x32-10, as for initial values (`embedding_store.initial_values`), with a
+Philox4x32-10, as for initial values (`elastable.embedding_store.initial_values`), with a
 key of its own: the BLAKE2b digest of seed and table name under the
 personalisation "rounding". The counter is (id, block of eight columns, step),
 16 bits a column; ids and columns are those of the whole table, where the table
@@ -14,11 +14,11 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.initial_values import philox_key, whole_ids
-from embedding_store.kernel import kernel
-from embedding_store.memory.half_numbers import UInt16
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64
+from elastable.embedding_store.initial_values import philox_key, whole_ids
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.memory.half_numbers import UInt16
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64
 
 __all__ = ["Words", "rounding_bits", "rounding_key", "rounding_words"]
 

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from embedding_store.kernel import kernel
-from embedding_store.memory.row_gather import Words
-from embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
-from embedding_store.store import Int64
-from embedding_store.tables.scratch import Scratch
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.memory.row_gather import Words
+from elastable.embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
+from elastable.embedding_store.store import Int64
+from elastable.embedding_store.tables.scratch import Scratch
 
 __all__ = ["DirectRows", "RowDirectory"]
 

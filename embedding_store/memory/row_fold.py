@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.kernel import kernel
-from embedding_store.memory.row_gather import rows_ahead
-from embedding_store.memory.row_moves import FOLDS, WEIGHTED_FOLDS
-from embedding_store.store import Float32, Int64
-from embedding_store.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.memory.row_gather import rows_ahead
+from elastable.embedding_store.memory.row_moves import FOLDS, WEIGHTED_FOLDS
+from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
 
 __all__ = ["COMBINERS", "fold_bags", "fold_bags_in_turns"]
 

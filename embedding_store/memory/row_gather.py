@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.kernel import kernel
-from embedding_store.memory.row_moves import copy_row, drain_streams, prefetch_row, stream_row
-from embedding_store.store import Float32, Int64
-from embedding_store.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.memory.row_moves import copy_row, drain_streams, prefetch_row, stream_row
+from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
 
 __all__ = [
     "Words",

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.memory.id_index import IdIndex
-from embedding_store.memory.row_directory import RowDirectory
-from embedding_store.memory.row_touches import RowTouches, UInt32
-from embedding_store.memory.sightings import Sightings
-from embedding_store.memory.slab import SlabMaker, anonymous_slab
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64, TableUpdate, UInt8
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.memory.id_index import IdIndex
+from elastable.embedding_store.memory.row_directory import RowDirectory
+from elastable.embedding_store.memory.row_touches import RowTouches, UInt32
+from elastable.embedding_store.memory.sightings import Sightings
+from elastable.embedding_store.memory.slab import SlabMaker, anonymous_slab
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64, TableUpdate, UInt8
 
 __all__ = ["RowMembership"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.kernel import kernel
-from embedding_store.memory.slab import SlabMaker, anonymous_slab
-from embedding_store.spec import EvictionSpec
-from embedding_store.store import Int64
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.memory.slab import SlabMaker, anonymous_slab
+from elastable.embedding_store.spec import EvictionSpec
+from elastable.embedding_store.store import Int64
 
 __all__ = ["RowTouches", "UInt32"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from embedding_store.initial_values import write_initial_rows
-from embedding_store.memory.row_gather import gather
-from embedding_store.memory.slab import Slab, SlabMaker
-from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.initial_values import write_initial_rows
+from elastable.embedding_store.memory.row_gather import gather
+from elastable.embedding_store.memory.slab import Slab, SlabMaker
+from elastable.embedding_store.row_optimizer import RowOptimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["Float32Rows", "RowValues"]
 

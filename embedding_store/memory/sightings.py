@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
-from embedding_store.initial_values import table_key, whole_ids
-from embedding_store.kernel import kernel, prefetch
-from embedding_store.memory.slab import SlabMaker, anonymous_slab
-from embedding_store.spec import AdmissionSpec, TableSpec
-from embedding_store.store import Int64, UInt8
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.initial_values import table_key, whole_ids
+from elastable.embedding_store.kernel import kernel, prefetch
+from elastable.embedding_store.memory.slab import SlabMaker, anonymous_slab
+from elastable.embedding_store.spec import AdmissionSpec, TableSpec
+from elastable.embedding_store.store import Int64, UInt8
 
 __all__ = ["Sightings"]
 

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from embedding_store.checks import require_block, require_block_rows, require_ids, require_update
-from embedding_store.errors import StoreFailed, TableNotFound
-from embedding_store.memory.memory_limit import before_image_bytes_here, direct_bytes_here
-from embedding_store.memory.pin import MemoryPin
-from embedding_store.memory.store_pins import StorePins
-from embedding_store.memory.table import MemoryTable, StagedUpdate
-from embedding_store.memory.table_lookups import TableLookups
-from embedding_store.pins import Pin, PinStatistics, require_lease
-from embedding_store.range_pool import RangePool, available_cores
-from embedding_store.readers_writer_lock import ReadersWriterLock
-from embedding_store.refusals import refuse_conflict, refuse_negative_version, refuse_other_version
-from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
-from embedding_store.tables.table_reader import TableReader
+from elastable.embedding_store.checks import require_block, require_block_rows, require_ids, require_update
+from elastable.embedding_store.errors import StoreFailed, TableNotFound
+from elastable.embedding_store.memory.memory_limit import before_image_bytes_here, direct_bytes_here
+from elastable.embedding_store.memory.pin import MemoryPin
+from elastable.embedding_store.memory.store_pins import StorePins
+from elastable.embedding_store.memory.table import MemoryTable, StagedUpdate
+from elastable.embedding_store.memory.table_lookups import TableLookups
+from elastable.embedding_store.pins import Pin, PinStatistics, require_lease
+from elastable.embedding_store.range_pool import RangePool, available_cores
+from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.refusals import refuse_conflict, refuse_negative_version, refuse_other_version
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
+from elastable.embedding_store.tables.table_reader import TableReader
 
 __all__ = ["MemoryStore"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from embedding_store.errors import StaleVersion
-from embedding_store.memory.table import MemoryTable
-from embedding_store.memory.table_versions import MAX_BYTES
-from embedding_store.pins import PinStatistics, not_pinned, refuse_while_pinned
+from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.memory.table import MemoryTable
+from elastable.embedding_store.memory.table_versions import MAX_BYTES
+from elastable.embedding_store.pins import PinStatistics, not_pinned, refuse_while_pinned
 
 __all__ = ["Lease", "StorePins"]
 

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding_store.catch_up.following import following
-from embedding_store.memory.id_index import IdIndex
-from embedding_store.memory.pinned_table import PinnedTable
-from embedding_store.memory.row_directory import DirectRows, RowDirectory
-from embedding_store.memory.row_gather import scale_rows
-from embedding_store.memory.row_membership import RowMembership
-from embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
-from embedding_store.memory.table_rows import MakeRows, TableRows, resident_rows
-from embedding_store.memory.table_versions import TableVersions
-from embedding_store.range_pool import SERIAL, RangePool
-from embedding_store.row_dtypes import round_update
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock, TableStatistics, TableUpdate, UInt8
-from embedding_store.tables.scratch import Scratch
-from embedding_store.tables.table_reader import TableReader
+from elastable.embedding_store.catch_up.following import following
+from elastable.embedding_store.memory.id_index import IdIndex
+from elastable.embedding_store.memory.pinned_table import PinnedTable
+from elastable.embedding_store.memory.row_directory import DirectRows, RowDirectory
+from elastable.embedding_store.memory.row_gather import scale_rows
+from elastable.embedding_store.memory.row_membership import RowMembership
+from elastable.embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
+from elastable.embedding_store.memory.table_rows import MakeRows, TableRows, resident_rows
+from elastable.embedding_store.memory.table_versions import TableVersions
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.row_dtypes import round_update
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowBlock, TableStatistics, TableUpdate, UInt8
+from elastable.embedding_store.tables.scratch import Scratch
+from elastable.embedding_store.tables.table_reader import TableReader
 
 __all__ = ["MemoryTable", "StagedUpdate"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from embedding_store.memory.lookup import answer_requests
-from embedding_store.range_pool import SERIAL, RangePool
-from embedding_store.readers_writer_lock import ReadersWriterLock
-from embedding_store.store import Float32, Int64, RowSource
-from embedding_store.tables.lookup_request import LookupRequest, rows_request
-from embedding_store.tables.table_reader import TableReader
+from elastable.embedding_store.memory.lookup import answer_requests
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.tables.lookup_request import LookupRequest, rows_request
+from elastable.embedding_store.tables.table_reader import TableReader
 
 __all__ = ["TableLookups"]
 

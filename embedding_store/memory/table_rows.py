@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embedding_store.memory.row_gather import can_stream, gather
-from embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
-from embedding_store.range_pool import RangePool
-from embedding_store.row_dtypes import row_values
-from embedding_store.row_optimizer import RowOptimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.memory.row_gather import can_stream, gather
+from elastable.embedding_store.memory.slab import Slab, SlabMaker, anonymous_slab
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.row_dtypes import row_values
+from elastable.embedding_store.row_optimizer import RowOptimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["MakeRows", "ResidentRows", "TableRows", "resident_rows"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from embedding_store.catch_up.table_steps import TableSteps
-from embedding_store.memory.before_images import BeforeImages
-from embedding_store.memory.image_rows import ImageRows, first_bytes
-from embedding_store.memory.row_membership import RowMembership
-from embedding_store.memory.table_rows import TableRows
-from embedding_store.range_pool import RangePool
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64
+from elastable.embedding_store.catch_up.table_steps import TableSteps
+from elastable.embedding_store.memory.before_images import BeforeImages
+from elastable.embedding_store.memory.image_rows import ImageRows, first_bytes
+from elastable.embedding_store.memory.row_membership import RowMembership
+from elastable.embedding_store.memory.table_rows import TableRows
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64
 
 __all__ = ["MAX_BYTES", "MakeRoom", "TableVersions"]
 

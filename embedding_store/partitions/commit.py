@@ -9,12 +9,12 @@ from functools import partial
 
 import numpy as np
 
-from embedding_store.checks import require_update
-from embedding_store.errors import StoreFailed, Unavailable
-from embedding_store.partitions.partition import Part, Partition
-from embedding_store.partitions.shard_calls import ShardCalls
-from embedding_store.refusals import refuse_other_version
-from embedding_store.store import Commit, EmbeddingStore, Float32, TableUpdate
+from elastable.embedding_store.checks import require_update
+from elastable.embedding_store.errors import StoreFailed, Unavailable
+from elastable.embedding_store.partitions.partition import Part, Partition
+from elastable.embedding_store.partitions.shard_calls import ShardCalls
+from elastable.embedding_store.refusals import refuse_other_version
+from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, TableUpdate
 
 __all__ = ["RECORD_SHARD", "ShardCommits", "require_common_version"]
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from embedding_store.partitions.partition import Partition
-from embedding_store.store import Float32
-from embedding_store.tables.lookup_request import LookupRequest
-from embedding_store.tables.plain_lookup import deliver
+from elastable.embedding_store.partitions.partition import Partition
+from elastable.embedding_store.store import Float32
+from elastable.embedding_store.tables.lookup_request import LookupRequest
+from elastable.embedding_store.tables.plain_lookup import deliver
 
 __all__ = ["SplitLookup"]
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from embedding_store.errors import BadSpec, StoreFailed, Unsupported
-from embedding_store.fused.rowwise_adagrad import row_squares
-from embedding_store.partitions.token_split import cut_columns, gather_rows, global_ids, split_ids
-from embedding_store.row_optimizer import RowOptimizer, row_optimizer
-from embedding_store.spec import ShardOrigin, TableSpec
-from embedding_store.store import Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
+from elastable.embedding_store.fused.rowwise_adagrad import row_squares
+from elastable.embedding_store.partitions.token_split import cut_columns, gather_rows, global_ids, split_ids
+from elastable.embedding_store.row_optimizer import RowOptimizer, row_optimizer
+from elastable.embedding_store.spec import ShardOrigin, TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowBlock, TableUpdate
 
 __all__ = ["STRATEGIES", "Part", "Partition", "encoding_columns", "partition", "partition_of_shards"]
 
@@ -171,7 +171,7 @@ def partition_of_shards(name: str, held: Sequence[TableSpec | None]) -> tuple[Pa
     if count != len(held):
         raise StoreFailed(
             f"table {name!r} was split over {count} shards, and {len(held)} are given; "
-            "embedding_store.partitions.repartition moves it to another number"
+            "elastable.embedding_store.partitions.repartition moves it to another number"
         )
     by_token = first.origin.id_stride != whole.origin.id_stride
     found = partition(whole, "token" if by_token else "encoding", count)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from embedding_store.checks import require_block_rows
-from embedding_store.errors import StaleVersion
-from embedding_store.partitions.scan import scan_columns, scan_tokens
-from embedding_store.partitions.shard_reads import count_rows, read_rows, read_sightings
-from embedding_store.partitions.source import PartitionedSource
-from embedding_store.pins import Pin
-from embedding_store.store import Int64, RowBlock, UInt8
+from elastable.embedding_store.checks import require_block_rows
+from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.partitions.scan import scan_columns, scan_tokens
+from elastable.embedding_store.partitions.shard_reads import count_rows, read_rows, read_sightings
+from elastable.embedding_store.partitions.source import PartitionedSource
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.store import Int64, RowBlock, UInt8
 
 __all__ = ["PartitionedPin"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from embedding_store.errors import BadInput, StoreFailed, TableNotFound
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore, RowBlock
+from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFound
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, RowBlock
 
 __all__ = ["Progress", "repartition"]
 

@@ -8,12 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from embedding_store.partitions.partition import Partition
-from embedding_store.partitions.shard_calls import ShardCalls
-from embedding_store.partitions.shard_reads import ReadsTables
-from embedding_store.readers_writer_lock import ReadersWriterLock
-from embedding_store.row_blocks import chosen_rows
-from embedding_store.store import Int64, RowBlock
+from elastable.embedding_store.partitions.partition import Partition
+from elastable.embedding_store.partitions.shard_calls import ShardCalls
+from elastable.embedding_store.partitions.shard_reads import ReadsTables
+from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.row_blocks import chosen_rows
+from elastable.embedding_store.store import Int64, RowBlock
 
 __all__ = ["scan_columns", "scan_tokens"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NoReturn, TypeVar
 
-from embedding_store.errors import ElastableError, StoreFailed
+from elastable.embedding_store.errors import ElastableError, StoreFailed
 
 __all__ = ["ShardCalls"]
 

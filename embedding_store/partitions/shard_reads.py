@@ -9,11 +9,11 @@ from typing import Protocol
 
 import numpy as np
 
-from embedding_store.checks import require_ids
-from embedding_store.partitions.partition import Partition
-from embedding_store.partitions.shard_calls import ShardCalls
-from embedding_store.row_blocks import chosen_rows, joined_rows
-from embedding_store.store import Int64, RowBlock, UInt8
+from elastable.embedding_store.checks import require_ids
+from elastable.embedding_store.partitions.partition import Partition
+from elastable.embedding_store.partitions.shard_calls import ShardCalls
+from elastable.embedding_store.row_blocks import chosen_rows, joined_rows
+from elastable.embedding_store.store import Int64, RowBlock, UInt8
 
 __all__ = ["ReadsTables", "count_rows", "of_rows", "read_rows", "read_sightings"]
 

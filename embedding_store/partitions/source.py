@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from embedding_store.checks import require_ids
-from embedding_store.errors import BadInput, StoreFailed, TableNotFound
-from embedding_store.memory.table_lookups import TableLookups
-from embedding_store.partitions.lookup import SplitLookup
-from embedding_store.partitions.partition import Partition, partition_of_shards
-from embedding_store.partitions.shard_calls import ShardCalls
-from embedding_store.readers_writer_lock import ReadersWriterLock
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowSource
-from embedding_store.tables.lookup_request import LookupRequest, require_width, rows_request
+from elastable.embedding_store.checks import require_ids
+from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFound
+from elastable.embedding_store.memory.table_lookups import TableLookups
+from elastable.embedding_store.partitions.lookup import SplitLookup
+from elastable.embedding_store.partitions.partition import Partition, partition_of_shards
+from elastable.embedding_store.partitions.shard_calls import ShardCalls
+from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.tables.lookup_request import LookupRequest, require_width, rows_request
 
 __all__ = ["PartitionedSource"]
 

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from embedding_store.checks import require_block, require_block_rows, require_ids
-from embedding_store.errors import BadSpec, DeadlineExceeded, SpecConflict, StoreFailed, TableNotFound
-from embedding_store.partitions.commit import RECORD_SHARD, ShardCommits, require_common_version
-from embedding_store.partitions.partition import STRATEGIES, Part, Partition, partition
-from embedding_store.partitions.pin import PartitionedPin
-from embedding_store.partitions.scan import scan_columns, scan_tokens
-from embedding_store.partitions.shard_reads import count_rows, of_rows, read_rows, read_sightings
-from embedding_store.partitions.source import PartitionedSource, told
-from embedding_store.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned, require_lease
-from embedding_store.refusals import refuse_conflict, refuse_negative_version
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
+from elastable.embedding_store.checks import require_block, require_block_rows, require_ids
+from elastable.embedding_store.errors import BadSpec, DeadlineExceeded, SpecConflict, StoreFailed, TableNotFound
+from elastable.embedding_store.partitions.commit import RECORD_SHARD, ShardCommits, require_common_version
+from elastable.embedding_store.partitions.partition import STRATEGIES, Part, Partition, partition
+from elastable.embedding_store.partitions.pin import PartitionedPin
+from elastable.embedding_store.partitions.scan import scan_columns, scan_tokens
+from elastable.embedding_store.partitions.shard_reads import count_rows, of_rows, read_rows, read_sightings
+from elastable.embedding_store.partitions.source import PartitionedSource, told
+from elastable.embedding_store.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned, require_lease
+from elastable.embedding_store.refusals import refuse_conflict, refuse_negative_version
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
 
 __all__ = ["PartitionedStore"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.kernel import kernel
-from embedding_store.memory.row_moves import copy_row
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.memory.row_moves import copy_row
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["cut_columns", "gather_rows", "global_ids", "split_ids"]
 

@@ -5,7 +5,7 @@ and of `a` rows that there were not (int64 each), and the `h` rows as they lay i
 the weights hash; a second value holds their slots. `left` is 1 where the change
 wrote rows, 0 where it took them away. Rows are copied as they were read, packed,
 in one pass: nothing here depends on what a number means. See
-`embedding_store.redis.schema` for where they lie.
+`elastable.embedding_store.redis.schema` for where they lie.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import StoreFailed
-from embedding_store.kernel import kernel
-from embedding_store.memory.copy import copy_bytes, put_word
-from embedding_store.redis.block import Block
-from embedding_store.redis.more_commands import MoreCommands
-from embedding_store.redis.resp_codec import Bytes, Commands
-from embedding_store.store import Int64
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.memory.copy import copy_bytes, put_word
+from elastable.embedding_store.redis.block import Block
+from elastable.embedding_store.redis.more_commands import MoreCommands
+from elastable.embedding_store.redis.resp_codec import Bytes, Commands
+from elastable.embedding_store.store import Int64
 
 __all__ = ["FIELD_BYTES", "NO_PIN", "BeforeImage", "Flags", "Moment", "before_bytes", "decode_before", "encode_before"]
 

@@ -13,12 +13,12 @@ from typing import Self, cast
 
 import numpy as np
 
-from embedding_store.initial_values import write_initial_rows
-from embedding_store.redis.catalog import Catalog, TableKeys
-from embedding_store.redis.kernels import copy_duplicates, group_by_partition
-from embedding_store.redis.resp_codec import COMMAND, Bytes, Commands
-from embedding_store.row_dtypes import pack_rows, unpack_rows
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.initial_values import write_initial_rows
+from elastable.embedding_store.redis.catalog import Catalog, TableKeys
+from elastable.embedding_store.redis.kernels import copy_duplicates, group_by_partition
+from elastable.embedding_store.redis.resp_codec import COMMAND, Bytes, Commands
+from elastable.embedding_store.row_dtypes import pack_rows, unpack_rows
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["Block", "TableRows"]
 

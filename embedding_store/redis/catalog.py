@@ -8,11 +8,11 @@ from typing import Self
 
 import numpy as np
 
-from embedding_store.errors import TableNotFound
-from embedding_store.redis.resp_codec import Keys
-from embedding_store.redis.schema import TableRecord, before_key, hash_slot, slots_key, weights_key
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64
+from elastable.embedding_store.errors import TableNotFound
+from elastable.embedding_store.redis.resp_codec import Keys
+from elastable.embedding_store.redis.schema import TableRecord, before_key, hash_slot, slots_key, weights_key
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64
 
 __all__ = ["Catalog", "TableKeys"]
 

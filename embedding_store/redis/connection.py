@@ -1,7 +1,7 @@
 """One socket to one Redis server, and idle ones kept for the next caller.
 
 Every wait ends at a `Deadline`. Control commands go through `call`; bulk
-replies are received straight into `inbox` by `embedding_store.redis.exchange`.
+replies are received straight into `inbox` by `elastable.embedding_store.redis.exchange`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import hiredis
 import numpy as np
 
-from embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
-from embedding_store.redis.resp_codec import Bytes
-from embedding_store.redis.url import RedisUrl, login_advice
-from embedding_store.rpc.address import Address
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
+from elastable.embedding_store.redis.resp_codec import Bytes
+from elastable.embedding_store.redis.url import RedisUrl, login_advice
+from elastable.embedding_store.rpc.address import Address
 
 __all__ = ["Admit", "Connection", "ConnectionLost", "ConnectionPool", "Deadline"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.redis.catalog import Catalog, TableKeys
-from embedding_store.redis.kernels import group_by_partition
-from embedding_store.redis.transactions import Transaction
-from embedding_store.store import Int64
+from elastable.embedding_store.redis.catalog import Catalog, TableKeys
+from elastable.embedding_store.redis.kernels import group_by_partition
+from elastable.embedding_store.redis.transactions import Transaction
+from elastable.embedding_store.store import Int64
 
 __all__ = ["deletions", "removal", "rows_deleted"]
 

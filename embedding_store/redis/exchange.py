@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding_store.errors import StoreFailed
-from embedding_store.redis.connection import Connection, ConnectionPool, Deadline
-from embedding_store.redis.resp_codec import Bytes
-from embedding_store.redis.resp_replies import Replies
-from embedding_store.rpc.address import Address
-from embedding_store.store import Int64
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.redis.connection import Connection, ConnectionPool, Deadline
+from elastable.embedding_store.redis.resp_codec import Bytes
+from elastable.embedding_store.redis.resp_replies import Replies
+from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.store import Int64
 
 __all__ = ["Conversation", "Requests", "exchange"]
 

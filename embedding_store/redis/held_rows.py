@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from embedding_store.cached.hot_set import BYTES_A_FRAME, WAYS, HotSet
-from embedding_store.files.row_budget import even_shares
-from embedding_store.kernel import kernel
-from embedding_store.memory.copy import copy_bytes
-from embedding_store.memory.slab import Slab
-from embedding_store.redis.before_images import Flags
-from embedding_store.redis.block import Block
-from embedding_store.redis.catalog import Catalog
-from embedding_store.redis.registry import Registry
-from embedding_store.redis.resp_codec import NO_STAMP, Bytes
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64
+from elastable.embedding_store.cached.hot_set import BYTES_A_FRAME, WAYS, HotSet
+from elastable.embedding_store.files.row_budget import even_shares
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.memory.copy import copy_bytes
+from elastable.embedding_store.memory.slab import Slab
+from elastable.embedding_store.redis.before_images import Flags
+from elastable.embedding_store.redis.block import Block
+from elastable.embedding_store.redis.catalog import Catalog
+from elastable.embedding_store.redis.registry import Registry
+from elastable.embedding_store.redis.resp_codec import NO_STAMP, Bytes
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64
 
 __all__ = ["HeldRows"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.kernel import kernel
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["copy_duplicates", "group_by_partition", "mixed_partitions"]
 

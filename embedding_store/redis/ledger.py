@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from embedding_store.errors import StoreFailed
-from embedding_store.redis.before_images import Moment
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.redis.before_images import Moment
 
 __all__ = ["Kept", "Ledger"]
 

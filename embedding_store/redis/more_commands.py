@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding_store.redis.resp_codec import Bytes
-from embedding_store.store import Int64
+from elastable.embedding_store.redis.resp_codec import Bytes
+from elastable.embedding_store.store import Int64
 
 __all__ = ["MoreCommands"]
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.redis.before_images import Moment, before_bytes, encode_before
-from embedding_store.redis.block import Block
-from embedding_store.redis.catalog import Catalog
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.deletion import deletions, removal, rows_deleted
-from embedding_store.redis.ledger import Kept
-from embedding_store.redis.more_commands import MoreCommands
-from embedding_store.redis.registry import Registry
-from embedding_store.redis.resp_codec import NO_STAMP
-from embedding_store.redis.row_update import block_with_slots, refuse_torn_rows, stamps_alone
-from embedding_store.redis.topology import Topology
-from embedding_store.redis.transactions import run_transactions
-from embedding_store.redis.transfer import read_block, write_block
-from embedding_store.redis.writer import Writer
-from embedding_store.store import Int64, RowBlock
+from elastable.embedding_store.redis.before_images import Moment, before_bytes, encode_before
+from elastable.embedding_store.redis.block import Block
+from elastable.embedding_store.redis.catalog import Catalog
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.deletion import deletions, removal, rows_deleted
+from elastable.embedding_store.redis.ledger import Kept
+from elastable.embedding_store.redis.more_commands import MoreCommands
+from elastable.embedding_store.redis.registry import Registry
+from elastable.embedding_store.redis.resp_codec import NO_STAMP
+from elastable.embedding_store.redis.row_update import block_with_slots, refuse_torn_rows, stamps_alone
+from elastable.embedding_store.redis.topology import Topology
+from elastable.embedding_store.redis.transactions import run_transactions
+from elastable.embedding_store.redis.transfer import read_block, write_block
+from elastable.embedding_store.redis.writer import Writer
+from elastable.embedding_store.store import Int64, RowBlock
 
 __all__ = ["delete_rows", "put_rows"]
 

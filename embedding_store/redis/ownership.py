@@ -18,12 +18,12 @@ from collections.abc import Iterator
 
 import hiredis
 
-from embedding_store.errors import StoreFailed
-from embedding_store.redis.connection import Connection, Deadline
-from embedding_store.redis.schema import owner_key
-from embedding_store.redis.topology import Topology
-from embedding_store.redis.url import RedisUrl
-from embedding_store.rpc.address import Address
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.redis.connection import Connection, Deadline
+from elastable.embedding_store.redis.schema import owner_key
+from elastable.embedding_store.redis.topology import Topology
+from elastable.embedding_store.redis.url import RedisUrl
+from elastable.embedding_store.rpc.address import Address
 
 __all__ = ["Ownership", "refused"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from embedding_store.redis.before_images import FIELD_BYTES, BeforeImage, Moment, decode_before
-from embedding_store.redis.catalog import Catalog, TableKeys
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.topology import Topology
+from elastable.embedding_store.redis.before_images import FIELD_BYTES, BeforeImage, Moment, decode_before
+from elastable.embedding_store.redis.catalog import Catalog, TableKeys
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.topology import Topology
 
 __all__ = ["ImageFetch", "fetch_images", "fetch_listed"]
 

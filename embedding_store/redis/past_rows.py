@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.memory.id_index import IdIndex
-from embedding_store.redis.before_images import BeforeImage, Moment
-from embedding_store.redis.block import TableRows
-from embedding_store.redis.catalog import TableKeys
-from embedding_store.redis.past_images import ImageFetch
-from embedding_store.redis.resp_codec import Bytes
-from embedding_store.store import Int64
+from elastable.embedding_store.memory.id_index import IdIndex
+from elastable.embedding_store.redis.before_images import BeforeImage, Moment
+from elastable.embedding_store.redis.block import TableRows
+from elastable.embedding_store.redis.catalog import TableKeys
+from elastable.embedding_store.redis.past_images import ImageFetch
+from elastable.embedding_store.redis.resp_codec import Bytes
+from elastable.embedding_store.store import Int64
 
 __all__ = ["PastRows"]
 

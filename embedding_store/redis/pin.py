@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from embedding_store.checks import require_block_rows, require_ids
-from embedding_store.errors import StaleVersion
-from embedding_store.pins import Pin, require_lease
-from embedding_store.redis.registry import PinEntry
-from embedding_store.redis.row_scan import ids_then, in_blocks, rows_then
-from embedding_store.refusals import refuse_other_version
-from embedding_store.row_blocks import joined_rows
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock, UInt8
+from elastable.embedding_store.checks import require_block_rows, require_ids
+from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.pins import Pin, require_lease
+from elastable.embedding_store.redis.registry import PinEntry
+from elastable.embedding_store.redis.row_scan import ids_then, in_blocks, rows_then
+from elastable.embedding_store.refusals import refuse_other_version
+from elastable.embedding_store.row_blocks import joined_rows
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowBlock, UInt8
 
 if TYPE_CHECKING:
-    from embedding_store.redis.store import RedisStore
+    from elastable.embedding_store.redis.store import RedisStore
 
 __all__ = ["RedisPin"]
 

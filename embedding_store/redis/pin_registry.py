@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from embedding_store.errors import DeadlineExceeded
-from embedding_store.pins import not_pinned, require_lease
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.registry import PinEntry, Registry, registry_questions
-from embedding_store.redis.schema import pins_key, serial_key, version_key
-from embedding_store.redis.topology import Topology
-from embedding_store.redis.transactions import change_if_unchanged, run_transactions
+from elastable.embedding_store.errors import DeadlineExceeded
+from elastable.embedding_store.pins import not_pinned, require_lease
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.registry import PinEntry, Registry, registry_questions
+from elastable.embedding_store.redis.schema import pins_key, serial_key, version_key
+from elastable.embedding_store.redis.topology import Topology
+from elastable.embedding_store.redis.transactions import change_if_unchanged, run_transactions
 
 __all__ = ["PinRegistry", "given_up"]
 

@@ -27,17 +27,17 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from embedding_store.errors import DeadlineExceeded, StoreFailed
-from embedding_store.redis.before_images import Moment
-from embedding_store.redis.block import Block, TableRows
-from embedding_store.redis.catalog import TableKeys
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.past_images import ImageFetch, fetch_images
-from embedding_store.redis.past_rows import PastRows
-from embedding_store.redis.registry import Registry, read_registry
-from embedding_store.redis.topology import Topology
-from embedding_store.redis.transfer import read_block
-from embedding_store.store import Int64
+from elastable.embedding_store.errors import DeadlineExceeded, StoreFailed
+from elastable.embedding_store.redis.before_images import Moment
+from elastable.embedding_store.redis.block import Block, TableRows
+from elastable.embedding_store.redis.catalog import TableKeys
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.past_images import ImageFetch, fetch_images
+from elastable.embedding_store.redis.past_rows import PastRows
+from elastable.embedding_store.redis.registry import Registry, read_registry
+from elastable.embedding_store.redis.topology import Topology
+from elastable.embedding_store.redis.transfer import read_block
+from elastable.embedding_store.store import Int64
 
 __all__ = ["PinnedReader"]
 

@@ -6,21 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from embedding_store.checks import require_ids
-from embedding_store.redis.block import Block
-from embedding_store.redis.catalog import Catalog
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.pinned_reader import PinnedReader
-from embedding_store.redis.registry import version_of
-from embedding_store.redis.resp_codec import Bytes
-from embedding_store.redis.row_update import block_with_slots
-from embedding_store.redis.schema import TableRecord, tables_key, version_key
-from embedding_store.redis.topology import Topology
-from embedding_store.redis.transfer import Reading, read_block
-from embedding_store.redis.url import RedisUrl
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowSource
-from embedding_store.tables.lookup_request import LookupRequest, require_width
+from elastable.embedding_store.checks import require_ids
+from elastable.embedding_store.redis.block import Block
+from elastable.embedding_store.redis.catalog import Catalog
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.pinned_reader import PinnedReader
+from elastable.embedding_store.redis.registry import version_of
+from elastable.embedding_store.redis.resp_codec import Bytes
+from elastable.embedding_store.redis.row_update import block_with_slots
+from elastable.embedding_store.redis.schema import TableRecord, tables_key, version_key
+from elastable.embedding_store.redis.topology import Topology
+from elastable.embedding_store.redis.transfer import Reading, read_block
+from elastable.embedding_store.redis.url import RedisUrl
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.tables.lookup_request import LookupRequest, require_width
 
 __all__ = ["RedisReader"]
 

@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from embedding_store.errors import StaleVersion, StoreFailed
-from embedding_store.redis.before_images import BeforeImage, Moment
-from embedding_store.redis.catalog import Catalog, TableKeys
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.deletion import removal
-from embedding_store.redis.more_commands import MoreCommands
-from embedding_store.redis.past_images import fetch_listed
-from embedding_store.redis.resp_codec import COMMAND
-from embedding_store.redis.row_update import block_with_slots
-from embedding_store.redis.schema import STAMP_FIELD
-from embedding_store.redis.topology import Topology
-from embedding_store.redis.transfer import write_block
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.store import Int64
+from elastable.embedding_store.errors import StaleVersion, StoreFailed
+from elastable.embedding_store.redis.before_images import BeforeImage, Moment
+from elastable.embedding_store.redis.catalog import Catalog, TableKeys
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.deletion import removal
+from elastable.embedding_store.redis.more_commands import MoreCommands
+from elastable.embedding_store.redis.past_images import fetch_listed
+from elastable.embedding_store.redis.resp_codec import COMMAND
+from elastable.embedding_store.redis.row_update import block_with_slots
+from elastable.embedding_store.redis.schema import STAMP_FIELD
+from elastable.embedding_store.redis.topology import Topology
+from elastable.embedding_store.redis.transfer import write_block
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.store import Int64
 
 __all__ = ["PartitionStamps", "read_stamps", "require_way_back", "take_back"]
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from embedding_store.errors import StaleVersion, StoreFailed
-from embedding_store.pins import not_pinned, refuse_while_pinned
-from embedding_store.redis.before_images import NO_PIN, Moment
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.schema import owner_key, pins_key, serial_key, version_key
-from embedding_store.redis.topology import Topology
+from elastable.embedding_store.errors import StaleVersion, StoreFailed
+from elastable.embedding_store.pins import not_pinned, refuse_while_pinned
+from elastable.embedding_store.redis.before_images import NO_PIN, Moment
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.schema import owner_key, pins_key, serial_key, version_key
+from elastable.embedding_store.redis.topology import Topology
 
 __all__ = ["PinEntry", "Registry", "read_registry", "registry_questions", "version_of"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import hiredis
 
-from embedding_store.errors import StoreFailed
-from embedding_store.redis.resp_codec import Bytes
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.redis.resp_codec import Bytes
 
 __all__ = ["line_at", "parse_answer"]
 

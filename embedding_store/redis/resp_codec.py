@@ -21,9 +21,9 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.kernel import kernel
-from embedding_store.memory.copy import copy_bytes, put_word
-from embedding_store.store import Int64
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.memory.copy import copy_bytes, put_word
+from elastable.embedding_store.store import Int64
 
 __all__ = [
     "COMMAND",

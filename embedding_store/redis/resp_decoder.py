@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.kernel import kernel
-from embedding_store.memory.copy import copy_bytes, word_at
-from embedding_store.redis.resp_codec import NO_STAMP, Bytes, Commands
-from embedding_store.store import Int64
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.memory.copy import copy_bytes, word_at
+from elastable.embedding_store.redis.resp_codec import NO_STAMP, Bytes, Commands
+from elastable.embedding_store.store import Int64
 
 __all__ = ["DONE", "ERROR_LINE", "MORE", "UNEXPECTED", "decode_rows"]
 

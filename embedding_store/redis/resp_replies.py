@@ -1,4 +1,4 @@
-"""Replies to `embedding_store.redis.resp_codec`'s requests, decoded as they arrive.
+"""Replies to `elastable.embedding_store.redis.resp_codec`'s requests, decoded as they arrive.
 
 A reader of replies is fed whatever bytes have come and keeps its place between
 feeds. An error that the server answers to a command is kept beside that
@@ -13,11 +13,11 @@ from typing import Any
 import hiredis
 import numpy as np
 
-from embedding_store.errors import StoreFailed
-from embedding_store.redis.resp_answers import line_at, parse_answer
-from embedding_store.redis.resp_codec import NO_STAMP, Bytes, Commands
-from embedding_store.redis.resp_decoder import DONE, ERROR_LINE, UNEXPECTED, decode_rows
-from embedding_store.store import Int64
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.redis.resp_answers import line_at, parse_answer
+from elastable.embedding_store.redis.resp_codec import NO_STAMP, Bytes, Commands
+from elastable.embedding_store.redis.resp_decoder import DONE, ERROR_LINE, UNEXPECTED, decode_rows
+from elastable.embedding_store.store import Int64
 
 __all__ = ["ChangeReplies", "Replies", "RowReplies"]
 

@@ -15,24 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.checks import require_update
-from embedding_store.errors import BadInput, StoreFailed, Unavailable
-from embedding_store.redis.before_images import Flags, Moment, before_bytes, encode_before
-from embedding_store.redis.block import Block
-from embedding_store.redis.catalog import Catalog
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.held_rows import HeldRows
-from embedding_store.redis.ledger import Kept
-from embedding_store.redis.more_commands import MoreCommands
-from embedding_store.redis.registry import Registry, read_registry, registry_questions
-from embedding_store.redis.row_update import apply_update, block_with_slots, refuse_torn_rows
-from embedding_store.redis.schema import before_ledger_key, records_key, serial_key, version_key
-from embedding_store.redis.topology import Topology
-from embedding_store.redis.transactions import run_transactions
-from embedding_store.redis.transfer import Reading, read_block, write_block
-from embedding_store.redis.writer import Writer
-from embedding_store.refusals import refuse_other_version
-from embedding_store.store import Commit, Int64
+from elastable.embedding_store.checks import require_update
+from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.redis.before_images import Flags, Moment, before_bytes, encode_before
+from elastable.embedding_store.redis.block import Block
+from elastable.embedding_store.redis.catalog import Catalog
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.held_rows import HeldRows
+from elastable.embedding_store.redis.ledger import Kept
+from elastable.embedding_store.redis.more_commands import MoreCommands
+from elastable.embedding_store.redis.registry import Registry, read_registry, registry_questions
+from elastable.embedding_store.redis.row_update import apply_update, block_with_slots, refuse_torn_rows
+from elastable.embedding_store.redis.schema import before_ledger_key, records_key, serial_key, version_key
+from elastable.embedding_store.redis.topology import Topology
+from elastable.embedding_store.redis.transactions import run_transactions
+from elastable.embedding_store.redis.transfer import Reading, read_block, write_block
+from elastable.embedding_store.redis.writer import Writer
+from elastable.embedding_store.refusals import refuse_other_version
+from elastable.embedding_store.store import Commit, Int64
 
 __all__ = ["RowCommits", "Staged", "dropped"]
 

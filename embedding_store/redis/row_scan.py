@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from embedding_store.redis.before_images import FIELD_BYTES, BeforeImage, Moment
-from embedding_store.redis.catalog import Catalog, TableKeys
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.past_images import fetch_listed
-from embedding_store.redis.topology import Topology
-from embedding_store.redis.transactions import run_transactions
-from embedding_store.store import Int64, RowBlock
+from elastable.embedding_store.redis.before_images import FIELD_BYTES, BeforeImage, Moment
+from elastable.embedding_store.redis.catalog import Catalog, TableKeys
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.past_images import fetch_listed
+from elastable.embedding_store.redis.topology import Topology
+from elastable.embedding_store.redis.transactions import run_transactions
+from elastable.embedding_store.store import Int64, RowBlock
 
 __all__ = ["ids_now", "ids_then", "in_blocks", "rows_then"]
 

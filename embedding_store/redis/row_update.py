@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from embedding_store.errors import BadIds, StoreFailed
-from embedding_store.redis.block import Block, TableRows
-from embedding_store.redis.catalog import Catalog
-from embedding_store.row_dtypes import round_update
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.store import Int64, TableUpdate
+from elastable.embedding_store.errors import BadIds, StoreFailed
+from elastable.embedding_store.redis.block import Block, TableRows
+from elastable.embedding_store.redis.catalog import Catalog
+from elastable.embedding_store.row_dtypes import round_update
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.store import Int64, TableUpdate
 
 __all__ = ["apply_update", "block_with_slots", "refuse_torn_rows", "stamps_alone"]
 

@@ -43,7 +43,7 @@ never change; a commit writes one in the transaction in which it changes the
 partition, and drops those that no pin needs. A partition can be read as it was
 at a pinned version: of the before-images beyond the pin's (V, K), in the order
 of (W, K), the first that holds an id tells its row; where none does, the row is
-as it lies in the hashes. `embedding_store.redis.before_images` encodes and
+as it lies in the hashes. `elastable.embedding_store.redis.before_images` encodes and
 decodes them.
 """
 
@@ -55,11 +55,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from embedding_store.errors import BadInput, StoreFailed
-from embedding_store.redis.kernels import mixed_partitions
-from embedding_store.spec import TableSpec
-from embedding_store.spec_json import spec_from_json, spec_to_json
-from embedding_store.store import Int64
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.redis.kernels import mixed_partitions
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.store import Int64
 
 __all__ = [
     "DEFAULT_NAMESPACE",

@@ -7,21 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from embedding_store.checks import require_block, require_block_rows, require_ids
-from embedding_store.errors import DeadlineExceeded, StoreFailed, Unsupported
-from embedding_store.pins import Pin, PinStatistics
-from embedding_store.redis.catalog import Catalog, TableKeys
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.ledger import Ledger
-from embedding_store.redis.outside_changes import delete_rows, put_rows
-from embedding_store.redis.pin import RedisPin
-from embedding_store.redis.pin_registry import PinRegistry
-from embedding_store.redis.reader import RedisReader
-from embedding_store.redis.registry import Registry, read_registry, version_of
-from embedding_store.redis.row_commits import RowCommits
-from embedding_store.redis.row_scan import ids_now, in_blocks
-from embedding_store.redis.row_update import block_with_slots, refuse_torn_rows
-from embedding_store.redis.schema import (
+from elastable.embedding_store.checks import require_block, require_block_rows, require_ids
+from elastable.embedding_store.errors import DeadlineExceeded, StoreFailed, Unsupported
+from elastable.embedding_store.pins import Pin, PinStatistics
+from elastable.embedding_store.redis.catalog import Catalog, TableKeys
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.ledger import Ledger
+from elastable.embedding_store.redis.outside_changes import delete_rows, put_rows
+from elastable.embedding_store.redis.pin import RedisPin
+from elastable.embedding_store.redis.pin_registry import PinRegistry
+from elastable.embedding_store.redis.reader import RedisReader
+from elastable.embedding_store.redis.registry import Registry, read_registry, version_of
+from elastable.embedding_store.redis.row_commits import RowCommits
+from elastable.embedding_store.redis.row_scan import ids_now, in_blocks
+from elastable.embedding_store.redis.row_update import block_with_slots, refuse_torn_rows
+from elastable.embedding_store.redis.schema import (
     STAMP_FIELD,
     TableRecord,
     before_ledger_key,
@@ -29,16 +29,16 @@ from embedding_store.redis.schema import (
     tables_key,
     version_key,
 )
-from embedding_store.redis.topology import Topology
-from embedding_store.redis.transactions import run_transactions
-from embedding_store.redis.transfer import read_block
-from embedding_store.redis.url import RedisUrl
-from embedding_store.redis.writer import Writer
-from embedding_store.refusals import refuse_conflict, refuse_negative_version
-from embedding_store.row_blocks import joined_rows
-from embedding_store.row_optimizer import follows_steps, row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics
+from elastable.embedding_store.redis.topology import Topology
+from elastable.embedding_store.redis.transactions import run_transactions
+from elastable.embedding_store.redis.transfer import read_block
+from elastable.embedding_store.redis.url import RedisUrl
+from elastable.embedding_store.redis.writer import Writer
+from elastable.embedding_store.refusals import refuse_conflict, refuse_negative_version
+from elastable.embedding_store.row_blocks import joined_rows
+from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics
 
 __all__ = ["RedisStore"]
 

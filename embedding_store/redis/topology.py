@@ -14,12 +14,12 @@ from typing import Any
 import hiredis
 import numpy as np
 
-from embedding_store.errors import BadInput, StoreFailed, Unavailable
-from embedding_store.redis.connection import Admit, Connection, ConnectionPool, Deadline
-from embedding_store.redis.schema import HASH_SLOTS, hash_slot
-from embedding_store.redis.url import RedisUrl, login_advice
-from embedding_store.rpc.address import Address
-from embedding_store.store import Int64
+from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.redis.connection import Admit, Connection, ConnectionPool, Deadline
+from elastable.embedding_store.redis.schema import HASH_SLOTS, hash_slot
+from elastable.embedding_store.redis.url import RedisUrl, login_advice
+from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.store import Int64
 
 __all__ = ["Route", "Topology"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import hiredis
 import numpy as np
 
-from embedding_store.errors import StoreFailed
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.schema import hash_slot
-from embedding_store.redis.topology import Route, Topology
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.schema import hash_slot
+from elastable.embedding_store.redis.topology import Route, Topology
 
 __all__ = ["Transaction", "change_if_unchanged", "run_transactions"]
 

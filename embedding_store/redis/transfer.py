@@ -9,12 +9,12 @@ from typing import Any
 import hiredis
 import numpy as np
 
-from embedding_store.errors import StoreFailed
-from embedding_store.redis.block import Block
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.exchange import Conversation, Requests, exchange
-from embedding_store.redis.more_commands import MoreCommands
-from embedding_store.redis.resp_codec import (
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.redis.block import Block
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.exchange import Conversation, Requests, exchange
+from elastable.embedding_store.redis.more_commands import MoreCommands
+from elastable.embedding_store.redis.resp_codec import (
     NO_STAMP,
     Bytes,
     Commands,
@@ -24,10 +24,10 @@ from embedding_store.redis.resp_codec import (
     reply_sizes,
     write_sizes,
 )
-from embedding_store.redis.resp_replies import ChangeReplies, RowReplies
-from embedding_store.redis.schema import hash_slot
-from embedding_store.redis.topology import Route, Topology
-from embedding_store.store import Int64
+from elastable.embedding_store.redis.resp_replies import ChangeReplies, RowReplies
+from elastable.embedding_store.redis.schema import hash_slot
+from elastable.embedding_store.redis.topology import Route, Topology
+from elastable.embedding_store.store import Int64
 
 __all__ = ["Reading", "Words", "read_block", "write_block"]
 

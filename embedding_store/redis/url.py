@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import parse_qsl, unquote
 
-from embedding_store.errors import BadInput
-from embedding_store.redis.schema import DEFAULT_NAMESPACE, DEFAULT_PARTITIONS, check_namespace, check_partitions
-from embedding_store.rpc.address import Address
-from embedding_store.store_url import byte_count
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.redis.schema import (
+    DEFAULT_NAMESPACE,
+    DEFAULT_PARTITIONS,
+    check_namespace,
+    check_partitions,
+)
+from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.store_url import byte_count
 
 __all__ = ["DEFAULT_DEADLINE_S", "DEFAULT_PORT", "SCHEMES", "RedisUrl", "login_advice", "redacted"]
 

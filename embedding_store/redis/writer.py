@@ -6,20 +6,20 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from embedding_store.errors import StaleVersion
-from embedding_store.redis.before_images import Moment
-from embedding_store.redis.catalog import Catalog
-from embedding_store.redis.connection import Deadline
-from embedding_store.redis.ledger import Kept, Ledger
-from embedding_store.redis.ownership import Ownership
-from embedding_store.redis.pin_registry import PinRegistry, given_up
-from embedding_store.redis.recovery import read_stamps, require_way_back, take_back
-from embedding_store.redis.registry import Registry, read_registry
-from embedding_store.redis.schema import before_ledger_key, records_key, serial_key, version_key
-from embedding_store.redis.topology import Topology
-from embedding_store.redis.transactions import run_transactions
-from embedding_store.redis.url import RedisUrl
-from embedding_store.refusals import refuse_other_version
+from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.redis.before_images import Moment
+from elastable.embedding_store.redis.catalog import Catalog
+from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.ledger import Kept, Ledger
+from elastable.embedding_store.redis.ownership import Ownership
+from elastable.embedding_store.redis.pin_registry import PinRegistry, given_up
+from elastable.embedding_store.redis.recovery import read_stamps, require_way_back, take_back
+from elastable.embedding_store.redis.registry import Registry, read_registry
+from elastable.embedding_store.redis.schema import before_ledger_key, records_key, serial_key, version_key
+from elastable.embedding_store.redis.topology import Topology
+from elastable.embedding_store.redis.transactions import run_transactions
+from elastable.embedding_store.redis.url import RedisUrl
+from elastable.embedding_store.refusals import refuse_other_version
 
 __all__ = ["Writer"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Self
 
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
 
 __all__ = ["Address"]
 

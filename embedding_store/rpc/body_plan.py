@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
 
 __all__ = ["MAX_BODY_BYTES", "BodyPlan"]
 

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 import grpc
 
-from embedding_store.errors import BadInput
-from embedding_store.rpc.address import Address
-from embedding_store.rpc.bearer_token import TokenChannel
-from embedding_store.rpc.credentials import Credentials
-from embedding_store.rpc.errors import details_of, is_transient, raising, translated
-from embedding_store.rpc.failover import FailoverChannel
-from embedding_store.rpc.frames import MAX_FRAME_BYTES
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.rpc.bearer_token import TokenChannel
+from elastable.embedding_store.rpc.credentials import Credentials
+from elastable.embedding_store.rpc.errors import details_of, is_transient, raising, translated
+from elastable.embedding_store.rpc.failover import FailoverChannel
+from elastable.embedding_store.rpc.frames import MAX_FRAME_BYTES
 
 __all__ = ["KEEPALIVE_MS", "KEEPALIVE_OPTIONS", "MESSAGE_OPTIONS", "Connection", "channel"]
 

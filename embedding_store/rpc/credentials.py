@@ -13,8 +13,8 @@ from typing import Self
 
 import grpc
 
-from embedding_store.errors import BadInput
-from embedding_store.rpc.address import Address
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.rpc.address import Address
 
 __all__ = ["ENVIRONMENT", "Credentials"]
 

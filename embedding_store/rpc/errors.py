@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import grpc
 
-from embedding_store import errors
-from embedding_store.errors import (
+from elastable.embedding_store import errors
+from elastable.embedding_store.errors import (
     DeadlineExceeded,
     ElastableError,
     StoreFailed,
@@ -90,7 +90,7 @@ def status_code(kind: type[ElastableError]) -> grpc.StatusCode:
 
 
 def error_class(name: str) -> type[ElastableError] | None:
-    """The class of that name in `embedding_store.errors`, None where there is none."""
+    """The class of that name in `elastable.embedding_store.errors`, None where there is none."""
     return _CLASSES.get(name)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from embedding_store.rpc.call_channel import CallChannel
+from elastable.embedding_store.rpc.call_channel import CallChannel
 
 __all__ = ["FailoverChannel"]
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
-from embedding_store.errors import BadInput
-from embedding_store.rpc.body_plan import MAX_BODY_BYTES, BodyPlan
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.rpc.body_plan import MAX_BODY_BYTES, BodyPlan
 
 __all__ = [
     "FRAME_BYTES",

@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc
 
-from embedding_store.errors import BadInput, StaleVersion
-from embedding_store.pins import Pin, require_lease
-from embedding_store.rpc.errors import answering
-from embedding_store.store import EmbeddingStore
-from embedding_store.v1 import store_pb2
+from elastable.embedding_store.errors import BadInput, StaleVersion
+from elastable.embedding_store.pins import Pin, require_lease
+from elastable.embedding_store.rpc.errors import answering
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.v1 import store_pb2
 
 __all__ = ["LONGEST_LEASE_S", "TOKEN_BYTES", "ServedPins"]
 

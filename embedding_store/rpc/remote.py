@@ -8,16 +8,16 @@ from itertools import chain
 
 import numpy as np
 
-from embedding_store.errors import BadInput, StoreFailed
-from embedding_store.rpc.connection import Connection
-from embedding_store.rpc.credentials import Credentials
-from embedding_store.rpc.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
-from embedding_store.rpc.spec_messages import STORE_SERVICE, spec_from_message
-from embedding_store.rpc.store_messages import LONGEST_WAIT_S, require_wire_ids
-from embedding_store.rpc.upload import StreamingUpload
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowSource
-from embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.rpc.connection import Connection
+from elastable.embedding_store.rpc.credentials import Credentials
+from elastable.embedding_store.rpc.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE, spec_from_message
+from elastable.embedding_store.rpc.store_messages import LONGEST_WAIT_S, require_wire_ids
+from elastable.embedding_store.rpc.upload import StreamingUpload
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 
 __all__ = ["RemoteSource"]
 

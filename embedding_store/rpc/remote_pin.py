@@ -5,15 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 
-from embedding_store.checks import require_block_rows
-from embedding_store.errors import StaleVersion
-from embedding_store.pins import Pin, PinStatistics, require_lease
-from embedding_store.refusals import refuse_other_version
-from embedding_store.rpc.connection import Connection
-from embedding_store.rpc.remote_reads import RemoteReads
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowBlock, UInt8
-from embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.checks import require_block_rows
+from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.pins import Pin, PinStatistics, require_lease
+from elastable.embedding_store.refusals import refuse_other_version
+from elastable.embedding_store.rpc.connection import Connection
+from elastable.embedding_store.rpc.remote_reads import RemoteReads
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowBlock, UInt8
+from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 
 __all__ = ["RemotePin", "remote_pins"]
 

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from embedding_store.checks import require_block_rows
-from embedding_store.errors import BadInput, StoreFailed
-from embedding_store.rpc.connection import Connection
-from embedding_store.rpc.errors import raising
-from embedding_store.rpc.spec_messages import STORE_SERVICE
-from embedding_store.rpc.store_messages import blocks_from_frames, ids_frames, sightings_from_frames
-from embedding_store.rpc.upload import StreamingUpload
-from embedding_store.store import Int64, RowBlock, UInt8
-from embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.checks import require_block_rows
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.rpc.connection import Connection
+from elastable.embedding_store.rpc.errors import raising
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.rpc.store_messages import blocks_from_frames, ids_frames, sightings_from_frames
+from elastable.embedding_store.rpc.upload import StreamingUpload
+from elastable.embedding_store.store import Int64, RowBlock, UInt8
+from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 
 __all__ = ["RemoteReads"]
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from embedding_store.errors import TableNotFound
-from embedding_store.pins import Pin, PinStatistics
-from embedding_store.rpc.connection import Connection
-from embedding_store.rpc.credentials import Credentials
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.remote_pin import RemotePin, remote_pins
-from embedding_store.rpc.remote_reads import RemoteReads
-from embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
-from embedding_store.rpc.store_messages import (
+from elastable.embedding_store.errors import TableNotFound
+from elastable.embedding_store.pins import Pin, PinStatistics
+from elastable.embedding_store.rpc.connection import Connection
+from elastable.embedding_store.rpc.credentials import Credentials
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.remote_pin import RemotePin, remote_pins
+from elastable.embedding_store.rpc.remote_reads import RemoteReads
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
+from elastable.embedding_store.rpc.store_messages import (
     block_frames,
     commit_frames,
     ids_frames,
     sightings_frames,
 )
-from embedding_store.rpc.upload import Upload
-from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableStatistics, UInt8
-from embedding_store.v1 import store_pb2
+from elastable.embedding_store.rpc.upload import Upload
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableStatistics, UInt8
+from elastable.embedding_store.v1 import store_pb2
 
 __all__ = ["RemoteStore"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import StoreFailed
-from embedding_store.rpc.frames import FRAME_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES, frame_prefix
-from embedding_store.store import Int64, RowSource
-from embedding_store.tables.lookup_request import LookupRequest
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.rpc.frames import FRAME_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES, frame_prefix
+from elastable.embedding_store.store import Int64, RowSource
+from elastable.embedding_store.tables.lookup_request import LookupRequest
 
 __all__ = ["ReplyFrames"]
 

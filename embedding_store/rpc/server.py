@@ -14,11 +14,11 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from embedding_store.errors import BadInput
-from embedding_store.rpc.address import Address
-from embedding_store.rpc.bearer_token import TokenCheck
-from embedding_store.rpc.connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
-from embedding_store.rpc.credentials import Credentials
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.rpc.bearer_token import TokenCheck
+from elastable.embedding_store.rpc.connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
+from elastable.embedding_store.rpc.credentials import Credentials
 
 __all__ = ["GrpcServer", "Service"]
 

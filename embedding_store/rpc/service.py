@@ -8,20 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 
-from embedding_store.checks import require_ids
-from embedding_store.errors import BadInput, TableNotFound, Unsupported
-from embedding_store.rpc.errors import answering
-from embedding_store.rpc.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
-from embedding_store.rpc.pin_service import ServedPins
-from embedding_store.rpc.reply_frames import ReplyFrames
-from embedding_store.rpc.server import Service
-from embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
-from embedding_store.rpc.store_messages import LONGEST_WAIT_S, block_frames, ids_from_frames, sightings_frames
-from embedding_store.rpc.write_service import write_handlers
-from embedding_store.shared.store import SharedMemoryStore
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore, Int64
-from embedding_store.v1 import store_pb2
+from elastable.embedding_store.checks import require_ids
+from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupported
+from elastable.embedding_store.rpc.errors import answering
+from elastable.embedding_store.rpc.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
+from elastable.embedding_store.rpc.pin_service import ServedPins
+from elastable.embedding_store.rpc.reply_frames import ReplyFrames
+from elastable.embedding_store.rpc.server import Service
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
+from elastable.embedding_store.rpc.store_messages import LONGEST_WAIT_S, block_frames, ids_from_frames, sightings_frames
+from elastable.embedding_store.rpc.write_service import write_handlers
+from elastable.embedding_store.shared.store import SharedMemoryStore
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Int64
+from elastable.embedding_store.v1 import store_pb2
 
 __all__ = ["store_service"]
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from embedding_store.errors import BadSpec
-from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
-from embedding_store.v1 import store_pb2
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.spec import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    ShardOrigin,
+    TableSpec,
+)
+from elastable.embedding_store.v1 import store_pb2
 
 __all__ = ["STORE_SERVICE", "spec_from_message", "spec_to_message"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadGradient, BadIds, BadInput
-from embedding_store.rpc.frames import BodyPlan, FrameReader, encode
-from embedding_store.store import Commit, Int64, RowBlock, TableUpdate, UInt8
-from embedding_store.v1 import store_pb2
+from elastable.embedding_store.errors import BadGradient, BadIds, BadInput
+from elastable.embedding_store.rpc.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.store import Commit, Int64, RowBlock, TableUpdate, UInt8
+from elastable.embedding_store.v1 import store_pb2
 
 __all__ = [
     "LONGEST_WAIT_S",

@@ -10,17 +10,17 @@ from typing import Any
 import grpc
 import numpy as np
 
-from embedding_store.errors import DeadlineExceeded, Unsupported, VersionError
-from embedding_store.rpc.errors import answering
-from embedding_store.rpc.spec_messages import spec_from_message
-from embedding_store.rpc.store_messages import (
+from elastable.embedding_store.errors import DeadlineExceeded, Unsupported, VersionError
+from elastable.embedding_store.rpc.errors import answering
+from elastable.embedding_store.rpc.spec_messages import spec_from_message
+from elastable.embedding_store.rpc.store_messages import (
     blocks_from_frames,
     commit_from_frames,
     ids_from_frames,
     sightings_from_frames,
 )
-from embedding_store.store import EmbeddingStore
-from embedding_store.v1 import store_pb2
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.v1 import store_pb2
 
 __all__ = ["write_handlers"]
 

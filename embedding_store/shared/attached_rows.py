@@ -10,17 +10,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import StoreFailed
-from embedding_store.files.mapping import FileMapping
-from embedding_store.memory.id_index import IdIndex
-from embedding_store.memory.row_directory import DirectRows, RowDirectory
-from embedding_store.memory.row_values import RowValues
-from embedding_store.memory.slab import Slab, SlabMaker
-from embedding_store.row_dtypes import row_values
-from embedding_store.shared.attachment import LAYOUT, SlabShape, TableLayout, receive_packet, table_from_packet
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64
-from embedding_store.tables.table_reader import TableReader
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.files.mapping import FileMapping
+from elastable.embedding_store.memory.id_index import IdIndex
+from elastable.embedding_store.memory.row_directory import DirectRows, RowDirectory
+from elastable.embedding_store.memory.row_values import RowValues
+from elastable.embedding_store.memory.slab import Slab, SlabMaker
+from elastable.embedding_store.row_dtypes import row_values
+from elastable.embedding_store.shared.attachment import (
+    LAYOUT,
+    SlabShape,
+    TableLayout,
+    receive_packet,
+    table_from_packet,
+)
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64
+from elastable.embedding_store.tables.table_reader import TableReader
 
 __all__ = ["AttachedTable", "MappedSlab", "TableNow", "Torn", "attached_tables"]
 

@@ -7,7 +7,7 @@ letter for what it wants:
 * `BELL`: the descriptor of the store's board comes back, and from then on a
   byte after each change. The connection lasts as long as both processes: who
   dies hangs up.
-* `OUTBOX`, with the descriptor of an outbox (`embedding_store.shared.outbox`): its number comes back. It is
+* `OUTBOX`, with the descriptor of an outbox (`elastable.embedding_store.shared.outbox`): its number comes back. It is
   good for as long as the connection.
 * `LAYOUT`: messages come back, the first with the generation that the layout
   is of, then one a table with its description and the descriptors of its
@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from embedding_store.spec import TableSpec
-from embedding_store.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
 
 __all__ = [
     "BELL",

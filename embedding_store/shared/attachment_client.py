@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 
-from embedding_store.memory.lookup import answer_requests
-from embedding_store.range_pool import SERIAL, RangePool, available_cores
-from embedding_store.refusals import refuse_other_version
-from embedding_store.shared.attached_rows import AttachedTable, Torn, attached_tables
-from embedding_store.shared.attachment import BELL, connected, receive_packet
-from embedding_store.shared.version_board import Notice, ReadBoard
-from embedding_store.spec import TableSpec
-from embedding_store.tables.lookup_request import LookupRequest
+from elastable.embedding_store.memory.lookup import answer_requests
+from elastable.embedding_store.range_pool import SERIAL, RangePool, available_cores
+from elastable.embedding_store.refusals import refuse_other_version
+from elastable.embedding_store.shared.attached_rows import AttachedTable, Torn, attached_tables
+from elastable.embedding_store.shared.attachment import BELL, connected, receive_packet
+from elastable.embedding_store.shared.version_board import Notice, ReadBoard
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.tables.lookup_request import LookupRequest
 
 __all__ = ["Attachment", "Detached"]
 

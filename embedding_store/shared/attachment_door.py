@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from embedding_store.shared.attachment import (
+from elastable.embedding_store.shared.attachment import (
     BELL,
     LAYOUT,
     OUTBOX,
@@ -23,8 +23,8 @@ from embedding_store.shared.attachment import (
     send_packet,
     table_to_packet,
 )
-from embedding_store.shared.outbox import Outboxes
-from embedding_store.shared.slab import SharedSlab
+from elastable.embedding_store.shared.outbox import Outboxes
+from elastable.embedding_store.shared.slab import SharedSlab
 
 __all__ = ["AttachmentDoor", "LaidOut", "StoreLayout"]
 

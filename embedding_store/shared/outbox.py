@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput, Unsupported
-from embedding_store.files.mapping import FileMapping
-from embedding_store.rpc.body_plan import BodyPlan
-from embedding_store.shared.attachment import OUTBOX, connected, receive_packet
+from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.embedding_store.files.mapping import FileMapping
+from elastable.embedding_store.rpc.body_plan import BodyPlan
+from elastable.embedding_store.shared.attachment import OUTBOX, connected, receive_packet
 
 __all__ = ["Letter", "Outbox", "Outboxes"]
 

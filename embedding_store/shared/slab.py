@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.files.mapping import HUGE_PAGE_BYTES, FileMapping
-from embedding_store.memory.slab import Slab, anonymous_slab
+from elastable.embedding_store.files.mapping import HUGE_PAGE_BYTES, FileMapping
+from elastable.embedding_store.memory.slab import Slab, anonymous_slab
 
 __all__ = ["SharedSlab", "SharedSlabs"]
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from embedding_store.errors import Unavailable, Unsupported
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.store_messages import require_wire_ids
-from embedding_store.shared.attachment_client import Attachment, Detached
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64, RowSource
-from embedding_store.tables.lookup_request import LookupRequest, rows_request
+from elastable.embedding_store.errors import Unavailable, Unsupported
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.store_messages import require_wire_ids
+from elastable.embedding_store.shared.attachment_client import Attachment, Detached
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.tables.lookup_request import LookupRequest, rows_request
 
 __all__ = ["SharedSource"]
 

@@ -8,16 +8,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from embedding_store.memory.store import MemoryStore
-from embedding_store.memory.table import MemoryTable
-from embedding_store.readers_writer_lock import ReadersWriterLock
-from embedding_store.shared.attachment import TableLayout
-from embedding_store.shared.attachment_door import AttachmentDoor, LaidOut, StoreLayout, shape_of
-from embedding_store.shared.outbox import Outboxes
-from embedding_store.shared.slab import SharedSlab, SharedSlabs
-from embedding_store.shared.version_board import WriteBoard
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.memory.table import MemoryTable
+from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.shared.attachment import TableLayout
+from elastable.embedding_store.shared.attachment_door import AttachmentDoor, LaidOut, StoreLayout, shape_of
+from elastable.embedding_store.shared.outbox import Outboxes
+from elastable.embedding_store.shared.slab import SharedSlab, SharedSlabs
+from elastable.embedding_store.shared.version_board import WriteBoard
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore
 
 __all__ = ["SharedMemoryStore", "outboxes_of"]
 
@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class SharedMemoryStore(MemoryStore):
-    """As `MemoryStore`; what `embedding_store.shared.source` attaches.
+    """As `MemoryStore`; what `elastable.embedding_store.shared.source` attaches.
 
     Rows lie in memory with descriptors and without names, so that nothing is
     left of them when the last process that has them mapped is gone, however it

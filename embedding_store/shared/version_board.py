@@ -17,9 +17,9 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-from embedding_store.files.mapping import FileMapping
-from embedding_store.kernel import kernel
-from embedding_store.store import Int64
+from elastable.embedding_store.files.mapping import FileMapping
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.store import Int64
 
 __all__ = ["Notice", "ReadBoard", "WriteBoard"]
 

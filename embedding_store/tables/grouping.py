@@ -1,6 +1,6 @@
 """Sums of the gradients of each id, over one batch or many.
 
-Ids are in first-seen order (`embedding_store.tables.indexer`) and every sum is a left
+Ids are in first-seen order (`elastable.embedding_store.tables.indexer`) and every sum is a left
 fold in the order of occurrence, in float32. Threads own disjoint ranges of
 unique ids, so results are the same to the bit for any number of threads.
 """
@@ -14,12 +14,12 @@ from queue import SimpleQueue
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadGradient
-from embedding_store.kernel import kernel
-from embedding_store.range_pool import SERIAL, RangePool
-from embedding_store.store import Float32, Int64, TableUpdate
-from embedding_store.tables.indexer import Grouping, Indexer, Int32, group_ids, unique_ids
-from embedding_store.tables.scratch import Scratch
+from elastable.embedding_store.errors import BadGradient
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.store import Float32, Int64, TableUpdate
+from elastable.embedding_store.tables.indexer import Grouping, Indexer, Int32, group_ids, unique_ids
+from elastable.embedding_store.tables.scratch import Scratch
 
 __all__ = [
     "Coalescer",

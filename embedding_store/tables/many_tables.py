@@ -8,12 +8,12 @@ from typing import Literal, get_args, overload
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.checks import as_ids
-from embedding_store.errors import BadInput
-from embedding_store.range_pool import shared_pool
-from embedding_store.store import EmbeddingStore, Float32
-from embedding_store.tables.lookup_request import Bags, LookupRequest, lookup_request
-from embedding_store.tables.table import EmbeddingTable
+from elastable.embedding_store.checks import as_ids
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.range_pool import shared_pool
+from elastable.embedding_store.store import EmbeddingStore, Float32
+from elastable.embedding_store.tables.lookup_request import Bags, LookupRequest, lookup_request
+from elastable.embedding_store.tables.table import EmbeddingTable
 
 __all__ = ["LookupStrategy", "lookup_many"]
 

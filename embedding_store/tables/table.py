@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.checks import as_ids
-from embedding_store.errors import BadInput, TableNotFound
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, Float32, RowBlock, TableStatistics
-from embedding_store.tables.lookup_request import Bags, lookup_request
-from embedding_store.tables.table_update import TableSlices, update_tables
+from elastable.embedding_store.checks import as_ids
+from elastable.embedding_store.errors import BadInput, TableNotFound
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32, RowBlock, TableStatistics
+from elastable.embedding_store.tables.lookup_request import Bags, lookup_request
+from elastable.embedding_store.tables.table_update import TableSlices, update_tables
 
 __all__ = ["EmbeddingTable"]
 

@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
-from embedding_store.checks import require_ids
-from embedding_store.initial_values import write_initial_rows
-from embedding_store.memory.row_fold import fold_bags, fold_bags_in_turns
-from embedding_store.memory.row_gather import (
+from elastable.embedding_store.checks import require_ids
+from elastable.embedding_store.initial_values import write_initial_rows
+from elastable.embedding_store.memory.row_fold import fold_bags, fold_bags_in_turns
+from elastable.embedding_store.memory.row_gather import (
     Words,
     gather,
     gather_apart,
@@ -17,10 +17,10 @@ from embedding_store.memory.row_gather import (
     gather_marked,
     scatter_rows,
 )
-from embedding_store.range_pool import RangePool
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64
-from embedding_store.turns import Turns
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.turns import Turns
 
 __all__ = ["FindsPositions", "ReadsRows", "TableReader"]
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embedding_store.checks import as_ids, require_gradients, require_ids
-from embedding_store.errors import BadInput, StaleVersion
-from embedding_store.range_pool import shared_pool
-from embedding_store.row_optimizer import RowOptimizer, row_optimizer
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, TableUpdate
-from embedding_store.tables.grouping import Coalescer
+from elastable.embedding_store.checks import as_ids, require_gradients, require_ids
+from elastable.embedding_store.errors import BadInput, StaleVersion
+from elastable.embedding_store.range_pool import shared_pool
+from elastable.embedding_store.row_optimizer import RowOptimizer, row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, Int64, TableUpdate
+from elastable.embedding_store.tables.grouping import Coalescer
 
 if TYPE_CHECKING:
-    from embedding_store.tables.table import EmbeddingTable  # which needs this module
+    from elastable.embedding_store.tables.table import EmbeddingTable  # which needs this module
 
 __all__ = ["IndexedSlices", "TableSlices", "learning_rate_for", "update_many", "update_tables"]
 

@@ -10,7 +10,7 @@ the header's entries.  See docs/wire.md.
 """
 
 from collections import abc as _abc
-from embedding_store.v1 import store_pb2 as _store_pb2
+from elastable.embedding_store.v1 import store_pb2 as _store_pb2
 from grpc import aio as _aio
 import abc as _abc_1
 import grpc as _grpc

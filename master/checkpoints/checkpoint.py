@@ -10,16 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from embedding_store.errors import CheckpointError
-from embedding_store.store import RowBlock
-from master.api import Tensor
-from master.checkpoints.files import MANIFEST, Bytes, CheckpointFiles
-from master.checkpoints.manifest import Manifest
-from master.checkpoints.places import checkpoint_names, located, version_named
-from master.checkpoints.row_chain import chained_rows
-from master.checkpoints.tensor_file import tensors_in
-from master.checkpoints.threads import in_order
-from master.progress import Progress
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.store import RowBlock
+from elastable.master.api import Tensor
+from elastable.master.checkpoints.files import MANIFEST, Bytes, CheckpointFiles
+from elastable.master.checkpoints.manifest import Manifest
+from elastable.master.checkpoints.places import checkpoint_names, located, version_named
+from elastable.master.checkpoints.row_chain import chained_rows
+from elastable.master.checkpoints.tensor_file import tensors_in
+from elastable.master.checkpoints.threads import in_order
+from elastable.master.progress import Progress
 
 __all__ = ["Checkpoint", "offering_older", "open_checkpoint", "open_named", "read_tensors"]
 

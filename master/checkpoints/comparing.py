@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding_store.memory.id_index import IdIndex
-from embedding_store.row_blocks import joined_rows
-from embedding_store.store import Float32, Int64
-from master.api import Tensor
-from master.checkpoints.checkpoint import Checkpoint
+from elastable.embedding_store.memory.id_index import IdIndex
+from elastable.embedding_store.row_blocks import joined_rows
+from elastable.embedding_store.store import Float32, Int64
+from elastable.master.api import Tensor
+from elastable.master.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["TableDifference", "TensorDifference", "compare_dense", "compare_tables"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding_store.memory.id_index import IdIndex
-from embedding_store.row_optimizer import follows_steps
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore, Int64, TableStatistics, TableUpdate
-from master.checkpoints.id_bits import IdBits
+from elastable.embedding_store.memory.id_index import IdIndex
+from elastable.embedding_store.row_optimizer import follows_steps
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Int64, TableStatistics, TableUpdate
+from elastable.master.checkpoints.id_bits import IdBits
 
 __all__ = ["Changes", "DirtyRows"]
 

@@ -9,12 +9,12 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from master.api import Tensor
-from master.checkpoints.files import CheckpointFiles
-from master.checkpoints.manifest import FileEntry
-from master.checkpoints.restraint import Restraint
-from master.checkpoints.tensor_file import parts_of
-from master.checkpoints.threads import FewAtOnce
+from elastable.master.api import Tensor
+from elastable.master.checkpoints.files import CheckpointFiles
+from elastable.master.checkpoints.manifest import FileEntry
+from elastable.master.checkpoints.restraint import Restraint
+from elastable.master.checkpoints.tensor_file import parts_of
+from elastable.master.checkpoints.threads import FewAtOnce
 
 __all__ = ["FileWriter"]
 

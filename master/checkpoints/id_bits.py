@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.kernel import kernel
-from embedding_store.store import Int64
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.store import Int64
 
 __all__ = ["IdBits"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedding_store.errors import CheckpointError
-from master.checkpoints.checkpoint import Checkpoint, open_named
-from master.checkpoints.places import checkpoint_names, files_at
+from elastable.embedding_store.errors import CheckpointError
+from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
+from elastable.master.checkpoints.places import checkpoint_names, files_at
 
 __all__ = ["Listed", "list_checkpoints"]
 

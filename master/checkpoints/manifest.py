@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from embedding_store.errors import BadSpec, CheckpointError
-from embedding_store.spec import TableSpec
-from embedding_store.spec_json import spec_from_json, spec_to_json
-from master.progress import Progress
+from elastable.embedding_store.errors import BadSpec, CheckpointError
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
+from elastable.master.progress import Progress
 
 __all__ = ["FORMAT", "Base", "FileEntry", "Manifest", "TableEntry"]
 
@@ -70,8 +70,8 @@ class Manifest:
 
     Attributes:
         version: The version that it holds.
-        job: The description of the job that wrote it (`master.api.JobSpec`).
-        progress: The place of the job (`master.progress.Progress`), as plain JSON.
+        job: The description of the job that wrote it (`elastable.master.api.JobSpec`).
+        progress: The place of the job (`elastable.master.progress.Progress`), as plain JSON.
         tables: Table name -> what there is of it.
         files: Name -> every file but the manifest.
         base: What an increment builds upon; None: the checkpoint is full.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from embedding_store.errors import BadInput, CheckpointError
-from embedding_store.redis.url import redacted
-from master.checkpoints.files import MANIFEST, CheckpointFiles, LocalFiles
+from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.embedding_store.redis.url import redacted
+from elastable.master.checkpoints.files import MANIFEST, CheckpointFiles, LocalFiles
 
 __all__ = [
     "checkpoint_name",
@@ -32,7 +32,7 @@ def files_at(place: str | Path | CheckpointFiles) -> CheckpointFiles:
     if isinstance(place, CheckpointFiles):
         return place
     if isinstance(place, str) and "://" in place:
-        from master.checkpoints.remote_files import files_at_url  # fsspec, for those who need it
+        from elastable.master.checkpoints.remote_files import files_at_url  # fsspec, for those who need it
 
         return files_at_url(place)
     return LocalFiles(Path(place))

@@ -13,10 +13,10 @@ import numpy as np
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from embedding_store.errors import BadInput
-from embedding_store.redis.url import redacted
-from master.checkpoints.files import MANIFEST, Bytes, CheckpointFiles, LocalFiles, Part
-from master.checkpoints.places import version_named
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.redis.url import redacted
+from elastable.master.checkpoints.files import MANIFEST, Bytes, CheckpointFiles, LocalFiles, Part
+from elastable.master.checkpoints.places import version_named
 
 __all__ = ["RemoteFiles", "files_at_url"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from embedding_store.conversion import spec_in_dtype
-from embedding_store.errors import CheckpointError
-from embedding_store.fresh_rows import fresh_rows
-from embedding_store.row_optimizer import follows_steps
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore
-from master.checkpoints.checkpoint import Checkpoint
+from elastable.embedding_store.conversion import spec_in_dtype
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.fresh_rows import fresh_rows
+from elastable.embedding_store.row_optimizer import follows_steps
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["refuse_other_model", "require_tables", "restore_tables"]
 

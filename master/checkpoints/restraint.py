@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from embedding_store.range_pool import available_cores
+from elastable.embedding_store.range_pool import available_cores
 
 __all__ = ["Restraint", "cores_are_short"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from embedding_store.errors import CheckpointError
-from master.checkpoints.checkpoint import open_named
-from master.checkpoints.files import CheckpointFiles
-from master.checkpoints.places import checkpoint_names, version_named
+from elastable.embedding_store.errors import CheckpointError
+from elastable.master.checkpoints.checkpoint import open_named
+from elastable.master.checkpoints.files import CheckpointFiles
+from elastable.master.checkpoints.places import checkpoint_names, version_named
 
 __all__ = ["Standing", "remove_old", "to_remove"]
 

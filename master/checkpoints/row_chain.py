@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.memory.id_index import IdIndex
-from embedding_store.row_blocks import chosen_rows
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64, RowBlock
-from master.api import Tensor
-from master.checkpoints.threads import in_order
+from elastable.embedding_store.memory.id_index import IdIndex
+from elastable.embedding_store.row_blocks import chosen_rows
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64, RowBlock
+from elastable.master.api import Tensor
+from elastable.master.checkpoints.threads import in_order
 
 if TYPE_CHECKING:
-    from master.checkpoints.checkpoint import Checkpoint
+    from elastable.master.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["chained_rows"]
 

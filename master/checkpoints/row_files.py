@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from embedding_store.pins import Pin
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore, Int64, RowBlock
-from master.api import Tensor
-from master.checkpoints.dirty_rows import Changes
-from master.checkpoints.file_writer import FileWriter
-from master.checkpoints.manifest import TableEntry
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Int64, RowBlock
+from elastable.master.api import Tensor
+from elastable.master.checkpoints.dirty_rows import Changes
+from elastable.master.checkpoints.file_writer import FileWriter
+from elastable.master.checkpoints.manifest import TableEntry
 
 __all__ = ["write_rows"]
 

@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from embedding_store.errors import BadInput, CheckpointError
-from embedding_store.pins import Pin
-from embedding_store.store import EmbeddingStore, TableUpdate
-from master.api import JobSpec, Tensor
-from master.checkpoints.checkpoint import Checkpoint, open_named
-from master.checkpoints.dirty_rows import Changes, DirtyRows
-from master.checkpoints.files import CheckpointFiles
-from master.checkpoints.places import files_at
-from master.checkpoints.writing import write_checkpoint
-from master.progress import Progress
+from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.store import EmbeddingStore, TableUpdate
+from elastable.master.api import JobSpec, Tensor
+from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
+from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
+from elastable.master.checkpoints.files import CheckpointFiles
+from elastable.master.checkpoints.places import files_at
+from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.progress import Progress
 
 __all__ = ["CheckpointSeries"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from master.api import Tensor
-from master.checkpoints.files import Bytes, Part
+from elastable.master.api import Tensor
+from elastable.master.checkpoints.files import Bytes, Part
 
 __all__ = ["parts_of", "tensors_in"]
 

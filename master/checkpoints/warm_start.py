@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from embedding_store.errors import CheckpointError
-from embedding_store.fresh_rows import fresh_rows
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore, RowBlock
-from master.checkpoints.checkpoint import Checkpoint
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.fresh_rows import fresh_rows
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, RowBlock
+from elastable.master.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["warm_start"]
 

@@ -8,20 +8,20 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from embedding_store.errors import BadInput, CheckpointError, ElastableError
-from embedding_store.pins import Pin
-from embedding_store.redis.url import redacted
-from embedding_store.store import EmbeddingStore
-from master.api import JobSpec, Tensor
-from master.checkpoints.checkpoint import DENSE, Checkpoint
-from master.checkpoints.dirty_rows import Changes
-from master.checkpoints.file_writer import FileWriter
-from master.checkpoints.files import CheckpointFiles
-from master.checkpoints.manifest import Base, Manifest, TableEntry
-from master.checkpoints.places import checkpoint_name, files_at
-from master.checkpoints.retention import remove_old
-from master.checkpoints.row_files import write_rows
-from master.progress import Progress
+from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.redis.url import redacted
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.api import JobSpec, Tensor
+from elastable.master.checkpoints.checkpoint import DENSE, Checkpoint
+from elastable.master.checkpoints.dirty_rows import Changes
+from elastable.master.checkpoints.file_writer import FileWriter
+from elastable.master.checkpoints.files import CheckpointFiles
+from elastable.master.checkpoints.manifest import Base, Manifest, TableEntry
+from elastable.master.checkpoints.places import checkpoint_name, files_at
+from elastable.master.checkpoints.retention import remove_old
+from elastable.master.checkpoints.row_files import write_rows
+from elastable.master.progress import Progress
 
 __all__ = ["write_checkpoint"]
 

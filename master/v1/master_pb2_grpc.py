@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from master.v1 import master_pb2 as master_dot_v1_dot_master__pb2
+from elastable.master.v1 import master_pb2 as elastable_dot_master_dot_v1_dot_master__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in master/v1/master_pb2_grpc.py depends on'
+        + ' but the generated code in elastable/master/v1/master_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,43 +36,43 @@ class MasterStub:
         """
         self.Join = channel.unary_stream(
                 '/elastable.master.v1.Master/Join',
-                request_serializer=master_dot_v1_dot_master__pb2.JoinRequest.SerializeToString,
-                response_deserializer=master_dot_v1_dot_master__pb2.JobEvent.FromString,
+                request_serializer=elastable_dot_master_dot_v1_dot_master__pb2.JoinRequest.SerializeToString,
+                response_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.JobEvent.FromString,
                 _registered_method=True)
         self.LeaseTasks = channel.unary_unary(
                 '/elastable.master.v1.Master/LeaseTasks',
-                request_serializer=master_dot_v1_dot_master__pb2.LeaseTasksRequest.SerializeToString,
-                response_deserializer=master_dot_v1_dot_master__pb2.LeaseTasksReply.FromString,
+                request_serializer=elastable_dot_master_dot_v1_dot_master__pb2.LeaseTasksRequest.SerializeToString,
+                response_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.LeaseTasksReply.FromString,
                 _registered_method=True)
         self.PullDense = channel.unary_stream(
                 '/elastable.master.v1.Master/PullDense',
-                request_serializer=master_dot_v1_dot_master__pb2.PullDenseRequest.SerializeToString,
-                response_deserializer=master_dot_v1_dot_master__pb2.DenseFrame.FromString,
+                request_serializer=elastable_dot_master_dot_v1_dot_master__pb2.PullDenseRequest.SerializeToString,
+                response_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.DenseFrame.FromString,
                 _registered_method=True)
         self.ReportGradient = channel.stream_unary(
                 '/elastable.master.v1.Master/ReportGradient',
-                request_serializer=master_dot_v1_dot_master__pb2.GradientFrame.SerializeToString,
-                response_deserializer=master_dot_v1_dot_master__pb2.ReportGradientReply.FromString,
+                request_serializer=elastable_dot_master_dot_v1_dot_master__pb2.GradientFrame.SerializeToString,
+                response_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.ReportGradientReply.FromString,
                 _registered_method=True)
         self.ReportEvaluation = channel.stream_unary(
                 '/elastable.master.v1.Master/ReportEvaluation',
-                request_serializer=master_dot_v1_dot_master__pb2.EvaluationFrame.SerializeToString,
-                response_deserializer=master_dot_v1_dot_master__pb2.ReportEvaluationReply.FromString,
+                request_serializer=elastable_dot_master_dot_v1_dot_master__pb2.EvaluationFrame.SerializeToString,
+                response_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.ReportEvaluationReply.FromString,
                 _registered_method=True)
         self.ReportFailure = channel.unary_unary(
                 '/elastable.master.v1.Master/ReportFailure',
-                request_serializer=master_dot_v1_dot_master__pb2.ReportFailureRequest.SerializeToString,
-                response_deserializer=master_dot_v1_dot_master__pb2.ReportFailureReply.FromString,
+                request_serializer=elastable_dot_master_dot_v1_dot_master__pb2.ReportFailureRequest.SerializeToString,
+                response_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.ReportFailureReply.FromString,
                 _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/elastable.master.v1.Master/GetStatus',
-                request_serializer=master_dot_v1_dot_master__pb2.GetStatusRequest.SerializeToString,
-                response_deserializer=master_dot_v1_dot_master__pb2.GetStatusReply.FromString,
+                request_serializer=elastable_dot_master_dot_v1_dot_master__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.GetStatusReply.FromString,
                 _registered_method=True)
         self.StopJob = channel.unary_unary(
                 '/elastable.master.v1.Master/StopJob',
-                request_serializer=master_dot_v1_dot_master__pb2.StopJobRequest.SerializeToString,
-                response_deserializer=master_dot_v1_dot_master__pb2.StopJobReply.FromString,
+                request_serializer=elastable_dot_master_dot_v1_dot_master__pb2.StopJobRequest.SerializeToString,
+                response_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.StopJobReply.FromString,
                 _registered_method=True)
 
 
@@ -133,43 +133,43 @@ def add_MasterServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Join': grpc.unary_stream_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=master_dot_v1_dot_master__pb2.JoinRequest.FromString,
-                    response_serializer=master_dot_v1_dot_master__pb2.JobEvent.SerializeToString,
+                    request_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.JoinRequest.FromString,
+                    response_serializer=elastable_dot_master_dot_v1_dot_master__pb2.JobEvent.SerializeToString,
             ),
             'LeaseTasks': grpc.unary_unary_rpc_method_handler(
                     servicer.LeaseTasks,
-                    request_deserializer=master_dot_v1_dot_master__pb2.LeaseTasksRequest.FromString,
-                    response_serializer=master_dot_v1_dot_master__pb2.LeaseTasksReply.SerializeToString,
+                    request_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.LeaseTasksRequest.FromString,
+                    response_serializer=elastable_dot_master_dot_v1_dot_master__pb2.LeaseTasksReply.SerializeToString,
             ),
             'PullDense': grpc.unary_stream_rpc_method_handler(
                     servicer.PullDense,
-                    request_deserializer=master_dot_v1_dot_master__pb2.PullDenseRequest.FromString,
-                    response_serializer=master_dot_v1_dot_master__pb2.DenseFrame.SerializeToString,
+                    request_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.PullDenseRequest.FromString,
+                    response_serializer=elastable_dot_master_dot_v1_dot_master__pb2.DenseFrame.SerializeToString,
             ),
             'ReportGradient': grpc.stream_unary_rpc_method_handler(
                     servicer.ReportGradient,
-                    request_deserializer=master_dot_v1_dot_master__pb2.GradientFrame.FromString,
-                    response_serializer=master_dot_v1_dot_master__pb2.ReportGradientReply.SerializeToString,
+                    request_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.GradientFrame.FromString,
+                    response_serializer=elastable_dot_master_dot_v1_dot_master__pb2.ReportGradientReply.SerializeToString,
             ),
             'ReportEvaluation': grpc.stream_unary_rpc_method_handler(
                     servicer.ReportEvaluation,
-                    request_deserializer=master_dot_v1_dot_master__pb2.EvaluationFrame.FromString,
-                    response_serializer=master_dot_v1_dot_master__pb2.ReportEvaluationReply.SerializeToString,
+                    request_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.EvaluationFrame.FromString,
+                    response_serializer=elastable_dot_master_dot_v1_dot_master__pb2.ReportEvaluationReply.SerializeToString,
             ),
             'ReportFailure': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportFailure,
-                    request_deserializer=master_dot_v1_dot_master__pb2.ReportFailureRequest.FromString,
-                    response_serializer=master_dot_v1_dot_master__pb2.ReportFailureReply.SerializeToString,
+                    request_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.ReportFailureRequest.FromString,
+                    response_serializer=elastable_dot_master_dot_v1_dot_master__pb2.ReportFailureReply.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
-                    request_deserializer=master_dot_v1_dot_master__pb2.GetStatusRequest.FromString,
-                    response_serializer=master_dot_v1_dot_master__pb2.GetStatusReply.SerializeToString,
+                    request_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.GetStatusRequest.FromString,
+                    response_serializer=elastable_dot_master_dot_v1_dot_master__pb2.GetStatusReply.SerializeToString,
             ),
             'StopJob': grpc.unary_unary_rpc_method_handler(
                     servicer.StopJob,
-                    request_deserializer=master_dot_v1_dot_master__pb2.StopJobRequest.FromString,
-                    response_serializer=master_dot_v1_dot_master__pb2.StopJobReply.SerializeToString,
+                    request_deserializer=elastable_dot_master_dot_v1_dot_master__pb2.StopJobRequest.FromString,
+                    response_serializer=elastable_dot_master_dot_v1_dot_master__pb2.StopJobReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -197,8 +197,8 @@ class Master:
             request,
             target,
             '/elastable.master.v1.Master/Join',
-            master_dot_v1_dot_master__pb2.JoinRequest.SerializeToString,
-            master_dot_v1_dot_master__pb2.JobEvent.FromString,
+            elastable_dot_master_dot_v1_dot_master__pb2.JoinRequest.SerializeToString,
+            elastable_dot_master_dot_v1_dot_master__pb2.JobEvent.FromString,
             options,
             channel_credentials,
             insecure,
@@ -224,8 +224,8 @@ class Master:
             request,
             target,
             '/elastable.master.v1.Master/LeaseTasks',
-            master_dot_v1_dot_master__pb2.LeaseTasksRequest.SerializeToString,
-            master_dot_v1_dot_master__pb2.LeaseTasksReply.FromString,
+            elastable_dot_master_dot_v1_dot_master__pb2.LeaseTasksRequest.SerializeToString,
+            elastable_dot_master_dot_v1_dot_master__pb2.LeaseTasksReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -251,8 +251,8 @@ class Master:
             request,
             target,
             '/elastable.master.v1.Master/PullDense',
-            master_dot_v1_dot_master__pb2.PullDenseRequest.SerializeToString,
-            master_dot_v1_dot_master__pb2.DenseFrame.FromString,
+            elastable_dot_master_dot_v1_dot_master__pb2.PullDenseRequest.SerializeToString,
+            elastable_dot_master_dot_v1_dot_master__pb2.DenseFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -278,8 +278,8 @@ class Master:
             request_iterator,
             target,
             '/elastable.master.v1.Master/ReportGradient',
-            master_dot_v1_dot_master__pb2.GradientFrame.SerializeToString,
-            master_dot_v1_dot_master__pb2.ReportGradientReply.FromString,
+            elastable_dot_master_dot_v1_dot_master__pb2.GradientFrame.SerializeToString,
+            elastable_dot_master_dot_v1_dot_master__pb2.ReportGradientReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -305,8 +305,8 @@ class Master:
             request_iterator,
             target,
             '/elastable.master.v1.Master/ReportEvaluation',
-            master_dot_v1_dot_master__pb2.EvaluationFrame.SerializeToString,
-            master_dot_v1_dot_master__pb2.ReportEvaluationReply.FromString,
+            elastable_dot_master_dot_v1_dot_master__pb2.EvaluationFrame.SerializeToString,
+            elastable_dot_master_dot_v1_dot_master__pb2.ReportEvaluationReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -332,8 +332,8 @@ class Master:
             request,
             target,
             '/elastable.master.v1.Master/ReportFailure',
-            master_dot_v1_dot_master__pb2.ReportFailureRequest.SerializeToString,
-            master_dot_v1_dot_master__pb2.ReportFailureReply.FromString,
+            elastable_dot_master_dot_v1_dot_master__pb2.ReportFailureRequest.SerializeToString,
+            elastable_dot_master_dot_v1_dot_master__pb2.ReportFailureReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -359,8 +359,8 @@ class Master:
             request,
             target,
             '/elastable.master.v1.Master/GetStatus',
-            master_dot_v1_dot_master__pb2.GetStatusRequest.SerializeToString,
-            master_dot_v1_dot_master__pb2.GetStatusReply.FromString,
+            elastable_dot_master_dot_v1_dot_master__pb2.GetStatusRequest.SerializeToString,
+            elastable_dot_master_dot_v1_dot_master__pb2.GetStatusReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -386,8 +386,8 @@ class Master:
             request,
             target,
             '/elastable.master.v1.Master/StopJob',
-            master_dot_v1_dot_master__pb2.StopJobRequest.SerializeToString,
-            master_dot_v1_dot_master__pb2.StopJobReply.FromString,
+            elastable_dot_master_dot_v1_dot_master__pb2.StopJobRequest.SerializeToString,
+            elastable_dot_master_dot_v1_dot_master__pb2.StopJobReply.FromString,
             options,
             channel_credentials,
             insecure,

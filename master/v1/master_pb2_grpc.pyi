@@ -9,8 +9,8 @@ see embedding_store/v1/store.proto and docs/wire.md.
 """
 
 from collections import abc as _abc
+from elastable.master.v1 import master_pb2 as _master_pb2
 from grpc import aio as _aio
-from master.v1 import master_pb2 as _master_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -78,8 +78,8 @@ def import_everything() -> None:
     import elastable.commands.work
     import elastable.master_process
     import elastable.worker_process  # noqa: F401
-    from embedding_store.spec import OptimizerSpec
-    from embedding_store.warm import warm_lookups, warm_updates
+    from elastable.embedding_store.spec import OptimizerSpec
+    from elastable.embedding_store.warm import warm_lookups, warm_updates
 
     matplotlib.use("Agg")
     importlib.import_module("matplotlib.pyplot")
@@ -164,7 +164,7 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
 
 def _use_little_memory() -> None:
     """Makes file stores hold few rows in frames, and take their disk in small pieces: tables here are small."""
-    from embedding_store.files import row_file, store
+    from elastable.embedding_store.files import row_file, store
 
     plain = store.RowBudget
     store.RowBudget = lambda total: plain(min(total, _FRAMES_BYTES))  # type: ignore[assignment,misc]

@@ -125,9 +125,9 @@ def _around(
 
 
 def _lay_worker(gates: Gates) -> None:
-    from master.client import MasterClient
+    from elastable.master.client import MasterClient
+    from elastable.worker.compute import MicroBatchComputer
     from tests.chaos.light_job import Computer
-    from worker.compute import MicroBatchComputer
 
     def number(prepared: Any) -> int:
         # Evaluated micro-batches have numbers of their own, which begin at 0 again.
@@ -149,15 +149,15 @@ def _lay_worker(gates: Gates) -> None:
 
 
 def _lay_server(gates: Gates) -> None:
-    from embedding_store.rpc.server import GrpcServer
+    from elastable.embedding_store.rpc.server import GrpcServer
 
     _around(GrpcServer, "__init__", after=lambda _, server, *__: gates.tell(address=server.address))
 
 
 def _lay_master(gates: Gates) -> None:
     from elastable.job_hooks import JobHooks
-    from master.committing import Committer
-    from master.core import Master
+    from elastable.master.committing import Committer
+    from elastable.master.core import Master
 
     _around(
         Master,
@@ -179,14 +179,14 @@ def _lay_master(gates: Gates) -> None:
 
 
 def _lay_store(gates: Gates) -> None:
-    from embedding_store.memory.store import MemoryStore
+    from elastable.embedding_store.memory.store import MemoryStore
 
     _around(MemoryStore, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
 
 
 def _lay_shards(gates: Gates) -> None:
     """One shard makes its part of a version, each time another one first, and the others wait for it."""
-    from embedding_store.partitions.commit import ShardCommits
+    from elastable.embedding_store.partitions.commit import ShardCommits
 
     plain = ShardCommits._finish
 
@@ -220,10 +220,10 @@ def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: i
 
 
 def _stores() -> tuple[type, ...]:
-    from embedding_store.memory.store import MemoryStore
-    from embedding_store.partitions.store import PartitionedStore
-    from embedding_store.redis.store import RedisStore
-    from embedding_store.rpc.remote_store import RemoteStore
+    from elastable.embedding_store.memory.store import MemoryStore
+    from elastable.embedding_store.partitions.store import PartitionedStore
+    from elastable.embedding_store.redis.store import RedisStore
+    from elastable.embedding_store.rpc.remote_store import RemoteStore
 
     return MemoryStore, RedisStore, RemoteStore, PartitionedStore
 

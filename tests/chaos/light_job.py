@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import CheckpointError
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from master.api import DenseSnapshot, Slices, Tensor
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.master.api import DenseSnapshot, Slices, Tensor
 from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, records_of
 
 __all__ = ["Computer", "data", "model", "use_light_model"]
@@ -56,11 +56,14 @@ def _tables(seed: int, lazy: bool) -> dict[str, TableSpec]:
 
 
 class _Dense:
-    """Variables with momentum, a state, and a rate that falls with the steps; keeps `master.dense.DensePart`."""
+    """Variables with momentum, a state, and a rate that falls with the steps.
+
+    Keeps `elastable.master.dense.DensePart`.
+    """
 
     def __init__(self, model: Any) -> None:
-        from master.keras_optimizer import Clipping
-        from master.push_check import TensorSpec
+        from elastable.master.keras_optimizer import Clipping
+        from elastable.master.push_check import TensorSpec
 
         width = _USER + _WORDS
         self.variables = (TensorSpec("weights", (width,), np.dtype(np.float32)),)
@@ -108,10 +111,10 @@ class _Dense:
 
 
 class _Metrics:
-    """Sums and a count; keeps what is used of `master.metrics.MetricBook`."""
+    """Sums and a count; keeps what is used of `elastable.master.metrics.MetricBook`."""
 
     def __init__(self, model: Any = None) -> None:
-        from master.push_check import TensorSpec
+        from elastable.master.push_check import TensorSpec
 
         self.specs = tuple(TensorSpec(name, (), np.dtype(np.float32)) for name in (*_METRICS, "records"))
 
@@ -122,16 +125,19 @@ class _Metrics:
 
 
 class Computer:
-    """Gradients of a product of looked-up rows with the dense variables; keeps `worker.compute.MicroBatchComputer`."""
+    """Gradients of a product of looked-up rows with the dense variables.
+
+    Keeps `elastable.worker.compute.MicroBatchComputer`.
+    """
 
     def __init__(self, job: Any, readers: Mapping[Any, Any], specs: Mapping[str, TableSpec]) -> None:
         self._job, self._readers, self._specs = job, readers, specs
         self._snapshot: DenseSnapshot | None = None
 
     def prepare(self, task: Any) -> Any:
-        from master.record_order import record_order
-        from worker.compute import Prepared
-        from worker.id_set import make_id_sets
+        from elastable.master.record_order import record_order
+        from elastable.worker.compute import Prepared
+        from elastable.worker.id_set import make_id_sets
 
         reader = self._readers[task.kind]
         shuffled = self._job.shuffle and task.kind == "train"
@@ -149,7 +155,7 @@ class Computer:
         self._snapshot = snapshot
 
     def train(self, prepared: Any, bets: Mapping[str, Any]) -> Any:
-        from worker.train_step import StepResult
+        from elastable.worker.train_step import StepResult
 
         assert self._snapshot is not None
         count = np.float32(prepared.records)

@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from embedding_store.errors import BadInput, IdOutOfRange
-from embedding_store.fused import FUSED
-from embedding_store.initial_values import initial_rows
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32
-from worker.host_embeddings.create import create_host_table
-from worker.host_embeddings.host_table import HostTable
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.embedding_store.fused import FUSED
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32
+from elastable.worker.host_embeddings.create import create_host_table
+from elastable.worker.host_embeddings.host_table import HostTable
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 __all__ = ["HostTableContract", "Steps", "Way", "random_steps", "train"]
 

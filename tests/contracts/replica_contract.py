@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, DeadlineExceeded, Unavailable
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.grouping import CommGroup
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, Unavailable
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.grouping import CommGroup
 
 Run = Callable[..., list[Any]]
 """`run(size, work, deadline_s=...)`: what `work(group)` returned, by rank."""

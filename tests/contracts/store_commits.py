@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     BadGradient,
     FutureVersion,
     StaleVersion,
     StoreFailed,
 )
-from embedding_store.initial_values import initial_rows
-from embedding_store.spec import OptimizerSpec
-from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
 from tests.contracts.reference_optimizers import adagrad_row, adam_row, sgd_row
 from tests.contracts.store_samples import (
     commit,

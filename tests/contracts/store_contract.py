@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
     BadInput,
@@ -21,9 +21,9 @@ from embedding_store.errors import (
     StaleVersion,
     TableNotFound,
 )
-from embedding_store.initial_values import initial_rows
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
 from tests.contracts.store_bags import BagContract
 from tests.contracts.store_commits import CommitContract
 from tests.contracts.store_deletions import DeletionContract

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadIds, IdOutOfRange, TableNotFound
-from embedding_store.initial_values import initial_rows
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore
+from elastable.embedding_store.errors import BadIds, IdOutOfRange, TableNotFound
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore
 from tests.contracts.store_samples import EXTREMES, commit, dynamic, fixed, int64, rows_by_id, update
 
 

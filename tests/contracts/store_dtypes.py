@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, Unsupported
-from embedding_store.initial_values import initial_rows
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, RowBlock
+from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock
 from tests.contracts.store_samples import commit, int64, rows_by_id, update
 
 IDS = np.random.default_rng(3).permutation(np.arange(-60, 60) * 10**15)

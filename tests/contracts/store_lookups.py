@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     BadIds,
     IdOutOfRange,
     SpecConflict,
     TableNotFound,
 )
-from embedding_store.initial_values import initial_rows
-from embedding_store.spec import InitializerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, TableUpdate
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.spec import InitializerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, TableUpdate
 from tests.contracts.store_samples import (
     EXTREMES,
     commit,

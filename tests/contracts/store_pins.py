@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     BadIds,
     BadInput,
     FutureVersion,
@@ -19,11 +19,11 @@ from embedding_store.errors import (
     TableNotFound,
     Unsupported,
 )
-from embedding_store.initial_values import initial_rows
-from embedding_store.pins import Pin
-from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, RowBlock, TableUpdate
-from embedding_store.tables.lookup_request import Bags
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.tables.lookup_request import Bags
 from tests.contracts.store_membership import made
 from tests.contracts.store_samples import JOIN_S, commit, dynamic, fixed, int64, rows_by_id, update
 

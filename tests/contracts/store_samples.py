@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
 
 MakeStore = Callable[[], EmbeddingStore]
 EXTREMES = np.array([-(2**63), -1, 0, 2**63 - 1], np.int64)

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, TableNotFound
-from embedding_store.initial_values import initial_rows
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore
-from embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
+from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, TableNotFound
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
 from tests.contracts.reference_optimizers import Reference
 from tests.contracts.store_samples import dynamic, fixed, int64, rows_by_id
 

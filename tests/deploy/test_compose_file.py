@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from elastable.embedding_store.rpc.credentials import ENVIRONMENT
 from elastable.exit_codes import ExitCode
-from embedding_store.rpc.credentials import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ("redis", "master", "worker")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from embedding_store.errors import Unavailable
-from worker.replicas.grouping import CommGroup
-from worker.replicas.mpi import MpiGroup
-from worker.replicas.world import world_communicator
+from elastable.embedding_store.errors import Unavailable
+from elastable.worker.replicas.grouping import CommGroup
+from elastable.worker.replicas.mpi import MpiGroup
+from elastable.worker.replicas.world import world_communicator
 
 DEADLINE_S = 100.0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import elastable as et
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
 
 
 def main(what: str, home: Path) -> None:

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.embedding_store import errors
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
 from elastable.exit_codes import ExitCode, exit_code_of
+from elastable.master.api import JobSpec, Push, Slices, SyncPushId
+from elastable.master.client import MasterClient
+from elastable.master.core import Master
+from elastable.master.dense import NoDense
+from elastable.master.service import master_service
 from elastable.options import JobOptions
 from elastable.prepare import prepare_job
-from embedding_store import errors
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from master.api import JobSpec, Push, Slices, SyncPushId
-from master.client import MasterClient
-from master.core import Master
-from master.dense import NoDense
-from master.service import master_service
 from tests.elastable.models import clicks, plain_model, store_model, tables_and_weights
 from tests.elastable.processes import CLICK_JOB
 

@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from elastable.callback_state import restore_states, states_of
-from embedding_store.errors import BadInput
-from embedding_store.open_store import open_store
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.comparing import compare_dense, compare_tables
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.open_store import open_store
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.comparing import compare_dense, compare_tables
 from tests.elastable.processes import run_elastable
 
 JOB = Path(__file__).with_name("plateau_job.py")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import elastable as et
-from embedding_store.errors import Unsupported
+from elastable.embedding_store.errors import Unsupported
 from tests.elastable.models import clicks, store_model, tables_and_weights
 
 RECORDS = clicks(64)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.comparing import compare_dense, compare_tables
+from elastable.master.checkpoints.listing import list_checkpoints
 from elastable.options import JobOptions
 from elastable.prepare import prepare_job
-from embedding_store.errors import BadInput, CheckpointError
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.comparing import compare_dense, compare_tables
-from master.checkpoints.listing import list_checkpoints
 from tests.elastable.processes import CLICK_JOB, Finished, run_elastable
 
 MODEL = Path(__file__).with_name("large_vocabulary.py")

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from elastable.checkpoint_writer import CheckpointWriter
-from embedding_store.errors import CheckpointError, StoreFailed
-from embedding_store.memory.store import MemoryStore
-from embedding_store.pins import Pin
-from embedding_store.store import EmbeddingStore
-from master.api import Tensor
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.files import LocalFiles
-from master.checkpoints.listing import list_checkpoints
-from master.checkpoints.restoring import restore_tables
-from master.checkpoints.series import CheckpointSeries
-from master.progress import Progress
+from elastable.embedding_store.errors import CheckpointError, StoreFailed
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.api import Tensor
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.files import LocalFiles
+from elastable.master.checkpoints.listing import list_checkpoints
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.series import CheckpointSeries
+from elastable.master.progress import Progress
 from tests.master.checkpoints.jobs import DYNAMIC, JOB, commit, created, progress_of, rows
 
 

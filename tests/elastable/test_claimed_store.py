@@ -8,14 +8,14 @@ import threading
 import numpy as np
 import pytest
 
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import RowBlock
+from elastable.master.api import JobSpec
+from elastable.master.dense import NoDense
+from elastable.master.progress import Progress
 from elastable.resume import fill_store
-from embedding_store.errors import BadInput
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import TableSpec
-from embedding_store.store import RowBlock
-from master.api import JobSpec
-from master.dense import NoDense
-from master.progress import Progress
 
 SPEC = TableSpec("t", 2, 10)
 

@@ -12,14 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from elastable.command import app
+from elastable.embedding_store import errors
+from elastable.embedding_store.rpc.credentials import ENVIRONMENT
+from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Int64
 from elastable.exit_codes import ExitCode, error_of, exit_code_of
-from embedding_store import errors
-from embedding_store.rpc.credentials import ENVIRONMENT
-from embedding_store.rpc.remote_store import RemoteStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Int64
-from master.api import AsyncPushId, Push, Slices
-from master.client import MasterClient
+from elastable.master.api import AsyncPushId, Push, Slices
+from elastable.master.client import MasterClient
 from tests.elastable.processes import CLICK_JOB, Finished, elastable, run_elastable, run_in_one_process
 
 COMMANDS = ("train", "master", "worker", "evaluate", "predict", "export", "plan", "status", "lookup")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import elastable as et
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
 from tests.elastable.conftest import JOB
 from tests.elastable.models import clicks, store_model
 from tests.elastable.processes import CLICK_JOB, run_elastable

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
 from tests.elastable.models import clicks, plain_model, store_model, tables_and_weights
 
 BATCH = 16

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import elastable as et
 from elastable.command import app
+from elastable.embedding_store.errors import Unsupported
 from elastable.options import JobOptions
 from elastable.prepare import prepare_job
-from embedding_store.errors import Unsupported
 from tests.elastable import click_job
 
 ROWS, DIM, BATCH, STEPS = 400, 6, 8, 200

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from elastable.embedding_store.errors import BadInput, CheckpointError, StoreFailed
 from elastable.host_embedding_file import load_host_embedding, save_host_embedding
-from embedding_store.errors import BadInput, CheckpointError, StoreFailed
+from elastable.worker.host_embeddings.create import create_host_table
+from elastable.worker.host_embeddings.host_table import HostTable
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 from tests.contracts.host_table_contract import random_steps, train
-from worker.host_embeddings.create import create_host_table
-from worker.host_embeddings.host_table import HostTable
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
 
 
 def table_for(group: ReplicaGroup | None = None, strategy: str = "TOKEN", dim: int = 7) -> HostTable:

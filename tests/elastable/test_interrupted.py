@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.places import find_checkpoint
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.places import find_checkpoint
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import elastable as et
-from embedding_store.errors import BadInput, BadSpec
-from embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
-from embedding_store.memory.store import MemoryStore
-from embedding_store.redis.store import RedisStore
+from elastable.embedding_store.errors import BadInput, BadSpec
+from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.redis.store import RedisStore
 from tests.elastable.models import clicks, store_model, tables_and_weights
 from tests.elastable.processes import CLICK_JOB, run_elastable
 

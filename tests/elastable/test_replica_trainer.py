@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.embedding_store.errors import CheckpointError, ModelError, Unsupported
+from elastable.embedding_store.locations import LocationSettings
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.listing import list_checkpoints
+from elastable.master.checkpoints.places import find_checkpoint
 from elastable.options import JobOptions
 from elastable.prepare import prepare_job
 from elastable.replica_trainer import ReplicaTrainer
-from embedding_store.errors import CheckpointError, ModelError, Unsupported
-from embedding_store.locations import LocationSettings
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.listing import list_checkpoints
-from master.checkpoints.places import find_checkpoint
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 from tests.elastable.processes import CLICK_JOB
 from tests.worker.sharded.models import BOTH, STATE, perceptron, records, same_bits, seeded, sharded
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
 
 X, Y = records()
 

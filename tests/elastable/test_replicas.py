@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store.errors import BadInput
 from elastable.exit_codes import ExitCode
 from elastable.replicas.program import Program
-from embedding_store.errors import BadInput
 from tests.elastable.processes import elastable, is_running, run_elastable, wait_until
 
 PROGRAM = Path(__file__).with_name("replica_program.py")
@@ -36,10 +36,8 @@ def test_one_that_fails_is_named_and_ends_the_others(tmp_path: Path) -> None:
     assert ran.err.splitlines()[-1].startswith("BadInput: rank 1 on ")
     assert ran.err.splitlines()[-1].endswith("failed with exit code 3: BadInput: no such entity")
     for rank in (0, 2):  # told by rank 1 itself
-        assert (
-            f"[{rank}] embedding_store.errors.Unavailable: rank 1 has left the group: BadInput: no such entity"
-            in ran.err
-        )
+        told = "elastable.embedding_store.errors.Unavailable: rank 1 has left the group: BadInput: no such entity"
+        assert f"[{rank}] {told}" in ran.err
     assert not any(is_running(pid) for pid in pids(tmp_path, 3))
 
 

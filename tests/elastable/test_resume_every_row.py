@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.comparing import compare_dense, compare_tables
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.comparing import compare_dense, compare_tables
 from tests.elastable.processes import Finished, run_elastable
 
 MODEL = Path(__file__).with_name("every_row_job.py")

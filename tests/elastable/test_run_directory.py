@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store.errors import BadInput
 from elastable.run_directory import RunDirectory
-from embedding_store.errors import BadInput
 
 
 @contextmanager

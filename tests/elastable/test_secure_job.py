@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from elastable.command import app
+from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.rpc.credentials import ENVIRONMENT
 from elastable.exit_codes import ExitCode, exit_code_of
-from embedding_store.errors import ElastableError
-from embedding_store.rpc.credentials import ENVIRONMENT
 from tests.certificates import TOKEN, Authority
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, Finished, Hold, elastable, run_elastable

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from master.client import MasterClient
+from elastable.master.client import MasterClient
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import (
     CLICK_JOB,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.memory.store import MemoryStore
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
 
 SPECS = {
     "adam": TableSpec("adam", 6, None, optimizer=OptimizerSpec.of("adam", learning_rate=0.1)),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from embedding_store.redis.connection import Connection
+from elastable.embedding_store.redis.connection import Connection
 
 __all__ = ["Died", "Writes", "die", "dying_after"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from embedding_store.memory.store import MemoryStore
-from embedding_store.store import Commit
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.store import Commit
 
 
 class FailingShard(MemoryStore):

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from embedding_store.errors import ElastableError
-from embedding_store.redis.store import RedisStore
-from embedding_store.store import RowBlock
+from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.store import RowBlock
 from tests.embedding_store.disturbed_job import commit_of
 from tests.embedding_store.dying_writer import dying_after
 

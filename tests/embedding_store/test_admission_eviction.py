@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from embedding_store.errors import BadInput, StaleVersion
-from embedding_store.initial_values import initial_rows
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Int64, TableStatistics, TableUpdate
+from elastable.embedding_store.errors import BadInput, StaleVersion
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, TableStatistics, TableUpdate
 
 JOIN_S = 60.0
 ADAGRAD = OptimizerSpec.of("adagrad", learning_rate=0.5, initial_accumulator_value=0.0)
@@ -245,7 +245,7 @@ def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
 
 
 def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from embedding_store.memory.row_touches import RowTouches
+    from elastable.embedding_store.memory.row_touches import RowTouches
 
     def no_room(kept: RowTouches, count: int) -> None:
         raise MemoryError("no room")

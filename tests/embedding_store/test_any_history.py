@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from embedding_store.cached.store import CachedStore
-from embedding_store.files.store import FileStore
-from embedding_store.initial_values import initial_rows
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.repartition import repartition
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore
-from embedding_store.tables.grouping import coalesce
+from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.repartition import repartition
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore
+from elastable.embedding_store.tables.grouping import coalesce
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.row_optimizer import RowOptimizer, SlotSpec, row_optimizer
-from embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec
 from tests.embedding_store.test_row_optimizer import CASES, OURS_ALONE, make
 
 DIM = 19

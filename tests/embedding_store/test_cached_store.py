@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.cached.source import CachedSource
-from embedding_store.cached.store import CachedStore
-from embedding_store.errors import BadInput, IdOutOfRange, StaleVersion, StoreFailed, TableNotFound
-from embedding_store.files.store import FileStore
-from embedding_store.memory.store import MemoryStore
-from embedding_store.redis.reader import RedisReader
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import EvictionSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.cached.source import CachedSource
+from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.errors import BadInput, IdOutOfRange, StaleVersion, StoreFailed, TableNotFound
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.redis.reader import RedisReader
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import JOIN_S, MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
 

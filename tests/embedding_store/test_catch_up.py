@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
-from embedding_store.catch_up.segments import segments_of
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
+from elastable.embedding_store.catch_up.segments import segments_of
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.store import Float32, Int64
 
 ROWS, DIM, STEPS = 48, 4, 1000
 TOLERANCE = 1e-5
@@ -69,7 +69,7 @@ def batches() -> tuple[Batch, ...]:
 
 
 def spec_of(optimizer: Any) -> OptimizerSpec:
-    from master.keras_optimizer import table_optimizer
+    from elastable.master.keras_optimizer import table_optimizer
 
     return table_optimizer(optimizer, lazy=False)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numba
 import pytest
 
-from embedding_store.catch_up import kernels, one_pass
+from elastable.embedding_store.catch_up import kernels, one_pass
 
 ROWS, ONE = numba.float32[:, ::1], numba.int64[::1]
 TYPES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store import (
+from elastable.embedding_store import (
     AdmissionSpec,
     CachedStore,
     Commit,
@@ -24,17 +24,17 @@ from embedding_store import (
     TableUpdate,
     repartition,
 )
-from embedding_store.catch_up import chapter, following, table_steps
-from embedding_store.conversion import convert_table
-from embedding_store.errors import BadInput, BadSpec, Unsupported
-from embedding_store.open_store import open_store
-from embedding_store.placed_store import PlacedStore
-from embedding_store.redis.store import RedisStore
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.shared.store import SharedMemoryStore
-from embedding_store.spec_json import spec_from_json, spec_to_json
-from embedding_store.store import EmbeddingStore, Float32
+from elastable.embedding_store.catch_up import chapter, following, table_steps
+from elastable.embedding_store.conversion import convert_table
+from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
+from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.placed_store import PlacedStore
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.store import SharedMemoryStore
+from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.store import EmbeddingStore, Float32
 
 ADAMW = OptimizerSpec.of("adamw", lazy=False, learning_rate=0.01, weight_decay=0.1)
 DIM, ROWS = 6, 30

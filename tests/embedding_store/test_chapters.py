@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from embedding_store import (
+from elastable.embedding_store import (
     Commit,
     EvictionSpec,
     FileStore,
@@ -25,11 +25,11 @@ from embedding_store import (
     TableSpec,
     TableUpdate,
 )
-from embedding_store.catch_up import following, sweep, table_steps
-from embedding_store.errors import StoreFailed
-from embedding_store.pins import Pin
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.store import EmbeddingStore
+from elastable.embedding_store.catch_up import following, sweep, table_steps
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.store import EmbeddingStore
 from tests.embedding_store.test_catch_up_stores import STORES
 
 DIM, ROWS = 5, 30

@@ -12,16 +12,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from embedding_store.errors import BadInput, Unauthenticated, Unavailable
-from embedding_store.memory.store import MemoryStore
-from embedding_store.open_store import open_store
-from embedding_store.rpc.address import Address
-from embedding_store.rpc.connection import Connection
-from embedding_store.rpc.credentials import ENVIRONMENT, Credentials
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.server import GrpcServer, Service
-from embedding_store.rpc.service import store_service
-from embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.errors import BadInput, Unauthenticated, Unavailable
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.rpc.connection import Connection
+from elastable.embedding_store.rpc.credentials import ENVIRONMENT, Credentials
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.server import GrpcServer, Service
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
 from tests.certificates import TOKEN, Authority
 
 LOOPBACK = Address("127.0.0.1", 50051)

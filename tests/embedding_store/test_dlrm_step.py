@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store import lookup_many
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import RowBlock
-from embedding_store.tables.table_update import IndexedSlices, update_many
+from elastable.embedding_store import lookup_many
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import RowBlock
+from elastable.embedding_store.tables.table_update import IndexedSlices, update_many
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "data" / "dlrm_reference_single.npz"
 TABLES, RATE = 7, 10.0

@@ -12,21 +12,21 @@ import grpc
 import numpy as np
 import pytest
 
-from embedding_store.cached.source import CachedSource
-from embedding_store.errors import BadInput, FutureVersion, Unavailable, Unsupported
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.source import PartitionedSource
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.rpc.body_plan import BodyPlan
-from embedding_store.rpc.failover import FailoverChannel
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.shared.outbox import Outbox, Outboxes
-from embedding_store.shared.source import SharedSource
-from embedding_store.shared.store import SharedMemoryStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, Float32, TableUpdate
+from elastable.embedding_store.cached.source import CachedSource
+from elastable.embedding_store.errors import BadInput, FutureVersion, Unavailable, Unsupported
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.source import PartitionedSource
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.rpc.body_plan import BodyPlan
+from elastable.embedding_store.rpc.failover import FailoverChannel
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.outbox import Outbox, Outboxes
+from elastable.embedding_store.shared.source import SharedSource
+from elastable.embedding_store.shared.store import SharedMemoryStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, Float32, TableUpdate
 
 SPEC = TableSpec("t", 4, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
 IDS = np.arange(20)

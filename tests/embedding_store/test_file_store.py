@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.errors import StoreFailed
-from embedding_store.files.store import FileStore
-from embedding_store.memory.store import MemoryStore
-from embedding_store.open_store import open_store
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore
-from embedding_store.tables.many_tables import lookup_many
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore
+from elastable.embedding_store.tables.many_tables import lookup_many
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, fixed, int64, rows_by_id, update
 

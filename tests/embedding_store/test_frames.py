@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from embedding_store.errors import BadInput
-from embedding_store.rpc import frames
-from embedding_store.rpc.frames import (
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.rpc import frames
+from elastable.embedding_store.rpc.frames import (
     FRAME_BYTES,
     MAX_BODY_BYTES,
     MAX_FRAME_BYTES,
@@ -23,7 +23,7 @@ from embedding_store.rpc.frames import (
     FrameReader,
     encode,
 )
-from embedding_store.v1 import store_pb2
+from elastable.embedding_store.v1 import store_pb2
 
 INT64 = np.dtype(np.int64)
 HEADER = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="t", count=3)])

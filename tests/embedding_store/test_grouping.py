@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadGradient, BadIds
-from embedding_store.range_pool import RangePool
-from embedding_store.tables import grouping
-from embedding_store.tables.grouping import Coalescer, coalesce, coalesce_many, sum_by_position
+from elastable.embedding_store.errors import BadGradient, BadIds
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.tables import grouping
+from elastable.embedding_store.tables.grouping import Coalescer, coalesce, coalesce_many, sum_by_position
 
 ids_lists = st.lists(st.one_of(st.integers(-3, 3), st.sampled_from([-(2**63), 2**63 - 1, 2**32])), max_size=60)
 

@@ -11,12 +11,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from embedding_store.errors import BadInput
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc.address import Address
-from embedding_store.rpc.server import GrpcServer, Service
-from embedding_store.rpc.service import store_service
-from embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.rpc.server import GrpcServer, Service
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
 
 
 def test_it_listens_on_a_free_port_and_says_which() -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.cached.hot_set import HotSet
-from embedding_store.errors import IdOutOfRange, StoreFailed
-from embedding_store.files.store import FileStore
-from embedding_store.memory.store import MemoryStore
-from embedding_store.range_pool import RangePool
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, RowBlock
+from elastable.embedding_store.cached.hot_set import HotSet
+from elastable.embedding_store.errors import IdOutOfRange, StoreFailed
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, RowBlock
 
 SPEC = TableSpec("t", 64, 20_000, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
 

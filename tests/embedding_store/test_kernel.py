@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "embedding_store"
 PROGRAM = """
 import numpy as np
-from embedding_store.tables.indexer import unique_ids
+from elastable.embedding_store.tables.indexer import unique_ids
 print(unique_ids(np.array([5, 5, 9]))[0].tolist())
 """
 
@@ -19,8 +19,10 @@ print(unique_ids(np.array([5, 5, 9]))[0].tolist())
 @pytest.mark.parametrize("writable", ["package", "home", "nothing"])
 def test_kernels_run_whatever_can_be_written(tmp_path: Path, writable: str) -> None:
     """As in a container: the installed package read-only, and perhaps no home either."""
-    shutil.copytree(PACKAGE, tmp_path / "embedding_store", ignore=shutil.ignore_patterns("__pycache__"))
-    blocked = tmp_path / "embedding_store" / "tables" / "__pycache__"
+    package = tmp_path / "elastable" / "embedding_store"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PACKAGE.parent / "elastable" / "__init__.py", package.parent)
+    blocked = package / "tables" / "__pycache__"
     home = tmp_path / "home"
     home.write_text("a file, so that nothing can be made below it")  # holds for root too, as a mode would not
     if writable != "package":

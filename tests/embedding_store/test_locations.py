@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from embedding_store.errors import BadSpec
-from embedding_store.locations import (
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,
     plan_tables,
     storage_of_tables,
 )
-from embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 
 
 def tables(*specs: TableSpec) -> dict[str, TableSpec]:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_store import Bags, EmbeddingTable, lookup_many
-from embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
-from embedding_store.memory.store import MemoryStore
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Float32, Int64, RowBlock
+from elastable.embedding_store import Bags, EmbeddingTable, lookup_many
+from elastable.embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Float32, Int64, RowBlock
 
 SGD = OptimizerSpec.of("sgd")
 ROWS = 500

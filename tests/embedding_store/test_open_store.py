@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.cached.source import CachedSource
-from embedding_store.cached.store import CachedStore
-from embedding_store.errors import BadInput
-from embedding_store.files.store import FileStore
-from embedding_store.location_file import storage_of_url
-from embedding_store.memory.store import MemoryStore
-from embedding_store.open_store import open_source, open_store
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, EmbeddingStore, TableUpdate
-from embedding_store.store_url import shard_urls
+from elastable.embedding_store.cached.source import CachedSource
+from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.location_file import storage_of_url
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.open_store import open_source, open_store
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.embedding_store.store_url import shard_urls
 
 
 def test_memory() -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from embedding_store.cached.store import CachedStore
-from embedding_store.files.store import FileStore
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.redis.store import RedisStore
-from embedding_store.rpc.remote_store import RemoteStore
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.store import EmbeddingStore
+from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.store import EmbeddingStore
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore
 

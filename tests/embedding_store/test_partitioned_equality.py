@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from embedding_store.fresh_rows import fresh_rows
-from embedding_store.fused import FUSED
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, TableUpdate
-from embedding_store.tables.grouping import coalesce
+from elastable.embedding_store.fresh_rows import fresh_rows
+from elastable.embedding_store.fused import FUSED
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.spec import EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, TableUpdate
+from elastable.embedding_store.tables.grouping import coalesce
 from tests.contracts.store_samples import commit, rows_by_id
 
 VARIANTS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     BadInput,
     BadSpec,
     SpecConflict,
@@ -15,11 +15,11 @@ from embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, TableUpdate
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, rows_by_id, update
 from tests.cutting_proxy import cutting_proxy
 from tests.embedding_store.disturbed_job import IDS as JOB_IDS

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from embedding_store.errors import Unavailable
-from embedding_store.memory.store import MemoryStore
-from embedding_store.pin_keeper import PinKeeper
-from embedding_store.pins import Pin
+from elastable.embedding_store.errors import Unavailable
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.pin_keeper import PinKeeper
+from elastable.embedding_store.pins import Pin
 from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, update
 
 LEASE_S = 1.0

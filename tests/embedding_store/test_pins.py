@@ -10,23 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.cached.source import CachedSource
-from embedding_store.cached.store import CachedStore
-from embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
-from embedding_store.files.store import FileStore
-from embedding_store.memory.before_images import BeforeImages
-from embedding_store.memory.store import MemoryStore
-from embedding_store.memory.store_pins import StorePins
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.pins import Pin, PinStatistics, joined_pins
-from embedding_store.placed_store import PlacedStore
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.shared.source import SharedSource
-from embedding_store.shared.store import SharedMemoryStore
-from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.cached.source import CachedSource
+from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.memory.before_images import BeforeImages
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.memory.store_pins import StorePins
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.pins import Pin, PinStatistics, joined_pins
+from elastable.embedding_store.placed_store import PlacedStore
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.source import SharedSource
+from elastable.embedding_store.shared.store import SharedMemoryStore
+from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, RowBlock, TableUpdate
 from tests.contracts.store_pins import whole
 from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, rows_by_id, update
 

@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from embedding_store.errors import StaleVersion
-from embedding_store.files.store import FileStore
-from embedding_store.initial_values import initial_rows
-from embedding_store.memory.store import MemoryStore
-from embedding_store.memory.store_pins import StorePins
-from embedding_store.pins import Pin
-from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.memory.store_pins import StorePins
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
 
 NORMAL = InitializerSpec("normal", 0, 1)
 SPECS = {

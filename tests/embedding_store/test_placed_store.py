@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, StoreFailed, TableNotFound, Unavailable
-from embedding_store.initial_values import initial_rows
-from embedding_store.memory.store import MemoryStore
-from embedding_store.placed_store import PlacedStore
-from embedding_store.redis.store import RedisStore
-from embedding_store.store import Commit
+from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFound, Unavailable
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.placed_store import PlacedStore
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.store import Commit
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, update
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import embedding_store
+from elastable import embedding_store
 
 
 def test_every_public_name_is_there() -> None:

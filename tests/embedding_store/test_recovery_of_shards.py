@@ -8,13 +8,13 @@ from itertools import count
 
 import pytest
 
-from embedding_store.errors import StaleVersion, StoreFailed
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.placed_store import PlacedStore
-from embedding_store.redis.reader import RedisReader
-from embedding_store.redis.store import RedisStore
-from embedding_store.store import Commit, EmbeddingStore
+from elastable.embedding_store.errors import StaleVersion, StoreFailed
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.placed_store import PlacedStore
+from elastable.embedding_store.redis.reader import RedisReader
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.store import Commit, EmbeddingStore
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.dying_writer import Died, dying_after
 
@@ -69,7 +69,7 @@ def test_a_commit_at_every_point(
         with filled(joined(places), 2) as store:
             assert store.keeps_records
             # One shard after the other: threads would die each by itself.
-            monkeypatch.setattr("embedding_store.partitions.shard_calls.ShardCalls.outcomes", in_turn)
+            monkeypatch.setattr("elastable.embedding_store.partitions.shard_calls.ShardCalls.outcomes", in_turn)
             try:
                 with dying_after(monkeypatch, writes):
                     store.commit(with_record(3))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import redis
 
-from embedding_store.errors import StoreFailed
-from embedding_store.memory.store import MemoryStore
-from embedding_store.redis.reader import RedisReader
-from embedding_store.redis.schema import hash_slot, weights_key
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.redis.reader import RedisReader
+from elastable.embedding_store.redis.schema import hash_slot, weights_key
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, TableUpdate
 from tests.servers import Server
 
 SPEC = TableSpec("t", 4, None, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))

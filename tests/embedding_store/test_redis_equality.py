@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.memory.store import MemoryStore
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
 
 SPECS = (
     TableSpec("adagrad", 5, None, initializer=InitializerSpec("normal", 0.0, 0.1), seed=3,

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import redis
 
-from embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
-from embedding_store.open_store import open_source
-from embedding_store.redis.reader import RedisReader
-from embedding_store.redis.schema import partition_of
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
+from elastable.embedding_store.open_store import open_source
+from elastable.embedding_store.redis.reader import RedisReader
+from elastable.embedding_store.redis.schema import partition_of
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Commit, TableUpdate
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.servers import Server, running_cluster, running_server
 

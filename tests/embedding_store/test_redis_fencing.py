@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import redis
 
-from embedding_store.errors import StaleVersion, StoreFailed
-from embedding_store.redis.reader import RedisReader
-from embedding_store.redis.store import RedisStore
+from elastable.embedding_store.errors import StaleVersion, StoreFailed
+from elastable.embedding_store.redis.reader import RedisReader
+from elastable.embedding_store.redis.store import RedisStore
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.servers import Server
 

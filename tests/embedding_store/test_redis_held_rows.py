@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import redis
 
-from embedding_store.errors import BadInput, StoreFailed
-from embedding_store.redis.held_rows import HeldRows
-from embedding_store.redis.schema import STAMP_FIELD, partition_of, weights_key
-from embedding_store.redis.store import RedisStore
-from embedding_store.redis.url import RedisUrl
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.redis.held_rows import HeldRows
+from elastable.embedding_store.redis.schema import STAMP_FIELD, partition_of, weights_key
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.redis.url import RedisUrl
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, RowBlock, TableUpdate
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.embedding_store.dying_writer import Died, dying_after
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import redis
 
-from embedding_store.errors import BadInput, StoreFailed
-from embedding_store.redis.schema import (
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.redis.schema import (
     TableRecord,
     before_key,
     before_ledger_key,
@@ -26,9 +26,9 @@ from embedding_store.redis.schema import (
     version_key,
     weights_key,
 )
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, TableUpdate
 
 
 def test_key_names() -> None:

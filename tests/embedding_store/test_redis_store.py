@@ -9,12 +9,12 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from embedding_store.errors import StaleVersion
-from embedding_store.redis.reader import RedisReader
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, TableUpdate
-from embedding_store.tables.lookup_request import LookupRequest
+from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.redis.reader import RedisReader
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.embedding_store.tables.lookup_request import LookupRequest
 from tests.contracts.store_contract import StoreContract
 
 MakeStore = Callable[[], EmbeddingStore]

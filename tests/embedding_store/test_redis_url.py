@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from embedding_store.errors import BadInput
-from embedding_store.redis.url import RedisUrl
-from embedding_store.rpc.address import Address
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.redis.url import RedisUrl
+from elastable.embedding_store.rpc.address import Address
 
 
 def test_every_part_of_a_url() -> None:

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     BadIds,
     BadInput,
     ElastableError,
@@ -25,17 +25,17 @@ from embedding_store.errors import (
     TableNotFound,
     Unavailable,
 )
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc.connection import Connection
-from embedding_store.rpc.errors import ERROR_KEY
-from embedding_store.rpc.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, encode
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.server import GrpcServer, Service
-from embedding_store.rpc.service import store_service
-from embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, TableUpdate
-from embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.connection import Connection
+from elastable.embedding_store.rpc.errors import ERROR_KEY
+from elastable.embedding_store.rpc.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, encode
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.server import GrpcServer, Service
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 
 WIDE = TableSpec("wide", 64, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
 NARROW = TableSpec("narrow", 3, vocabulary_size=1_000, seed=7)

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     BadGradient,
     BadInput,
     SpecConflict,
@@ -22,16 +22,16 @@ from embedding_store.errors import (
     Unsupported,
     VersionError,
 )
-from embedding_store.memory.store import MemoryStore
-from embedding_store.open_store import open_source, open_store
-from embedding_store.rpc.remote_store import RemoteStore
-from embedding_store.rpc.server import GrpcServer, Service
-from embedding_store.rpc.service import store_service
-from embedding_store.rpc.spec_messages import STORE_SERVICE
-from embedding_store.rpc.store_messages import block_frames, commit_frames
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, RowBlock, TableUpdate
-from embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.open_store import open_source, open_store
+from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.server import GrpcServer, Service
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.rpc.store_messages import block_frames, commit_frames
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadSpec
-from embedding_store.row_optimizer import known_row_optimizers, row_optimizer
-from embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.row_optimizer import known_row_optimizers, row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec
 from tests.contracts.reference_rows import stepped
 
 CASES = [

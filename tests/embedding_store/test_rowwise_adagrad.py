@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadGradient
-from embedding_store.fused.rowwise_adagrad import row_squares
-from embedding_store.memory.store import MemoryStore
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.errors import BadGradient
+from elastable.embedding_store.fused.rowwise_adagrad import row_squares
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, TableUpdate
 
 SPEC = OptimizerSpec.of("rowwise_adagrad", learning_rate=0.05, epsilon=1e-6)
 

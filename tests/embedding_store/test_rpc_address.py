@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from embedding_store.errors import BadInput
-from embedding_store.rpc.address import Address
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.rpc.address import Address
 
 
 @pytest.mark.parametrize(

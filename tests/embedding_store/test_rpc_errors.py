@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from embedding_store import errors
-from embedding_store.errors import (
+from elastable.embedding_store import errors
+from elastable.embedding_store.errors import (
     DeadlineExceeded,
     ElastableError,
     FutureVersion,
@@ -19,9 +19,9 @@ from embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from embedding_store.rpc.connection import Connection
-from embedding_store.rpc.errors import ERROR_KEY, answering, status_code
-from embedding_store.rpc.server import GrpcServer, Service
+from elastable.embedding_store.rpc.connection import Connection
+from elastable.embedding_store.rpc.errors import ERROR_KEY, answering, status_code
+from elastable.embedding_store.rpc.server import GrpcServer, Service
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 MESSAGES = ["", "plain", "id 7 at position 3: 0 <= id < 5 (100 %)", "größer als\nzwei Zeilen", "汉字 " * 50]

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embedding_store.errors import Unauthenticated
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc.credentials import Credentials
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.remote_store import RemoteStore
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.shared.source import SharedSource
-from embedding_store.shared.store import SharedMemoryStore
-from embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.errors import Unauthenticated
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.credentials import Credentials
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.source import SharedSource
+from elastable.embedding_store.shared.store import SharedMemoryStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from tests.certificates import Authority
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, rows_by_id, update

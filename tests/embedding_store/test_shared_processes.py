@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_store.errors import Unavailable
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.remote_store import RemoteStore
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.shared.source import SharedSource
-from embedding_store.shared.store import SharedMemoryStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.errors import Unavailable
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.source import SharedSource
+from elastable.embedding_store.shared.store import SharedMemoryStore
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, TableUpdate
 from tests.contracts.store_samples import commit
 from tests.embedding_store.test_shared_source import mapped
 

@@ -16,19 +16,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.errors import FutureVersion, IdOutOfRange, StaleVersion, TableNotFound, Unsupported
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc.remote import RemoteSource
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.shared import store as shared_store
-from embedding_store.shared.attachment_client import Attachment
-from embedding_store.shared.slab import SharedSlab
-from embedding_store.shared.source import SharedSource
-from embedding_store.shared.store import SharedMemoryStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
-from embedding_store.tables.lookup_request import Bags, lookup_request
+from elastable.embedding_store.errors import FutureVersion, IdOutOfRange, StaleVersion, TableNotFound, Unsupported
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared import store as shared_store
+from elastable.embedding_store.shared.attachment_client import Attachment
+from elastable.embedding_store.shared.slab import SharedSlab
+from elastable.embedding_store.shared.source import SharedSource
+from elastable.embedding_store.shared.store import SharedMemoryStore
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.tables.lookup_request import Bags, lookup_request
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, update
 

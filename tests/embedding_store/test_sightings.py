@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
-from embedding_store.memory.sightings import Sightings
-from embedding_store.spec import AdmissionSpec, TableSpec
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.memory.sightings import Sightings
+from elastable.embedding_store.spec import AdmissionSpec, TableSpec
 
 
 def sketch(counters: int, sightings: int = 3, seed: int = 0, name: str = "t") -> Sightings:

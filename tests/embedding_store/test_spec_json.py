@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadSpec
-from embedding_store.rpc.spec_messages import spec_from_message, spec_to_message
-from embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
-from embedding_store.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.rpc.spec_messages import spec_from_message, spec_to_message
+from elastable.embedding_store.spec import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    ShardOrigin,
+    TableSpec,
+)
+from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 

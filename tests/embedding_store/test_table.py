@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store import Bags, EmbeddingTable
-from embedding_store.errors import BadIds, BadInput, FutureVersion, IdOutOfRange, SpecConflict, TableNotFound
-from embedding_store.initial_values import initial_rows
-from embedding_store.memory.store import MemoryStore
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store import Bags, EmbeddingTable
+from elastable.embedding_store.errors import BadIds, BadInput, FutureVersion, IdOutOfRange, SpecConflict, TableNotFound
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
 
 DIMS = (32, 64, 80, 256, 1024, 1504)  # those of EmbeddingTables.jl's own tests
 SGD = OptimizerSpec.of("sgd")

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.cached.store import CachedStore
-from embedding_store.errors import StaleVersion
-from embedding_store.files.store import FileStore
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.errors import StaleVersion
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
 from tests.contracts.store_samples import JOIN_S
 
 ROWS, THREADS, VERSIONS = 20_000, 6, 12

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from embedding_store import checks
-from embedding_store.fused import FUSED
-from embedding_store.memory import row_directory, row_fold, row_gather
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import RowBlock
-from embedding_store.tables.lookup_request import Bags
-from embedding_store.tables.many_tables import lookup_many
-from embedding_store.tables.table_update import IndexedSlices
-from embedding_store.warm import warm_lookups, warm_updates, warming
+from elastable.embedding_store import checks
+from elastable.embedding_store.fused import FUSED
+from elastable.embedding_store.memory import row_directory, row_fold, row_gather
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import RowBlock
+from elastable.embedding_store.tables.lookup_request import Bags
+from elastable.embedding_store.tables.many_tables import lookup_many
+from elastable.embedding_store.tables.table_update import IndexedSlices
+from elastable.embedding_store.warm import warm_lookups, warm_updates, warming
 
 KERNELS: tuple[Any, ...] = (
     row_gather._gather,

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from elastable.local_workers import LocalWorkers
-from master.checkpoints.checkpoint import open_checkpoint
-from master.client import MasterClient
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.client import MasterClient
 
 MODEL = Path(__file__).parent / "model.py"
 Numbers = dict[str, np.ndarray]

@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from embedding_store.errors import ElastableError, StaleVersion
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore
-from master.api import (
+from elastable.embedding_store.errors import ElastableError, StaleVersion
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
     EvaluationReport,
@@ -29,21 +29,21 @@ from master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from master.core import Master
-from master.dense import DenseState
-from master.discovery import create_tables, discover_tables
-from master.hooks import MasterOptions
-from master.keras_optimizer import table_optimizer
-from master.metrics import MetricBook
-from master.progress import Progress
-from master.record_order import record_order
+from elastable.master.core import Master
+from elastable.master.dense import DenseState
+from elastable.master.discovery import create_tables, discover_tables
+from elastable.master.hooks import MasterOptions
+from elastable.master.keras_optimizer import table_optimizer
+from elastable.master.metrics import MetricBook
+from elastable.master.progress import Progress
+from elastable.master.record_order import record_order
 
 RECORDS, VALIDATION = 23, 7
 
 
 @keras.saving.register_keras_serializable("tests")
 class StoreLayer(keras.layers.Layer):  # type: ignore[misc]
-    """Keeps the protocol of `master.discovery.StoreBackedLayer`; its rows are zeros here."""
+    """Keeps the protocol of `elastable.master.discovery.StoreBackedLayer`; its rows are zeros here."""
 
     def __init__(self, dim: int = 2, table: str | None = None, constraint: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from multiprocessing.connection import Connection
 
-from master.api import WorkerIdentity
-from master.client import MasterClient
+from elastable.master.api import WorkerIdentity
+from elastable.master.client import MasterClient
 
 __all__ = ["join_and_say_so"]
 

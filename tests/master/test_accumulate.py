@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadGradient, BadInput, IdOutOfRange, NotFinite, TableNotFound
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32
-from master.accumulate import accumulate, add_metrics
-from master.api import EvaluationReport, Push, Slices, SyncPushId
-from master.push_check import Expected, TensorSpec, check_evaluation, check_finite, check_push
+from elastable.embedding_store.errors import BadGradient, BadInput, IdOutOfRange, NotFinite, TableNotFound
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32
+from elastable.master.accumulate import accumulate, add_metrics
+from elastable.master.api import EvaluationReport, Push, Slices, SyncPushId
+from elastable.master.push_check import Expected, TensorSpec, check_evaluation, check_finite, check_push
 
 
 def f32(values: object) -> Float32:

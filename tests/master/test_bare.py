@@ -8,13 +8,22 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, IdOutOfRange, NotFinite, TableNotFound
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Int64
-from master.api import AsyncPushId, EvaluationReport, JobSpec, Push, PushOutcome, Slices, SyncPushId, WorkerIdentity
-from master.bare import BareMaster
-from master.core import Master
+from elastable.embedding_store.errors import BadInput, IdOutOfRange, NotFinite, TableNotFound
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Int64
+from elastable.master.api import (
+    AsyncPushId,
+    EvaluationReport,
+    JobSpec,
+    Push,
+    PushOutcome,
+    Slices,
+    SyncPushId,
+    WorkerIdentity,
+)
+from elastable.master.bare import BareMaster
+from elastable.master.core import Master
 
 SPEC = TableSpec(
     "t",

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, TableUpdate
-from master.api import JobSpec
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.restoring import restore_tables
-from master.checkpoints.writing import write_checkpoint
-from master.progress import Progress
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.master.api import JobSpec
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.progress import Progress
 
 SPECS = (
     TableSpec("aged", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_age=3, min_frequency=1)),

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     BadGradient,
     BadInput,
     ElastableError,
@@ -24,11 +24,11 @@ from embedding_store.errors import (
     Unauthenticated,
     Unavailable,
 )
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.spec import OptimizerSpec, TableSpec
-from master.api import (
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
     EvaluationReport,
@@ -44,11 +44,11 @@ from master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from master.bare import BareMaster
-from master.client import MasterClient
-from master.service import master_service
-from master.sessions import LocalSession
-from master.v1 import master_pb2, master_pb2_grpc
+from elastable.master.bare import BareMaster
+from elastable.master.client import MasterClient
+from elastable.master.service import master_service
+from elastable.master.sessions import LocalSession
+from elastable.master.v1 import master_pb2, master_pb2_grpc
 from tests.certificates import Authority
 from tests.master.joined_worker import join_and_say_so
 

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 
-from embedding_store.store import TableUpdate
-from master.accumulate import Accumulated
-from master.clipping import clip
-from master.keras_optimizer import Clipping, clipping_of
+from elastable.embedding_store.store import TableUpdate
+from elastable.master.accumulate import Accumulated
+from elastable.master.clipping import clip
+from elastable.master.keras_optimizer import Clipping, clipping_of
 
 IDS = np.array([7, 1, 4])
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, TableUpdate
-from master.committing import commit_rows
+from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.master.committing import commit_rows
 
 SPEC = TableSpec("t", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
 COMMIT = Commit(1, {"t": TableUpdate(np.array([5]), np.ones((1, 1), np.float32))}, 0, {})

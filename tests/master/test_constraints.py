@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadSpec, Unsupported
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import OptimizerSpec
-from master.constraints import constrained
+from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.master.constraints import constrained
 
 C = keras.constraints
 

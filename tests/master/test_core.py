@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from embedding_store.errors import (
+from elastable.embedding_store.errors import (
     BadGradient,
     BadInput,
     ElastableError,
@@ -23,9 +23,9 @@ from embedding_store.errors import (
     StaleVersion,
     StoreFailed,
 )
-from embedding_store.memory.store import MemoryStore
-from embedding_store.store import Commit
-from master.api import (
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.store import Commit
+from elastable.master.api import (
     AsyncPushId,
     EvaluationReport,
     Push,
@@ -36,8 +36,8 @@ from master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from master.hooks import Hooks, MasterOptions
-from master.progress import Progress
+from elastable.master.hooks import Hooks, MasterOptions
+from elastable.master.progress import Progress
 from tests.master.fakes import RECORDS, VALIDATION, Bench, FakeWorker, drive, gradient, job_of, small_model
 
 VERSIONS = 8  # 23 records in micro-batches of 3, two to a version, twice

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from embedding_store.errors import CheckpointError, ModelError
-from master.dense import DenseState
+from elastable.embedding_store.errors import CheckpointError, ModelError
+from elastable.master.dense import DenseState
 from tests.master.fakes import StoreLayer, small_model
 
 

@@ -18,13 +18,13 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import pytest
 
-from embedding_store.errors import ElastableError, FutureVersion, NotJoined, StaleVersion
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import RowBlock
-from master.api import (
+from elastable.embedding_store.errors import ElastableError, FutureVersion, NotJoined, StaleVersion
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import RowBlock
+from elastable.master.api import (
     AsyncPushId,
     EvaluationReport,
     JobSpec,
@@ -38,13 +38,13 @@ from master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from master.client import MasterClient
-from master.core import Master
-from master.dense import NoDense
-from master.hooks import Hooks, MasterOptions
-from master.progress import Progress
-from master.record_order import record_order
-from master.service import master_service
+from elastable.master.client import MasterClient
+from elastable.master.core import Master
+from elastable.master.dense import NoDense
+from elastable.master.hooks import Hooks, MasterOptions
+from elastable.master.progress import Progress
+from elastable.master.record_order import record_order
+from elastable.master.service import master_service
 from tests.losing_proxy import LosingProxy, losing_proxy
 
 RECORDS, EPOCHS = 90, 2

@@ -14,20 +14,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, Unavailable, Unsupported
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc.body_plan import BodyPlan
-from embedding_store.rpc.frames import FrameReader
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.shared.attachment import OUTBOX, connected
-from embedding_store.shared.outbox import Letter, Outbox, Outboxes
-from embedding_store.shared.store import SharedMemoryStore, outboxes_of
-from master.api import Push, Slices, SyncPushId
-from master.bulk_messages import push_frames, push_from_frames
-from master.client import MasterClient
-from master.service import master_service
-from master.v1 import master_pb2
+from elastable.embedding_store.errors import BadInput, Unavailable, Unsupported
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.body_plan import BodyPlan
+from elastable.embedding_store.rpc.frames import FrameReader
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.attachment import OUTBOX, connected
+from elastable.embedding_store.shared.outbox import Letter, Outbox, Outboxes
+from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
+from elastable.master.api import Push, Slices, SyncPushId
+from elastable.master.bulk_messages import push_frames, push_from_frames
+from elastable.master.client import MasterClient
+from elastable.master.service import master_service
+from elastable.master.v1 import master_pb2
 from tests.master.test_client import Scripted
 
 WAIT_S = 30
@@ -239,7 +239,7 @@ def test_a_master_that_is_gone_is_waited_for_once(monkeypatch: pytest.MonkeyPatc
             client = held.enter_context(MasterClient(server.address, deadline_s=1))
             client.share_memory()
             client.report_gradient(push(20_000, 1))
-        monkeypatch.setattr("master.gradient_sender.push_frames", counted)
+        monkeypatch.setattr("elastable.master.gradient_sender.push_frames", counted)
         with pytest.raises(Unavailable, match=server.address):
             client.report_gradient(push(20_000, 2))
         assert ways

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadSpec, ModelError, Unsupported
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import OptimizerSpec
-from embedding_store.store import Float32
-from master.keras_optimizer import Clipping, clipping_of, learning_rate_of, table_optimizer
+from elastable.embedding_store.errors import BadSpec, ModelError, Unsupported
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.store import Float32
+from elastable.master.keras_optimizer import Clipping, clipping_of, learning_rate_of, table_optimizer
 
 K = keras.optimizers
 

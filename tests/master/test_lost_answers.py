@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc import connection, server
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from master.api import JobSpec, Push, PushOutcome, Slices, SyncPushId, WorkerIdentity
-from master.client import MasterClient
-from master.core import Master
-from master.dense import NoDense
-from master.hooks import MasterOptions
-from master.service import master_service
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc import connection, server
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.master.api import JobSpec, Push, PushOutcome, Slices, SyncPushId, WorkerIdentity
+from elastable.master.client import MasterClient
+from elastable.master.core import Master
+from elastable.master.dense import NoDense
+from elastable.master.hooks import MasterOptions
+from elastable.master.service import master_service
 from tests.losing_proxy import LosingProxy, losing_proxy
 
 #: So long that a test that waits for a lease to end does not end in time.

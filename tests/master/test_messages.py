@@ -1,4 +1,4 @@
-"""The plain data of `master.api` travels as messages and frames, and comes back as it was."""
+"""The plain data of `elastable.master.api` travels as messages and frames, and comes back as it was."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from embedding_store import errors
-from embedding_store.errors import BadGradient, BadInput, JobFailed
-from embedding_store.rpc.frames import encode
-from master.api import (
+from elastable.embedding_store import errors
+from elastable.embedding_store.errors import BadGradient, BadInput, JobFailed
+from elastable.embedding_store.rpc.frames import encode
+from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
     EvaluationReport,
@@ -32,7 +32,7 @@ from master.api import (
     WorkerIdentity,
     WorkerStatus,
 )
-from master.bulk_messages import (
+from elastable.master.bulk_messages import (
     dense_frames,
     dense_from_frames,
     evaluation_frames,
@@ -40,7 +40,7 @@ from master.bulk_messages import (
     push_frames,
     push_from_frames,
 )
-from master.messages import (
+from elastable.master.messages import (
     failure_from_message,
     holding_from_message,
     job_from_message,
@@ -53,7 +53,7 @@ from master.messages import (
     status_from_message,
     status_to_message,
 )
-from master.v1 import master_pb2
+from elastable.master.v1 import master_pb2
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 natural = st.integers(0, 2**63 - 1)

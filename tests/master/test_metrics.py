@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 
-from embedding_store.errors import CheckpointError, Unsupported
-from master.accumulate import add_metrics
-from master.metrics import LazyLogs, MetricBook
-from master.progress import Progress
+from elastable.embedding_store.errors import CheckpointError, Unsupported
+from elastable.master.accumulate import add_metrics
+from elastable.master.metrics import LazyLogs, MetricBook
+from elastable.master.progress import Progress
 from tests.master.fakes import small_model
 
 

@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import pytest
 
-from embedding_store.errors import Unsupported
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, TableUpdate
-from master.keras_block import KERAS_BLOCK, canonical_config
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.master.keras_block import KERAS_BLOCK, canonical_config
 
 
 @keras.saving.register_keras_serializable(package="test")

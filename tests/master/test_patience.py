@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from embedding_store.errors import BadInput, ElastableError, StoreBroken, StoreFailed, Unavailable
-from master.patience import patiently
+from elastable.embedding_store.errors import BadInput, ElastableError, StoreBroken, StoreFailed, Unavailable
+from elastable.master.patience import patiently
 
 
 class Away:

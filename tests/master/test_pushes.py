@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
-from master.accumulate import Accumulated, accumulate
-from master.api import AsyncPushId, Push, PushOutcome, Slices, SyncPushId
-from master.hooks import MasterOptions
-from master.job_state import JobState, Work
-from master.progress import Progress
-from master.pushes import Sequences
+from elastable.embedding_store.errors import BadInput
+from elastable.master.accumulate import Accumulated, accumulate
+from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices, SyncPushId
+from elastable.master.hooks import MasterOptions
+from elastable.master.job_state import JobState, Work
+from elastable.master.progress import Progress
+from elastable.master.pushes import Sequences
 from tests.master.fakes import job_of
 
 RECORDS = [3, 3, 3, 3, 3, 3, 3, 2]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
-from master.record_order import record_order
+from elastable.embedding_store.errors import BadInput
+from elastable.master.record_order import record_order
 
 blocks = st.one_of(st.none(), st.integers(1, 40))
 
@@ -50,7 +50,8 @@ def test_blocks_stay_together() -> None:
 
 
 def test_another_process_sees_the_same_order() -> None:
-    code = "from master.record_order import record_order as r; print(r(40, 2, 9, True, {}).take(3, 33).tolist())"
+    module = "elastable.master.record_order"
+    code = f"from {module} import record_order as r; print(r(40, 2, 9, True, {{}}).take(3, 33).tolist())"
     for block in (None, 7):
         told = subprocess.run(
             [sys.executable, "-c", code.format(block)], check=True, capture_output=True, text=True, timeout=60

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
-from master.api import JobSpec, TaskKind
-from master.schedule import Schedule
+from elastable.embedding_store.errors import BadInput
+from elastable.master.api import JobSpec, TaskKind
+from elastable.master.schedule import Schedule
 
 jobs = st.builds(
     JobSpec,

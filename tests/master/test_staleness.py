@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadSpec, FutureVersion
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from master.accumulate import Accumulated
-from master.api import AsyncPushId, JobSpec, Push, PushOutcome, Slices, Task, TaskKind, WorkerIdentity
-from master.committing import Committer
-from master.dense import DenseState
-from master.hooks import MasterOptions
-from master.job_state import JobState
-from master.progress import Progress
+from elastable.embedding_store.errors import BadSpec, FutureVersion
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.master.accumulate import Accumulated
+from elastable.master.api import AsyncPushId, JobSpec, Push, PushOutcome, Slices, Task, TaskKind, WorkerIdentity
+from elastable.master.committing import Committer
+from elastable.master.dense import DenseState
+from elastable.master.hooks import MasterOptions
+from elastable.master.job_state import JobState
+from elastable.master.progress import Progress
 from tests.master.fakes import Bench, FakeWorker, drive, gradient, job_of, small_model
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.errors import NotJoined
-from master.api import JobSpec, Task, TaskKind
-from master.schedule import Schedule
-from master.task_board import TaskBoard
+from elastable.embedding_store.errors import NotJoined
+from elastable.master.api import JobSpec, Task, TaskKind
+from elastable.master.schedule import Schedule
+from elastable.master.task_board import TaskBoard
 
 
 class Clock:

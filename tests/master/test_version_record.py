@@ -9,14 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from embedding_store.errors import CheckpointError, StoreFailed
-from embedding_store.memory.store import MemoryStore
-from embedding_store.store import Commit
-from master.api import AsyncPushId, JobSpec, Push, Slices
-from master.bare import BareMaster
-from master.hooks import Hooks, MasterOptions
-from master.progress import Progress
-from master.version_record import VersionRecord, job_as_json
+from elastable.embedding_store.errors import CheckpointError, StoreFailed
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.store import Commit
+from elastable.master.api import AsyncPushId, JobSpec, Push, Slices
+from elastable.master.bare import BareMaster
+from elastable.master.hooks import Hooks, MasterOptions
+from elastable.master.progress import Progress
+from elastable.master.version_record import VersionRecord, job_as_json
 from tests.master.fakes import Bench, FakeWorker, drive, job_of
 
 

@@ -14,18 +14,18 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from embedding_store import errors
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc.errors import status_code
-from embedding_store.rpc.frames import MAX_BODY_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.rpc.spec_messages import STORE_SERVICE
-from embedding_store.v1 import store_pb2
-from master.core import Master
-from master.messages import MASTER_SERVICE
-from master.service import master_service
-from master.v1 import master_pb2
+from elastable.embedding_store import errors
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.errors import status_code
+from elastable.embedding_store.rpc.frames import MAX_BODY_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.v1 import store_pb2
+from elastable.master.core import Master
+from elastable.master.messages import MASTER_SERVICE
+from elastable.master.service import master_service
+from elastable.master.v1 import master_pb2
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "wire.md").read_text()

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.tables.grouping import unique_ids
-from worker.scope import PlanScope, StepScope, entered
+from elastable.embedding_store.tables.grouping import unique_ids
+from elastable.worker.scope import PlanScope, StepScope, entered
 
 Rows = Callable[[Any, np.ndarray], np.ndarray]
 

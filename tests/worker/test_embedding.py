@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedding_store.errors import BadIds, BadSpec, IdOutOfRange, ModelError, Unsupported
-from embedding_store.fresh_rows import fresh_rows
-from embedding_store.initial_values import initial_rows
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import InitializerSpec, TableSpec
-from embedding_store.variance_scaling import SCALED_INITIALIZERS
+from elastable.embedding_store.errors import BadIds, BadSpec, IdOutOfRange, ModelError, Unsupported
+from elastable.embedding_store.fresh_rows import fresh_rows
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import InitializerSpec, TableSpec
+from elastable.embedding_store.variance_scaling import SCALED_INITIALIZERS
+from elastable.worker.edl_embedding import EdlEmbedding
+from elastable.worker.embedding import Embedding
 from tests.worker.in_step import column, ids_as_rows, record_calls, run_in_step
-from worker.edl_embedding import EdlEmbedding
-from worker.embedding import Embedding
 
 BOTH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
 

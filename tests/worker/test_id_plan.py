@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedding_store.errors import Unsupported
-from worker.embedding import Embedding
-from worker.id_plan import IdPlan, plan_ids
-from worker.tensor_specs import batch_spec
+from elastable.embedding_store.errors import Unsupported
+from elastable.worker.embedding import Embedding
+from elastable.worker.id_plan import IdPlan, plan_ids
+from elastable.worker.tensor_specs import batch_spec
 
 
 def _plan(model: keras.Model, x: object, training: bool = True) -> IdPlan:

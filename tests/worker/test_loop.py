@@ -11,25 +11,25 @@ import keras
 import numpy as np
 import pytest
 
-from embedding_store.errors import ElastableError, JobFailed, Unavailable
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from master.api import JobSpec, TaskKind, WorkerIdentity
-from master.client import MasterClient
-from master.core import Master
-from master.dense import DenseState
-from master.discovery import create_tables, discover_tables
-from master.hooks import Hooks
-from master.keras_optimizer import table_optimizer
-from master.metrics import MetricBook
-from master.service import master_service
+from elastable.embedding_store.errors import ElastableError, JobFailed, Unavailable
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.master.client import MasterClient
+from elastable.master.core import Master
+from elastable.master.dense import DenseState
+from elastable.master.discovery import create_tables, discover_tables
+from elastable.master.hooks import Hooks
+from elastable.master.keras_optimizer import table_optimizer
+from elastable.master.metrics import MetricBook
+from elastable.master.service import master_service
+from elastable.worker.build import build_model, sample_batch
+from elastable.worker.compute import MicroBatchComputer
+from elastable.worker.embedding import Embedding
+from elastable.worker.loop import Worker
+from elastable.worker.readers import NumpyReader
 from tests.tcp_proxy import TcpProxy, tcp_proxy
-from worker.build import build_model, sample_batch
-from worker.compute import MicroBatchComputer
-from worker.embedding import Embedding
-from worker.loop import Worker
-from worker.readers import NumpyReader
 
 RECORDS = 640
 IDS = np.random.default_rng(0).integers(0, 50, (RECORDS, 3))

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from embedding_store.errors import BadInput, ModelError
-from worker.model_file import load_model_file
+from elastable.embedding_store.errors import BadInput, ModelError
+from elastable.worker.model_file import load_model_file
 
 BOTH = "def model():\n    return None\n\ndef data(split):\n    return None\n\n"
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
-from worker.readers import CsvReader, NumpyReader, ParquetReader, Reader, as_reader
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers import CsvReader, NumpyReader, ParquetReader, Reader, as_reader
 
 RECORDS = 37
 COLUMNS = {
@@ -188,7 +188,7 @@ def test_a_stream_is_read_only_where_one_process_reads_it() -> None:
 
 
 def test_readers_do_not_import_tensorflow() -> None:
-    code = "import sys, worker.readers; assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    code = "import sys, elastable.worker.readers; assert not {'tensorflow', 'keras'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -11,29 +11,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_store.cached.source import CachedSource
-from embedding_store.errors import ElastableError, FutureVersion, JobFailed
-from embedding_store.memory.store import MemoryStore
-from embedding_store.rpc.server import GrpcServer
-from embedding_store.rpc.service import store_service
-from embedding_store.shared.source import SharedSource
-from embedding_store.shared.store import SharedMemoryStore, outboxes_of
-from embedding_store.store import RowSource
-from master.api import JobSpec, TaskKind, WorkerIdentity
-from master.client import MasterClient
-from master.core import Master
-from master.dense import DenseState
-from master.discovery import create_tables, discover_tables
-from master.hooks import Hooks, MasterOptions
-from master.keras_optimizer import table_optimizer
-from master.metrics import MetricBook
-from master.service import master_service
+from elastable.embedding_store.cached.source import CachedSource
+from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.source import SharedSource
+from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
+from elastable.embedding_store.store import RowSource
+from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.master.client import MasterClient
+from elastable.master.core import Master
+from elastable.master.dense import DenseState
+from elastable.master.discovery import create_tables, discover_tables
+from elastable.master.hooks import Hooks, MasterOptions
+from elastable.master.keras_optimizer import table_optimizer
+from elastable.master.metrics import MetricBook
+from elastable.master.service import master_service
+from elastable.worker.build import build_model, sample_batch
+from elastable.worker.compute import MicroBatchComputer
+from elastable.worker.loop import Worker
+from elastable.worker.readers import NumpyReader
 from tests.tcp_proxy import tcp_proxy
 from tests.worker.test_loop import IDS, LABELS, RECORDS, _model
-from worker.build import build_model, sample_batch
-from worker.compute import MicroBatchComputer
-from worker.loop import Worker
-from worker.readers import NumpyReader
 
 READER = NumpyReader(IDS, LABELS)
 SAMPLE = sample_batch(READER)

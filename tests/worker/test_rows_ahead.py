@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from embedding_store.cached.store import CachedStore
-from embedding_store.errors import IdOutOfRange, Unavailable
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, Float32, Int64, TableUpdate
-from master.api import Task, TaskKind
-from worker.compute import Prepared
-from worker.id_set import IdSets
-from worker.rows_ahead import RowsAhead, source_for
+from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.errors import IdOutOfRange, Unavailable
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, Float32, Int64, TableUpdate
+from elastable.master.api import Task, TaskKind
+from elastable.worker.compute import Prepared
+from elastable.worker.id_set import IdSets
+from elastable.worker.rows_ahead import RowsAhead, source_for
 
 IDS = np.arange(4)
 SPEC = TableSpec("t", 2, 10, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))

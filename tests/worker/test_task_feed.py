@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from master.api import Lease, MasterApi, Task, TaskKind
-from worker import task_feed
-from worker.compute import Prepared
-from worker.id_set import IdSets
-from worker.task_feed import TaskFeed
+from elastable.master.api import Lease, MasterApi, Task, TaskKind
+from elastable.worker import task_feed
+from elastable.worker.compute import Prepared
+from elastable.worker.id_set import IdSets
+from elastable.worker.task_feed import TaskFeed
 
 _WAIT_S = 60.0
 

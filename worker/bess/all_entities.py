@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.bess.batch import SIDES, Bools, Corruption, Int32, Int64, UInt64
-from worker.bess.known import KnownTriples
-from worker.bess.negative_masks import mask_rows
-from worker.bess.negatives import Exclude, NegativeSampler, StepTriples
-from worker.bess.sharding import Sharding
+from elastable.worker.bess.batch import SIDES, Bools, Corruption, Int32, Int64, UInt64
+from elastable.worker.bess.known import KnownTriples
+from elastable.worker.bess.negative_masks import mask_rows
+from elastable.worker.bess.negatives import Exclude, NegativeSampler, StepTriples
+from elastable.worker.bess.sharding import Sharding
 
 __all__ = ["AllEntities"]
 

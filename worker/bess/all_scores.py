@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.range_pool import SERIAL, RangePool
-from worker.bess.batch import Float32, Int64, Queries
-from worker.bess.known import KnownTriples
-from worker.bess.model import ShardedModel
-from worker.bess.ranking import RankCounts, Ranks
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.worker.bess.batch import Float32, Int64, Queries
+from elastable.worker.bess.known import KnownTriples
+from elastable.worker.bess.model import ShardedModel
+from elastable.worker.bess.ranking import RankCounts, Ranks
 
 __all__ = ["AllScores", "TopAnswers"]
 
@@ -36,7 +36,7 @@ class AllScores:
     """Everyone's queries against all entities: queries are gathered, scored in place, and small results come back.
 
     Every member of the group calls the same methods with its own part of the
-    same batch of queries (`worker.bess.queries`).
+    same batch of queries (`elastable.worker.bess.queries`).
 
     Args:
         model: What this worker holds.

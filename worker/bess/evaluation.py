@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.range_pool import SERIAL, RangePool
-from worker.bess.all_scores import AllScores
-from worker.bess.batch import SIDES, Int32, Side
-from worker.bess.known import KnownTriples
-from worker.bess.model import ShardedModel
-from worker.bess.queries import QueryBatches
-from worker.bess.ranking_metrics import RankingMetrics
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.worker.bess.all_scores import AllScores
+from elastable.worker.bess.batch import SIDES, Int32, Side
+from elastable.worker.bess.known import KnownTriples
+from elastable.worker.bess.model import ShardedModel
+from elastable.worker.bess.queries import QueryBatches
+from elastable.worker.bess.ranking_metrics import RankingMetrics
 
 __all__ = ["Evaluation", "as_asked"]
 

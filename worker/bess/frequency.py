@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
-from worker.bess.batch import Float32, Int32, Int64
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import Float32, Int32, Int64
 
 __all__ = ["frequency_weights"]
 

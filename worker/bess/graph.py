@@ -10,10 +10,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from worker.bess.batch import Bools, Int32, Int64
-from worker.bess.names import Names
-from worker.bess.triple_file import line_of, read_columns
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import Bools, Int32, Int64
+from elastable.worker.bess.names import Names
+from elastable.worker.bess.triple_file import line_of, read_columns
 
 __all__ = ["INSTALLED_GRAPHS", "SPLITS", "KnowledgeGraph", "Unseen", "load_graph"]
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
-from embedding_store.kernel import kernel
-from worker.bess.batch import Bools, Int32, Int64, Side
-from worker.bess.partition import checked_triples
-from worker.bess.sharding import Sharding
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.kernel import kernel
+from elastable.worker.bess.batch import Bools, Int32, Int64, Side
+from elastable.worker.bess.partition import checked_triples
+from elastable.worker.bess.sharding import Sharding
 
 __all__ = ["AnswerLists", "Exclusions", "KnownTriples"]
 

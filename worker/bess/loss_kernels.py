@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.kernel import kernel
-from worker.bess.batch import Bools, Float32
+from elastable.embedding_store.kernel import kernel
+from elastable.worker.bess.batch import Bools, Float32
 
 __all__ = ["log_sigmoid_rows", "margin_ranking_rows", "softmax_rows"]
 

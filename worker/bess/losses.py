@@ -12,10 +12,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.range_pool import SERIAL, RangePool
-from worker.bess.batch import Bools, Float32
-from worker.bess.loss_kernels import log_sigmoid_rows, margin_ranking_rows, softmax_rows
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.worker.bess.batch import Bools, Float32
+from elastable.worker.bess.loss_kernels import log_sigmoid_rows, margin_ranking_rows, softmax_rows
 
 __all__ = ["LOSSES", "LogSigmoid", "Loss", "LossValue", "MarginRanking", "SampledSoftmax", "loss_function"]
 

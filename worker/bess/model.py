@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.initial_values import initial_rows
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import InitializerSpec, TableSpec
-from worker.bess.batch import Float32, Int64
-from worker.bess.schemes.scheme import StepGradients
-from worker.bess.scores import score_function
-from worker.bess.scores.function import ScoreFunction
-from worker.bess.settings import TrainSettings
-from worker.bess.sharding import Sharding
-from worker.replicas.group import Array, ReplicaGroup
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import InitializerSpec, TableSpec
+from elastable.worker.bess.batch import Float32, Int64
+from elastable.worker.bess.schemes.scheme import StepGradients
+from elastable.worker.bess.scores import score_function
+from elastable.worker.bess.scores.function import ScoreFunction
+from elastable.worker.bess.settings import TrainSettings
+from elastable.worker.bess.sharding import Sharding
+from elastable.worker.replicas.group import Array, ReplicaGroup
 
 __all__ = ["ShardedModel"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from worker.bess.batch import Int64
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import Int64
 
 __all__ = ["Names"]
 

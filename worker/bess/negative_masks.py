@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.kernel import kernel
-from worker.bess.batch import Bools, Int32, Int64
+from elastable.embedding_store.kernel import kernel
+from elastable.worker.bess.batch import Bools, Int32, Int64
 
 __all__ = ["mask_each", "mask_rows", "mask_shared"]
 

@@ -9,13 +9,13 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from worker.bess.batch import CORRUPTIONS, SIDES, Bools, Corruption, Int32, Int64, Negatives, Side, UInt64
-from worker.bess.known import KnownTriples
-from worker.bess.negative_masks import mask_each, mask_shared
-from worker.bess.partition import PartitionedTriples
-from worker.bess.randomness import derived_keys, stream_key
-from worker.bess.sharding import Sharding
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import CORRUPTIONS, SIDES, Bools, Corruption, Int32, Int64, Negatives, Side, UInt64
+from elastable.worker.bess.known import KnownTriples
+from elastable.worker.bess.negative_masks import mask_each, mask_shared
+from elastable.worker.bess.partition import PartitionedTriples
+from elastable.worker.bess.randomness import derived_keys, stream_key
+from elastable.worker.bess.sharding import Sharding
 
 __all__ = ["Exclude", "NegativeSampler", "StepTriples", "WorkerTriples"]
 

@@ -8,9 +8,9 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput, IdOutOfRange
-from worker.bess.batch import Int32, Int64
-from worker.bess.sharding import Sharding
+from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.worker.bess.batch import Int32, Int64
+from elastable.worker.bess.sharding import Sharding
 
 __all__ = ["PartitionMode", "PartitionedTriples", "checked_triples", "with_inverses"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
-from worker.bess.batch import SIDES, Queries, Side
-from worker.bess.partition import PartitionedTriples
-from worker.bess.sharding import Sharding
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import SIDES, Queries, Side
+from elastable.worker.bess.partition import PartitionedTriples
+from elastable.worker.bess.sharding import Sharding
 
 __all__ = ["QueryBatches"]
 

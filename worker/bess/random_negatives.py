@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from worker.bess.batch import SIDES, Bools, Int32, Int64, UInt64
-from worker.bess.negatives import NegativeSampler, StepTriples
-from worker.bess.randomness import draw_between
-from worker.bess.sharding import Sharding
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import SIDES, Bools, Int32, Int64, UInt64
+from elastable.worker.bess.negatives import NegativeSampler, StepTriples
+from elastable.worker.bess.randomness import draw_between
+from elastable.worker.bess.sharding import Sharding
 
 __all__ = ["RandomNegatives", "TypedNegatives"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.bess.batch import Bools, Float32, Int64
-from worker.bess.negatives import NegativeSampler
-from worker.bess.partition import PartitionedTriples
-from worker.bess.randomness import derived_keys, draw_between, stream_key
-from worker.bess.sampler import ShardedSampler
+from elastable.worker.bess.batch import Bools, Float32, Int64
+from elastable.worker.bess.negatives import NegativeSampler
+from elastable.worker.bess.partition import PartitionedTriples
+from elastable.worker.bess.randomness import derived_keys, draw_between, stream_key
+from elastable.worker.bess.sampler import ShardedSampler
 
 __all__ = ["RandomSampler"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.kernel import kernel
-from worker.bess.batch import Int32, Int64, UInt64
+from elastable.embedding_store.kernel import kernel
+from elastable.worker.bess.batch import Int32, Int64, UInt64
 
 __all__ = ["derived_keys", "draw_between", "permutation", "shuffled_segments", "stream_key"]
 

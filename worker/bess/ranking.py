@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
-from embedding_store.kernel import kernel
-from worker.bess.batch import Bools, Float32, Int64
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.kernel import kernel
+from elastable.worker.bess.batch import Bools, Float32, Int64
 
 __all__ = ["RankCounts", "Ranks"]
 

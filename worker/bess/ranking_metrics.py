@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
-from worker.bess.batch import SIDES, Bools, Side
-from worker.bess.ranking import Ranks
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import SIDES, Bools, Side
+from elastable.worker.bess.ranking import Ranks
 
 __all__ = ["TIES", "RankingMetrics"]
 

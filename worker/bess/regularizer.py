@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.bess.batch import Float32
+from elastable.worker.bess.batch import Float32
 
 __all__ = ["REGULARIZERS", "penalty", "penalty_gradients"]
 

@@ -7,12 +7,12 @@ from collections import OrderedDict
 
 import numpy as np
 
-from embedding_store.kernel import kernel
-from worker.bess.batch import Bools, Float32, Int64
-from worker.bess.negatives import NegativeSampler
-from worker.bess.partition import PartitionedTriples
-from worker.bess.randomness import shuffled_segments, stream_key
-from worker.bess.sampler import ShardedSampler
+from elastable.embedding_store.kernel import kernel
+from elastable.worker.bess.batch import Bools, Float32, Int64
+from elastable.worker.bess.negatives import NegativeSampler
+from elastable.worker.bess.partition import PartitionedTriples
+from elastable.worker.bess.randomness import shuffled_segments, stream_key
+from elastable.worker.bess.sampler import ShardedSampler
 
 __all__ = ["RigidSampler"]
 

@@ -8,10 +8,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from worker.bess.batch import Bools, Float32, Int32, Int64, StepBatch
-from worker.bess.negatives import NegativeSampler, StepTriples, WorkerTriples
-from worker.bess.partition import PartitionedTriples
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import Bools, Float32, Int32, Int64, StepBatch
+from elastable.worker.bess.negatives import NegativeSampler, StepTriples, WorkerTriples
+from elastable.worker.bess.partition import PartitionedTriples
 
 __all__ = ["ShardedSampler"]
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from worker.bess.batch import Int32
-from worker.bess.frequency import frequency_weights
-from worker.bess.known import KnownTriples
-from worker.bess.negatives import NegativeSampler
-from worker.bess.partition import PartitionedTriples
-from worker.bess.random_negatives import RandomNegatives, TypedNegatives
-from worker.bess.random_sampler import RandomSampler
-from worker.bess.rigid_sampler import RigidSampler
-from worker.bess.sampler import ShardedSampler
-from worker.bess.settings import WHOLE_SOFTMAX, TrainSettings
-from worker.bess.sharding import Sharding
+from elastable.worker.bess.batch import Int32
+from elastable.worker.bess.frequency import frequency_weights
+from elastable.worker.bess.known import KnownTriples
+from elastable.worker.bess.negatives import NegativeSampler
+from elastable.worker.bess.partition import PartitionedTriples
+from elastable.worker.bess.random_negatives import RandomNegatives, TypedNegatives
+from elastable.worker.bess.random_sampler import RandomSampler
+from elastable.worker.bess.rigid_sampler import RigidSampler
+from elastable.worker.bess.sampler import ShardedSampler
+from elastable.worker.bess.settings import WHOLE_SOFTMAX, TrainSettings
+from elastable.worker.bess.sharding import Sharding
 
 __all__ = ["sampler_of"]
 

@@ -6,13 +6,13 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from embedding_store.errors import BadInput
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import OptimizerSpec
-from worker.bess.batch import CORRUPTIONS, Corruption
-from worker.bess.losses import LOSSES
-from worker.bess.regularizer import REGULARIZERS
-from worker.bess.scores import score_function
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.worker.bess.batch import CORRUPTIONS, Corruption
+from elastable.worker.bess.losses import LOSSES
+from elastable.worker.bess.regularizer import REGULARIZERS
+from elastable.worker.bess.scores import score_function
 
 __all__ = ["WHOLE_SOFTMAX", "TrainSettings"]
 
@@ -31,11 +31,11 @@ class TrainSettings:
     """All settings of a training run.
 
     Attributes:
-        model: A score function, of `worker.bess.scores.SCORES`.
+        model: A score function, of `elastable.worker.bess.scores.SCORES`.
         dim: Its dimension.
         norm: Of distances, 1 or 2; None: the score function's own.
         spread: Standard deviation, or bound, of initial values; None: the score function's own.
-        loss: "whole-softmax", or one of `worker.bess.losses.LOSSES`.
+        loss: "whole-softmax", or one of `elastable.worker.bess.losses.LOSSES`.
         margin: Of the loss.
         adversarial: Temperature of self-adversarial weights; 0: equal ones.
         negatives: Candidates of a triple (or, shared, of all of a worker's triples) in all.
@@ -54,7 +54,7 @@ class TrainSettings:
         regularizer: "none", "l2" or "n3", of the rows of the step's triples.
         regularization: Its weight.
         sampling: "rigid": every triple once an epoch; "random": drawn with replacement.
-        weighting: "equal", or "frequency" (`worker.bess.frequency`).
+        weighting: "equal", or "frequency" (`elastable.worker.bess.frequency`).
         evaluate_every: Epochs between evaluations.
         patience: Evaluations without a better validation MRR, after which training ends; 0: never.
         seed: Of initial values, shards, the order of triples, and candidates.

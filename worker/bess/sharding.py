@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
-from worker.bess.batch import Int32, Int64
-from worker.bess.randomness import permutation, stream_key
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import Int32, Int64
+from elastable.worker.bess.randomness import permutation, stream_key
 
 __all__ = ["Sharding", "types_of_offsets"]
 

@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding_store.errors import BadInput, NotFinite
-from embedding_store.range_pool import SERIAL, RangePool
-from embedding_store.tables.grouping import coalesce
-from worker.bess.batch import Float32, Int32, Side, StepBatch
-from worker.bess.losses import Loss, SampledSoftmax, loss_function
-from worker.bess.model import ShardedModel
-from worker.bess.partition import with_inverses
-from worker.bess.regularizer import penalty_gradients
-from worker.bess.sampling import sampler_of
-from worker.bess.schemes.embedding_moving import EmbeddingMoving
-from worker.bess.schemes.scheme import Scheme, StepGradients
-from worker.bess.schemes.score_moving import ScoreMoving
-from worker.bess.schemes.whole_softmax import WholeSoftmax
-from worker.bess.settings import WHOLE_SOFTMAX, TrainSettings
-from worker.bess.sharding import Sharding
-from worker.replicas.group import Array, ReplicaGroup
+from elastable.embedding_store.errors import BadInput, NotFinite
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.tables.grouping import coalesce
+from elastable.worker.bess.batch import Float32, Int32, Side, StepBatch
+from elastable.worker.bess.losses import Loss, SampledSoftmax, loss_function
+from elastable.worker.bess.model import ShardedModel
+from elastable.worker.bess.partition import with_inverses
+from elastable.worker.bess.regularizer import penalty_gradients
+from elastable.worker.bess.sampling import sampler_of
+from elastable.worker.bess.schemes.embedding_moving import EmbeddingMoving
+from elastable.worker.bess.schemes.scheme import Scheme, StepGradients
+from elastable.worker.bess.schemes.score_moving import ScoreMoving
+from elastable.worker.bess.schemes.whole_softmax import WholeSoftmax
+from elastable.worker.bess.settings import WHOLE_SOFTMAX, TrainSettings
+from elastable.worker.bess.sharding import Sharding
+from elastable.worker.replicas.group import Array, ReplicaGroup
 
 __all__ = ["EpochLoss", "Trainer"]
 

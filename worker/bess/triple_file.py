@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from embedding_store.errors import BadInput
-from worker.bess.batch import Int32
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import Int32
 
 __all__ = ["NamedColumns", "line_of", "read_columns"]
 

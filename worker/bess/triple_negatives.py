@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput, IdOutOfRange
-from embedding_store.kernel import kernel
-from worker.bess.batch import SIDES, Bools, Corruption, Int32, Int64, Negatives, Side, UInt64
-from worker.bess.known import KnownTriples
-from worker.bess.negatives import Exclude, NegativeSampler, StepTriples
-from worker.bess.partition import PartitionedTriples
-from worker.bess.sharding import Sharding
+from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.embedding_store.kernel import kernel
+from elastable.worker.bess.batch import SIDES, Bools, Corruption, Int32, Int64, Negatives, Side, UInt64
+from elastable.worker.bess.known import KnownTriples
+from elastable.worker.bess.negatives import Exclude, NegativeSampler, StepTriples
+from elastable.worker.bess.partition import PartitionedTriples
+from elastable.worker.bess.sharding import Sharding
 
 __all__ = ["TripleNegatives"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from embedding_store.errors import BadInput, ElastableError, StoreFailed
-from worker.replicas.group import ReplicaGroup
+from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed
+from elastable.worker.replicas.group import ReplicaGroup
 
 __all__ = ["raise_together", "require_same"]
 

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedding_store.errors import ElastableError, FutureVersion
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
-from embedding_store.tables.grouping import GradientPart
-from embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
-from worker.host_embeddings.agreement import raise_together
-from worker.host_embeddings.gathered_ids import GatheredIds
-from worker.host_embeddings.row_exchange import RowExchange, rows_with_slots
-from worker.replicas.group import ReplicaGroup
+from elastable.embedding_store.errors import ElastableError, FutureVersion
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.tables.grouping import GradientPart
+from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
+from elastable.worker.host_embeddings.agreement import raise_together
+from elastable.worker.host_embeddings.gathered_ids import GatheredIds
+from elastable.worker.host_embeddings.row_exchange import RowExchange, rows_with_slots
+from elastable.worker.replicas.group import ReplicaGroup
 
 __all__ = ["Callbacks"]
 

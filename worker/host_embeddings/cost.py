@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding_store.errors import BadSpec
-from worker.host_embeddings.gathered_ids import id_dtype
+from elastable.embedding_store.errors import BadSpec
+from elastable.worker.host_embeddings.gathered_ids import id_dtype
 
 __all__ = ["Machine", "StepBytes", "bytes_per_step", "choose_strategy", "seconds_per_step"]
 

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadSpec
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore, Float32, RowBlock
-from worker.host_embeddings.agreement import require_same
-from worker.host_embeddings.callbacks import Callbacks
-from worker.host_embeddings.cost import choose_strategy
-from worker.host_embeddings.host_table import REDUCTIONS, HostTable
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from worker.host_embeddings.remote_buffers import EncodingBuffers, TokenBuffers, TokenSums
-from worker.host_embeddings.row_exchange import RowExchange
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.world import replica_group
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32, RowBlock
+from elastable.worker.host_embeddings.agreement import require_same
+from elastable.worker.host_embeddings.callbacks import Callbacks
+from elastable.worker.host_embeddings.cost import choose_strategy
+from elastable.worker.host_embeddings.host_table import REDUCTIONS, HostTable
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.worker.host_embeddings.remote_buffers import EncodingBuffers, TokenBuffers, TokenSums
+from elastable.worker.host_embeddings.row_exchange import RowExchange
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.world import replica_group
 
 __all__ = ["DTYPES", "STRATEGIES", "TOKEN_EXCHANGES", "create_host_table", "own_group"]
 

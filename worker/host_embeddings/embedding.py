@@ -17,17 +17,17 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from embedding_store.errors import Unsupported
-from embedding_store.range_pool import available_cores
-from embedding_store.store import EmbeddingStore, Float32, Int64
-from worker.host_embeddings.create import Initial, create_host_table
-from worker.host_embeddings.gathered_ids import GatheredIds, require_integers
-from worker.host_embeddings.host_table import HostTable
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from worker.host_embeddings.state import State
-from worker.initializers import initializer_spec, seed_of
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import ThreadGroup
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.range_pool import available_cores
+from elastable.embedding_store.store import EmbeddingStore, Float32, Int64
+from elastable.worker.host_embeddings.create import Initial, create_host_table
+from elastable.worker.host_embeddings.gathered_ids import GatheredIds, require_integers
+from elastable.worker.host_embeddings.host_table import HostTable
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.worker.host_embeddings.state import State
+from elastable.worker.initializers import initializer_spec, seed_of
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import ThreadGroup
 
 __all__ = ["HostEmbedding", "create_host_embedding"]
 
@@ -47,7 +47,7 @@ def create_host_embedding(
     seed: int = 0,
     threads: int | None = None,
 ) -> HostEmbedding:
-    """As `worker.host_embeddings.create.create_host_table`, for Keras and TensorFlow.
+    """As `elastable.worker.host_embeddings.create.create_host_table`, for Keras and TensorFlow.
 
     Args:
         initializer: A Keras initializer, too.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.checks import as_ids
-from embedding_store.errors import BadIds, IdOutOfRange
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, Int64
-from worker.replicas.group import ReplicaGroup
+from elastable.embedding_store.checks import as_ids
+from elastable.embedding_store.errors import BadIds, IdOutOfRange
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, Int64
+from elastable.worker.replicas.group import ReplicaGroup
 
 __all__ = ["GatheredIds", "gather_ids", "id_dtype", "require_integers"]
 

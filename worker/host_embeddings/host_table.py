@@ -9,18 +9,18 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.checks import require_gradients
-from embedding_store.errors import BadInput, ElastableError
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32
-from worker.host_embeddings import lease
-from worker.host_embeddings.agreement import raise_together
-from worker.host_embeddings.gathered_ids import GatheredIds, gather_ids
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from worker.host_embeddings.pending_sums import PendingSums
-from worker.host_embeddings.row_exchange import RowExchange
-from worker.host_embeddings.state import State, block_of, require_state, state_of
-from worker.replicas.group import ReplicaGroup
+from elastable.embedding_store.checks import require_gradients
+from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32
+from elastable.worker.host_embeddings import lease
+from elastable.worker.host_embeddings.agreement import raise_together
+from elastable.worker.host_embeddings.gathered_ids import GatheredIds, gather_ids
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.worker.host_embeddings.pending_sums import PendingSums
+from elastable.worker.host_embeddings.row_exchange import RowExchange
+from elastable.worker.host_embeddings.state import State, block_of, require_state, state_of
+from elastable.worker.replicas.group import ReplicaGroup
 
 __all__ = ["REDUCTIONS", "HostTable"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from weakref import WeakKeyDictionary
 
-from embedding_store.errors import BadInput
-from worker.replicas.group import ReplicaGroup
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.replicas.group import ReplicaGroup
 
 __all__ = ["release", "take"]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedding_store.range_pool import shared_pool
-from embedding_store.store import Float32, Int64, TableUpdate
-from embedding_store.tables.grouping import Coalescer, GradientPart, coalesce_many
-from worker.host_embeddings.row_exchange import RowExchange
+from elastable.embedding_store.range_pool import shared_pool
+from elastable.embedding_store.store import Float32, Int64, TableUpdate
+from elastable.embedding_store.tables.grouping import Coalescer, GradientPart, coalesce_many
+from elastable.worker.host_embeddings.row_exchange import RowExchange
 
 __all__ = ["PendingSums"]
 

@@ -19,18 +19,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedding_store.fused.rowwise_adagrad import row_squares
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.partition import Partition, partition
-from embedding_store.partitions.token_split import gather_rows, split_ids
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
-from embedding_store.tables.grouping import GradientPart
-from worker.host_embeddings.gathered_ids import GatheredIds
-from worker.host_embeddings.row_exchange import RowExchange, rows_with_slots
-from worker.host_embeddings.row_layout import join_columns, own_ids, put_rows, spread_columns
-from worker.replicas.group import ReplicaGroup
+from elastable.embedding_store.fused.rowwise_adagrad import row_squares
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.partition import Partition, partition
+from elastable.embedding_store.partitions.token_split import gather_rows, split_ids
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.tables.grouping import GradientPart
+from elastable.worker.host_embeddings.gathered_ids import GatheredIds
+from elastable.worker.host_embeddings.row_exchange import RowExchange, rows_with_slots
+from elastable.worker.host_embeddings.row_layout import join_columns, own_ids, put_rows, spread_columns
+from elastable.worker.replicas.group import ReplicaGroup
 
 __all__ = ["EncodingBuffers", "RemoteBuffers", "TokenBuffers", "TokenSums"]
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
-from embedding_store.tables.grouping import GradientPart
-from worker.host_embeddings.gathered_ids import GatheredIds
-from worker.replicas.group import ReplicaGroup
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.tables.grouping import GradientPart
+from elastable.worker.host_embeddings.gathered_ids import GatheredIds
+from elastable.worker.replicas.group import ReplicaGroup
 
 __all__ = ["RowExchange", "rows_with_slots"]
 

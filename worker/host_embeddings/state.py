@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
-from embedding_store.row_optimizer import row_optimizer
-from embedding_store.spec import TableSpec
-from embedding_store.store import Float32, RowBlock
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32, RowBlock
 
 __all__ = ["State", "block_of", "require_state", "state_of", "state_shapes"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from embedding_store.errors import BadInput
-from worker.readers.nests import Array
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.nests import Array
 
 __all__ = ["ColumnChoice", "refuse_type", "to_arrays"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from embedding_store.errors import BadInput
-from worker.readers.numpy_reader import NumpyReader
-from worker.readers.reader import Reader
-from worker.readers.stream_reader import StreamReader, is_stream
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.numpy_reader import NumpyReader
+from elastable.worker.readers.reader import Reader
+from elastable.worker.readers.stream_reader import StreamReader, is_stream
 
 __all__ = ["as_reader"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from worker.readers.arrow_columns import ColumnChoice
-from worker.readers.nests import Array, as_arrays, named_arrays, records_of
-from worker.readers.reader import Batch, Int64, Reader, checked_indices
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.arrow_columns import ColumnChoice
+from elastable.worker.readers.nests import Array, as_arrays, named_arrays, records_of
+from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
 
 __all__ = ["Block", "BlockReader", "Transform", "checked_paths"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
-from embedding_store.kernel import kernel
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.kernel import kernel
 
 __all__ = ["CsvIndex", "index_csv", "record_starts"]
 

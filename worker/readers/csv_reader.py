@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as csv
 
-from embedding_store.errors import BadInput
-from worker.readers.arrow_columns import ColumnChoice, refuse_type, to_arrays
-from worker.readers.block_reader import Block, BlockReader, Transform, checked_paths
-from worker.readers.csv_index import CsvIndex, index_csv, record_starts
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.arrow_columns import ColumnChoice, refuse_type, to_arrays
+from elastable.worker.readers.block_reader import Block, BlockReader, Transform, checked_paths
+from elastable.worker.readers.csv_index import CsvIndex, index_csv, record_starts
 
 __all__ = ["CsvReader"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from worker.readers.nests import Array, as_arrays, map_arrays, named_arrays, records_of
-from worker.readers.reader import Batch, Int64, Reader, checked_indices
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.nests import Array, as_arrays, map_arrays, named_arrays, records_of
+from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
 
 __all__ = ["NumpyReader"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedding_store.errors import BadInput
-from worker.readers.arrow_columns import ColumnChoice, refuse_type, to_arrays
-from worker.readers.block_reader import Block, BlockReader, Transform, checked_paths
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.arrow_columns import ColumnChoice, refuse_type, to_arrays
+from elastable.worker.readers.block_reader import Block, BlockReader, Transform, checked_paths
 
 __all__ = ["ParquetReader"]
 

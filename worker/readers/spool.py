@@ -11,9 +11,9 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
-from worker.readers.nests import Array
-from worker.readers.reader import Int64
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.nests import Array
+from elastable.worker.readers.reader import Int64
 
 __all__ = ["Spool"]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from worker.readers.nests import as_arrays, map_arrays, named_arrays, records_of
-from worker.readers.reader import Batch, Int64, Reader, checked_indices
-from worker.readers.spool import Spool
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.nests import as_arrays, map_arrays, named_arrays, records_of
+from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
+from elastable.worker.readers.spool import Spool
 
 __all__ = ["StreamReader", "is_stream"]
 

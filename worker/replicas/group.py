@@ -11,8 +11,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from embedding_store.errors import BadInput
-from worker.replicas.grouping import CommGroup, ReplicaGrouping
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.replicas.grouping import CommGroup, ReplicaGrouping
 
 __all__ = ["REDUCTIONS", "Array", "Bytes", "ReplicaGroup"]
 

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
-from worker.replicas.group import Bytes
-from worker.replicas.start import MPI
-from worker.replicas.watch import Watch
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
+from elastable.worker.replicas.group import Bytes
+from elastable.worker.replicas.start import MPI
+from elastable.worker.replicas.watch import Watch
 
 __all__ = ["CORES", "Lane"]
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from embedding_store.errors import DeadlineExceeded, Unavailable
-from worker.replicas.hosts import own_addresses
+from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
+from elastable.worker.replicas.hosts import own_addresses
 
 __all__ = ["Address", "MeetingPoint"]
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from worker.replicas.group import Bytes, ReplicaGroup
-from worker.replicas.hosts import this_host
-from worker.replicas.lane import CORES, Lane
-from worker.replicas.meeting_point import Address, MeetingPoint
-from worker.replicas.start import MPI
-from worker.replicas.watch import Watch
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.replicas.group import Bytes, ReplicaGroup
+from elastable.worker.replicas.hosts import this_host
+from elastable.worker.replicas.lane import CORES, Lane
+from elastable.worker.replicas.meeting_point import Address, MeetingPoint
+from elastable.worker.replicas.start import MPI
+from elastable.worker.replicas.watch import Watch
 
 __all__ = ["MpiGroup"]
 

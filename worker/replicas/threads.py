@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
-from worker.replicas.group import Bytes, ReplicaGroup
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
+from elastable.worker.replicas.group import Bytes, ReplicaGroup
 
 __all__ = ["ThreadGroup", "alone", "run_threads"]
 

@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from embedding_store.errors import DeadlineExceeded, Unsupported
-from worker.replicas import leftovers
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import alone
+from elastable.embedding_store.errors import DeadlineExceeded, Unsupported
+from elastable.worker.replicas import leftovers
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import alone
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from worker.replicas.mpi import MpiGroup
+    from elastable.worker.replicas.mpi import MpiGroup
 
 __all__ = ["DEADLINE_VARIABLE", "leave_all", "replica_group", "started_by_mpi", "world_communicator"]
 
@@ -65,7 +65,7 @@ def replica_group(deadline_s: float | None = None) -> ReplicaGroup:
     if not started_by_mpi():
         return alone(deadline_s)
     comm = world_communicator(deadline_s)
-    from worker.replicas.mpi import MpiGroup
+    from elastable.worker.replicas.mpi import MpiGroup
 
     group = MpiGroup.of(comm, range(comm.size), deadline_s)
     _groups.append(group)
@@ -100,7 +100,7 @@ def world_communicator(deadline_s: float) -> MPI.Intracomm:
 
 def _start(deadline_s: float) -> MPI.Intracomm:
     try:
-        from worker.replicas.start import MPI
+        from elastable.worker.replicas.start import MPI
     except ImportError:
         raise Unsupported("several replicas need mpi4py: pip install 'elastable[replicas]'") from None
     with _no_longer_than(deadline_s):
@@ -121,7 +121,7 @@ def _start(deadline_s: float) -> MPI.Intracomm:
 
 def _end(deadline_s: float) -> None:
     """At exit. MPI is ended where all others come to their end, too; nothing may wait for one that does not."""
-    from worker.replicas.start import IMPORTED_BEFORE, MPI
+    from elastable.worker.replicas.start import IMPORTED_BEFORE, MPI
 
     for group in _groups:
         group.leave("its process has ended" if _failed else "its work is done")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-import embedding_store.errors as errors
-from embedding_store.errors import ElastableError
-from worker.replicas.group import ReplicaGroup
+import elastable.embedding_store.errors as errors
+from elastable.embedding_store.errors import ElastableError
+from elastable.worker.replicas.group import ReplicaGroup
 
 __all__ = ["at_root"]
 

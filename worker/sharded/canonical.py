@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import CheckpointError
-from worker.replicas.group import Array
-from worker.sharded.at_root import at_root
-from worker.sharded.optimizer import PartOptimizer
-from worker.sharded.variable_memory import put, value_of
-from worker.sharded.weights import ReplicaWeights
+from elastable.embedding_store.errors import CheckpointError
+from elastable.worker.replicas.group import Array
+from elastable.worker.sharded.at_root import at_root
+from elastable.worker.sharded.optimizer import PartOptimizer
+from elastable.worker.sharded.variable_memory import put, value_of
+from elastable.worker.sharded.weights import ReplicaWeights
 
 __all__ = ["CanonicalTensors"]
 

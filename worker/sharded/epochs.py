@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from worker.sharded.feed import Feed
-from worker.sharded.replica_callbacks import ReplicaCallbacks
-from worker.sharded.step import GradientStep
-from worker.sharded.training import Training
+from elastable.worker.sharded.feed import Feed
+from elastable.worker.sharded.replica_callbacks import ReplicaCallbacks
+from elastable.worker.sharded.step import GradientStep
+from elastable.worker.sharded.training import Training
 
 __all__ = ["run_epochs"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.replicas.group import Array, ReplicaGroup
-from worker.replicas.grouping import ReplicaGrouping
-from worker.sharded.split import Split
+from elastable.worker.replicas.group import Array, ReplicaGroup
+from elastable.worker.replicas.grouping import ReplicaGrouping
+from elastable.worker.sharded.split import Split
 
 __all__ = ["Exchange", "Layout"]
 

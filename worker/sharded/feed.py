@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from embedding_store.errors import BadInput
-from master.record_order import record_order
-from worker.build import as_tensors
-from worker.readers import Reader
-from worker.sharded.given import require_batch_size
-from worker.sharded.split import Split
+from elastable.embedding_store.errors import BadInput
+from elastable.master.record_order import record_order
+from elastable.worker.build import as_tensors
+from elastable.worker.readers import Reader
+from elastable.worker.sharded.given import require_batch_size
+from elastable.worker.sharded.split import Split
 
 __all__ = ["Feed", "Part"]
 

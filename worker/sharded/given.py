@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from worker.readers import Batch, NumpyReader, Reader, as_reader
-from worker.readers.reader import Int64, checked_indices
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers import Batch, NumpyReader, Reader, as_reader
+from elastable.worker.readers.reader import Int64, checked_indices
 
 __all__ = ["reader_of", "require_batch_size", "split_off"]
 

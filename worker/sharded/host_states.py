@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import BadInput, CheckpointError
-from worker.host_embeddings.embedding import HostEmbedding
-from worker.host_embeddings.state import require_state
-from worker.replicas.group import Array, ReplicaGroup
-from worker.seeds import layers_of
-from worker.sharded.at_root import at_root
+from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.worker.host_embeddings.embedding import HostEmbedding
+from elastable.worker.host_embeddings.state import require_state
+from elastable.worker.replicas.group import Array, ReplicaGroup
+from elastable.worker.seeds import layers_of
+from elastable.worker.sharded.at_root import at_root
 
 __all__ = ["HOST", "host_embeddings", "host_tensors", "restore_hosts"]
 
 HOST = "host/"
-"""What the keys of their tensors begin with: "host/TABLE/ARRAY", of the arrays of `worker.host_embeddings.state`."""
+"""What the keys of their tensors begin with: "host/TABLE/ARRAY", with the arrays of
+`elastable.worker.host_embeddings.state`."""
 
 
 def host_embeddings(model: Any) -> list[HostEmbedding]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from worker.replicas.group import Array, ReplicaGroup
-from worker.sharded.exchange import Layout
-from worker.sharded.split import Split
+from elastable.worker.replicas.group import Array, ReplicaGroup
+from elastable.worker.sharded.exchange import Layout
+from elastable.worker.sharded.split import Split
 
 __all__ = ["Clipping", "clip", "squared_norms"]
 

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.errors import ModelError, Unsupported
-from worker.replicas.group import Array
-from worker.sharded.norms import Clipping
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.worker.replicas.group import Array
+from elastable.worker.sharded.norms import Clipping
 
 __all__ = ["PartOptimizer", "refuse_optimizer", "refuse_parts", "slots_of"]
 

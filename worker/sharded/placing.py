@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from embedding_store.errors import BadSpec
-from embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
-from worker.replicas.grouping import CommGroup, ReplicaGrouping
-from worker.sharded.split import Split
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
+from elastable.worker.replicas.grouping import CommGroup, ReplicaGrouping
+from elastable.worker.sharded.split import Split
 
 __all__ = ["DenseVariable", "VariablePlacement", "plan_variables", "sharding_of"]
 

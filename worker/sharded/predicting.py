@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from worker.build import as_tensors
-from worker.readers import Reader
-from worker.replicas.group import ReplicaGroup
-from worker.sharded.split import Split
-from worker.sharded.step import PredictStep
+from elastable.worker.build import as_tensors
+from elastable.worker.readers import Reader
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.sharded.split import Split
+from elastable.worker.sharded.step import PredictStep
 
 __all__ = ["predict_all"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import keras
 
-from embedding_store.errors import ModelError, Unsupported
-from worker.seeds import layers_of
-from worker.train_step import store_layers
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.worker.seeds import layers_of
+from elastable.worker.train_step import store_layers
 
 __all__ = ["refuse_losses", "refuse_model"]
 

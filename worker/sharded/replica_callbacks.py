@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from embedding_store.errors import BadInput, Unsupported
-from worker.keras_callbacks import history_of, require_callback, sees_batches
-from worker.replicas.group import ReplicaGroup
+from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.worker.keras_callbacks import history_of, require_callback, sees_batches
+from elastable.worker.replicas.group import ReplicaGroup
 
 __all__ = ["ReplicaCallbacks"]
 

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.errors import Unsupported
-from worker.sharded.exchange import Exchange, Layout
-from worker.sharded.variable_memory import value_of
+from elastable.embedding_store.errors import Unsupported
+from elastable.worker.sharded.exchange import Exchange, Layout
+from elastable.worker.sharded.variable_memory import value_of
 
 __all__ = ["ReplicaMetrics"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from worker.replicas.group import Array, ReplicaGroup
-from worker.seeds import layers_of
-from worker.sharded.variable_memory import put, value_of
+from elastable.worker.replicas.group import Array, ReplicaGroup
+from elastable.worker.seeds import layers_of
+from elastable.worker.sharded.variable_memory import put, value_of
 
 __all__ = ["ReplicaStates", "states_of"]
 

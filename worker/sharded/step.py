@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.errors import Unsupported
-from worker.replicas.group import Array
-from worker.seeds import seed_states, set_seeds
-from worker.tensor_specs import batch_spec, flat_spec, pack_flat
+from elastable.embedding_store.errors import Unsupported
+from elastable.worker.replicas.group import Array
+from elastable.worker.seeds import seed_states, set_seeds
+from elastable.worker.tensor_specs import batch_spec, flat_spec, pack_flat
 
 __all__ = ["EvaluateStep", "GradientStep", "PredictStep"]
 

@@ -8,23 +8,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from embedding_store.errors import BadInput, ModelError
-from embedding_store.locations import LocationSettings
-from worker.build import build_model, sample_batch
-from worker.host_embeddings.agreement import require_same
-from worker.readers import NumpyReader, Reader
-from worker.replicas.group import Array, ReplicaGroup
-from worker.replicas.world import replica_group
-from worker.sharded.epochs import run_epochs
-from worker.sharded.feed import Feed
-from worker.sharded.given import reader_of, require_batch_size, split_off
-from worker.sharded.host_states import HOST, host_embeddings, host_tensors, restore_hosts
-from worker.sharded.placing import VariablePlacement
-from worker.sharded.predicting import predict_all
-from worker.sharded.refusals import refuse_losses, refuse_model
-from worker.sharded.replica_callbacks import ReplicaCallbacks
-from worker.sharded.step import EvaluateStep, GradientStep, PredictStep
-from worker.sharded.training import ReplicaMemory, Training
+from elastable.embedding_store.errors import BadInput, ModelError
+from elastable.embedding_store.locations import LocationSettings
+from elastable.worker.build import build_model, sample_batch
+from elastable.worker.host_embeddings.agreement import require_same
+from elastable.worker.readers import NumpyReader, Reader
+from elastable.worker.replicas.group import Array, ReplicaGroup
+from elastable.worker.replicas.world import replica_group
+from elastable.worker.sharded.epochs import run_epochs
+from elastable.worker.sharded.feed import Feed
+from elastable.worker.sharded.given import reader_of, require_batch_size, split_off
+from elastable.worker.sharded.host_states import HOST, host_embeddings, host_tensors, restore_hosts
+from elastable.worker.sharded.placing import VariablePlacement
+from elastable.worker.sharded.predicting import predict_all
+from elastable.worker.sharded.refusals import refuse_losses, refuse_model
+from elastable.worker.sharded.replica_callbacks import ReplicaCallbacks
+from elastable.worker.sharded.step import EvaluateStep, GradientStep, PredictStep
+from elastable.worker.sharded.training import ReplicaMemory, Training
 
 __all__ = ["ReplicaTrainer"]
 

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import ModelError
-from embedding_store.locations import LocationSettings
-from worker.host_embeddings.agreement import require_same
-from worker.replicas.group import Array, ReplicaGroup
-from worker.sharded.canonical import CanonicalTensors
-from worker.sharded.feed import Part
-from worker.sharded.norms import clip
-from worker.sharded.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
-from worker.sharded.placing import DenseVariable, plan_variables
-from worker.sharded.replica_metrics import ReplicaMetrics
-from worker.sharded.states import ReplicaStates
-from worker.sharded.step import GradientStep
-from worker.sharded.variable_memory import held_bytes, put, value_of
-from worker.sharded.weights import ReplicaWeights
+from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.locations import LocationSettings
+from elastable.worker.host_embeddings.agreement import require_same
+from elastable.worker.replicas.group import Array, ReplicaGroup
+from elastable.worker.sharded.canonical import CanonicalTensors
+from elastable.worker.sharded.feed import Part
+from elastable.worker.sharded.norms import clip
+from elastable.worker.sharded.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
+from elastable.worker.sharded.placing import DenseVariable, plan_variables
+from elastable.worker.sharded.replica_metrics import ReplicaMetrics
+from elastable.worker.sharded.states import ReplicaStates
+from elastable.worker.sharded.step import GradientStep
+from elastable.worker.sharded.variable_memory import held_bytes, put, value_of
+from elastable.worker.sharded.weights import ReplicaWeights
 
 __all__ = ["ReplicaMemory", "Training"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from worker.replicas.group import Array
+from elastable.worker.replicas.group import Array
 
 __all__ = ["give_back", "held_bytes", "put", "value_of"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from embedding_store.errors import BadSpec
-from worker.replicas.group import Array, ReplicaGroup
-from worker.sharded.exchange import Exchange, Layout
-from worker.sharded.placing import VariablePlacement
-from worker.sharded.split import Split
-from worker.sharded.variable_memory import give_back, held_bytes, put, value_of
+from elastable.embedding_store.errors import BadSpec
+from elastable.worker.replicas.group import Array, ReplicaGroup
+from elastable.worker.sharded.exchange import Exchange, Layout
+from elastable.worker.sharded.placing import VariablePlacement
+from elastable.worker.sharded.split import Split
+from elastable.worker.sharded.variable_memory import give_back, held_bytes, put, value_of
 
 __all__ = ["ReplicaWeights"]
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
 from elastable.heap import keep_freed_memory
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import OptimizerSpec, TableSpec
-from embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
 
 __all__ = ["NOTHING_HELD", "filled_store", "prepare"]
 

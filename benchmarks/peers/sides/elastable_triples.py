@@ -7,11 +7,11 @@ from typing import Any
 
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
+from elastable.embedding_store.range_pool import RangePool
 from elastable.heap import keep_freed_memory
-from embedding_store.range_pool import RangePool
-from worker.bess.settings import TrainSettings
-from worker.bess.trainer import Trainer
-from worker.replicas.threads import alone
+from elastable.worker.bess.settings import TrainSettings
+from elastable.worker.bess.trainer import Trainer
+from elastable.worker.replicas.threads import alone
 
 __all__ = ["prepare"]
 

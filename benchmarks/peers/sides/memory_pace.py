@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.memory_pace import reading
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
-from embedding_store.memory.slab import Slab
-from embedding_store.range_pool import RangePool
+from elastable.embedding_store.memory.slab import Slab
+from elastable.embedding_store.range_pool import RangePool
 
 __all__ = ["prepare"]
 

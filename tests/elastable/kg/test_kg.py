@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from elastable.command import app
+from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.kg.answering import AnsweringModel
 from elastable.kg.checkpoints import GraphCheckpoints, Place
 from elastable.kg.defaults import default_settings, settings_of
-from embedding_store.errors import BadInput, CheckpointError
+from elastable.worker.bess.scores import SCORES
+from elastable.worker.bess.settings import TrainSettings
 from tests.elastable.processes import run_elastable
-from worker.bess.scores import SCORES
-from worker.bess.settings import TrainSettings
 
 CITIES = 24
 QUICK = ("--dim", "32", "--epochs", "40", "--batch", "32", "--learning-rate", "0.3", "--regularization", "0.001")

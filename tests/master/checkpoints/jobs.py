@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from embedding_store.pins import Pin
-from embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
-from embedding_store.store import Commit, EmbeddingStore, TableUpdate
-from master.api import JobSpec, Tensor
-from master.progress import Progress
+from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.master.api import JobSpec, Tensor
+from elastable.master.progress import Progress
 
 ADAGRAD = OptimizerSpec.of("adagrad")
 FIXED = TableSpec("fixed", 3, 500, optimizer=OptimizerSpec.of("adam"))

@@ -18,16 +18,16 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from embedding_store.errors import CheckpointError
-from embedding_store.memory.store import MemoryStore
-from embedding_store.store import EmbeddingStore
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.files import CheckpointFiles, LocalFiles, Part
-from master.checkpoints.places import checkpoint_names, files_at
-from master.checkpoints.remote_files import RemoteFiles
-from master.checkpoints.restoring import restore_tables
-from master.checkpoints.series import CheckpointSeries
-from master.checkpoints.writing import write_checkpoint
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.files import CheckpointFiles, LocalFiles, Part
+from elastable.master.checkpoints.places import checkpoint_names, files_at
+from elastable.master.checkpoints.remote_files import RemoteFiles
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.series import CheckpointSeries
+from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, Rows, commit, created, dense_of, progress_of, rows
 
 VERSIONS = 5
@@ -272,8 +272,8 @@ def test_a_full_disk_leaves_what_was_there_and_no_draft(tmp_path: Path, point: i
 CHILD = """
 import os, resource, signal, sys
 from pathlib import Path
-from embedding_store.errors import CheckpointError
-from embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.memory.store import MemoryStore
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, created
 from tests.master.checkpoints.test_crash_points import SteppedFiles, Steps, limited, run
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from embedding_store.errors import CheckpointError
-from embedding_store.memory.store import MemoryStore
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.restoring import restore_tables
-from master.checkpoints.writing import write_checkpoint
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, rows, train
 
 ROWS = "table-0001-00000.safetensors"

@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import TableSpec
-from embedding_store.store import Int64, TableUpdate
-from master.checkpoints.dirty_rows import Changes, DirtyRows
-from master.checkpoints.id_bits import IdBits
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Int64, TableUpdate
+from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
+from elastable.master.checkpoints.id_bits import IdBits
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, commit, created
 
 

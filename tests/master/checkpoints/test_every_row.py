@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from embedding_store import Commit, MemoryStore, OptimizerSpec, PartitionedStore, TableSpec, TableUpdate
-from embedding_store.store import EmbeddingStore, Float32
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.restoring import restore_tables
-from master.checkpoints.series import CheckpointSeries
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, PartitionedStore, TableSpec, TableUpdate
+from elastable.embedding_store.store import EmbeddingStore, Float32
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.series import CheckpointSeries
 from tests.master.checkpoints.jobs import JOB, dense_of, progress_of
 
 IDS = np.arange(20)

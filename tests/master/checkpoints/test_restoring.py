@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.errors import CheckpointError, SpecConflict
-from embedding_store.files.store import FileStore
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from embedding_store.store import EmbeddingStore
-from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from master.checkpoints.comparing import compare_dense, compare_tables
-from master.checkpoints.restoring import refuse_other_model, restore_tables
-from master.checkpoints.warm_start import warm_start
-from master.checkpoints.writing import write_checkpoint
+from elastable.embedding_store.errors import CheckpointError, SpecConflict
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.comparing import compare_dense, compare_tables
+from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
+from elastable.master.checkpoints.warm_start import warm_start
+from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import (
     ADAGRAD,
     AGED,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from master.checkpoints.restraint import Restraint
+from elastable.master.checkpoints.restraint import Restraint
 
 
 def compute(seconds: float) -> None:

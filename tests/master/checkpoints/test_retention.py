@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from master.checkpoints.retention import Standing, to_remove
+from elastable.master.checkpoints.retention import Standing, to_remove
 
 
 def name(version: int, again: int = 1) -> str:

@@ -13,17 +13,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from embedding_store.errors import BadInput, CheckpointError
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.redis.store import RedisStore
-from embedding_store.spec import TableSpec
-from embedding_store.store import EmbeddingStore, Float32, RowBlock
-from master.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from master.checkpoints.files import LocalFiles
-from master.checkpoints.places import files_at
-from master.checkpoints.restoring import restore_tables
-from master.checkpoints.series import CheckpointSeries
+from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32, RowBlock
+from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.files import LocalFiles
+from elastable.master.checkpoints.places import files_at
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.series import CheckpointSeries
 from tests.master.checkpoints.jobs import (
     ADAGRAD,
     AGED,

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from embedding_store.errors import BadInput, CheckpointError
-from embedding_store.memory.store import MemoryStore
-from embedding_store.partitions.store import PartitionedStore
-from embedding_store.spec_json import spec_to_json
-from embedding_store.store import EmbeddingStore
-from master.checkpoints.checkpoint import open_checkpoint
-from master.checkpoints.files import LocalFiles
-from master.checkpoints.places import files_at, find_checkpoint
-from master.checkpoints.restoring import restore_tables
-from master.checkpoints.writing import write_checkpoint
+from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.spec_json import spec_to_json
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.files import LocalFiles
+from elastable.master.checkpoints.places import files_at, find_checkpoint
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import JOB, SPECS, created, dense_of, progress_of, rows, train
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.bess.batch import Int32, Int64, StepBatch
-from worker.bess.partition import PartitionedTriples
-from worker.bess.sampler import ShardedSampler
-from worker.bess.sharding import Sharding, types_of_offsets
+from elastable.worker.bess.batch import Int32, Int64, StepBatch
+from elastable.worker.bess.partition import PartitionedTriples
+from elastable.worker.bess.sampler import ShardedSampler
+from elastable.worker.bess.sharding import Sharding, types_of_offsets
 
 ENTITIES, RELATIONS, SHARDS = 501, 11, 5
 TYPE_OFFSETS = [0, 20, 60, 200, 341, 342]  # the peer's own test of its sharding: bess-kge, tests/test_sharding.py

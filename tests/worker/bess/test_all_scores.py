@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput
-from worker.bess.all_scores import AllScores
-from worker.bess.batch import Side
-from worker.bess.known import KnownTriples
-from worker.bess.queries import QueryBatches
-from worker.bess.settings import TrainSettings
-from worker.bess.trainer import Trainer
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.all_scores import AllScores
+from elastable.worker.bess.batch import Side
+from elastable.worker.bess.known import KnownTriples
+from elastable.worker.bess.queries import QueryBatches
+from elastable.worker.bess.settings import TrainSettings
+from elastable.worker.bess.trainer import Trainer
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 ENTITIES, RELATIONS = 50, 4
 TRIPLES = np.random.default_rng(3).integers(0, [ENTITIES, RELATIONS, ENTITIES], (80, 3)).astype(np.int32)

@@ -7,22 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.all_entities import AllEntities
+from elastable.worker.bess.batch import CORRUPTIONS, Corruption, StepBatch
+from elastable.worker.bess.known import KnownTriples
+from elastable.worker.bess.negatives import NegativeSampler
+from elastable.worker.bess.partition import PartitionedTriples
+from elastable.worker.bess.random_negatives import RandomNegatives, TypedNegatives
+from elastable.worker.bess.rigid_sampler import RigidSampler
+from elastable.worker.bess.schemes.embedding_moving import EmbeddingMoving
+from elastable.worker.bess.schemes.scheme import Scheme
+from elastable.worker.bess.schemes.score_moving import ScoreMoving
+from elastable.worker.bess.scores import score_function
+from elastable.worker.bess.triple_negatives import TripleNegatives
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 from tests.worker.bess.graphs import ENTITIES, RELATIONS, random_triples, typed_sharding
-from worker.bess.all_entities import AllEntities
-from worker.bess.batch import CORRUPTIONS, Corruption, StepBatch
-from worker.bess.known import KnownTriples
-from worker.bess.negatives import NegativeSampler
-from worker.bess.partition import PartitionedTriples
-from worker.bess.random_negatives import RandomNegatives, TypedNegatives
-from worker.bess.rigid_sampler import RigidSampler
-from worker.bess.schemes.embedding_moving import EmbeddingMoving
-from worker.bess.schemes.scheme import Scheme
-from worker.bess.schemes.score_moving import ScoreMoving
-from worker.bess.scores import score_function
-from worker.bess.triple_negatives import TripleNegatives
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
 
 WORKERS, DIM = 3, 8
 TRIPLES, SHARDING = random_triples(), typed_sharding(WORKERS)

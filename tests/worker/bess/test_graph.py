@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput
-from worker.bess.graph import INSTALLED_GRAPHS, KnowledgeGraph, load_graph
-from worker.bess.names import Names
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.graph import INSTALLED_GRAPHS, KnowledgeGraph, load_graph
+from elastable.worker.bess.names import Names
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the graphs of ../shared/data are not here")

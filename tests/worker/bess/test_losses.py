@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedding_store.errors import BadInput
-from embedding_store.range_pool import RangePool
-from worker.bess.losses import LogSigmoid, Loss, MarginRanking, SampledSoftmax, loss_function
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.range_pool import RangePool
+from elastable.worker.bess.losses import LogSigmoid, Loss, MarginRanking, SampledSoftmax, loss_function
 
 B, N = 7, 11
 

@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, IdOutOfRange
+from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.worker.bess.all_entities import AllEntities
+from elastable.worker.bess.batch import CORRUPTIONS, Corruption, Int64, StepBatch
+from elastable.worker.bess.known import KnownTriples
+from elastable.worker.bess.negatives import NegativeSampler
+from elastable.worker.bess.partition import PartitionedTriples
+from elastable.worker.bess.random_negatives import RandomNegatives, TypedNegatives
+from elastable.worker.bess.rigid_sampler import RigidSampler
+from elastable.worker.bess.sharding import Sharding
+from elastable.worker.bess.triple_negatives import TripleNegatives
 from tests.worker.bess.graphs import (
     ENTITIES,
     RELATIONS,
@@ -17,15 +26,6 @@ from tests.worker.bess.graphs import (
     random_triples,
     typed_sharding,
 )
-from worker.bess.all_entities import AllEntities
-from worker.bess.batch import CORRUPTIONS, Corruption, Int64, StepBatch
-from worker.bess.known import KnownTriples
-from worker.bess.negatives import NegativeSampler
-from worker.bess.partition import PartitionedTriples
-from worker.bess.random_negatives import RandomNegatives, TypedNegatives
-from worker.bess.rigid_sampler import RigidSampler
-from worker.bess.sharding import Sharding
-from worker.bess.triple_negatives import TripleNegatives
 
 TRIPLES = random_triples()
 SHARDING = typed_sharding()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, IdOutOfRange
+from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.worker.bess.partition import PartitionedTriples, PartitionMode, with_inverses
+from elastable.worker.bess.sharding import Sharding
 from tests.worker.bess.graphs import ENTITIES, RELATIONS, SHARDS, random_triples, typed_sharding
-from worker.bess.partition import PartitionedTriples, PartitionMode, with_inverses
-from worker.bess.sharding import Sharding
 
 
 @pytest.mark.parametrize("mode", ["pair", "head", "tail"])

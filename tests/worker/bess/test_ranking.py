@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import SIDES, Side
+from elastable.worker.bess.known import KnownTriples
+from elastable.worker.bess.queries import QueryBatches
+from elastable.worker.bess.ranking import RankCounts, Ranks
+from elastable.worker.bess.ranking_metrics import RankingMetrics
+from elastable.worker.bess.sharding import Sharding
 from tests.worker.bess.graphs import ENTITIES, RELATIONS, SHARDS, random_triples, typed_sharding
-from worker.bess.batch import SIDES, Side
-from worker.bess.known import KnownTriples
-from worker.bess.queries import QueryBatches
-from worker.bess.ranking import RankCounts, Ranks
-from worker.bess.ranking_metrics import RankingMetrics
-from worker.bess.sharding import Sharding
 
 TRIPLES = random_triples()
 

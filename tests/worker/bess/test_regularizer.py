@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from worker.bess.batch import Int32
-from worker.bess.regularizer import penalty, penalty_gradients
-from worker.bess.settings import TrainSettings
-from worker.bess.trainer import Trainer
-from worker.replicas.group import Array, ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.worker.bess.batch import Int32
+from elastable.worker.bess.regularizer import penalty, penalty_gradients
+from elastable.worker.bess.settings import TrainSettings
+from elastable.worker.bess.trainer import Trainer
+from elastable.worker.replicas.group import Array, ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 
 @pytest.mark.parametrize("complex_numbers", [False, True])

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import StepBatch
+from elastable.worker.bess.frequency import frequency_weights
+from elastable.worker.bess.partition import PartitionedTriples, with_inverses
+from elastable.worker.bess.random_negatives import RandomNegatives
+from elastable.worker.bess.random_sampler import RandomSampler
+from elastable.worker.bess.rigid_sampler import RigidSampler
+from elastable.worker.bess.sampler import ShardedSampler
+from elastable.worker.bess.sharding import Sharding
 from tests.worker.bess.graphs import RELATIONS, assembled, everyones, random_triples, typed_sharding
-from worker.bess.batch import StepBatch
-from worker.bess.frequency import frequency_weights
-from worker.bess.partition import PartitionedTriples, with_inverses
-from worker.bess.random_negatives import RandomNegatives
-from worker.bess.random_sampler import RandomSampler
-from worker.bess.rigid_sampler import RigidSampler
-from worker.bess.sampler import ShardedSampler
-from worker.bess.sharding import Sharding
 
 SAMPLERS = [RigidSampler, RandomSampler]
 

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput
-from worker.bess.batch import Corruption, StepBatch
-from worker.bess.losses import LogSigmoid
-from worker.bess.partition import PartitionedTriples
-from worker.bess.random_negatives import RandomNegatives
-from worker.bess.rigid_sampler import RigidSampler
-from worker.bess.schemes.embedding_moving import EmbeddingMoving
-from worker.bess.schemes.scheme import Scheme, Scored, StepGradients, require_balance
-from worker.bess.schemes.score_moving import ScoreMoving
-from worker.bess.scores import SCORES, score_function
-from worker.bess.sharding import Sharding
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.batch import Corruption, StepBatch
+from elastable.worker.bess.losses import LogSigmoid
+from elastable.worker.bess.partition import PartitionedTriples
+from elastable.worker.bess.random_negatives import RandomNegatives
+from elastable.worker.bess.rigid_sampler import RigidSampler
+from elastable.worker.bess.schemes.embedding_moving import EmbeddingMoving
+from elastable.worker.bess.schemes.scheme import Scheme, Scored, StepGradients, require_balance
+from elastable.worker.bess.schemes.score_moving import ScoreMoving
+from elastable.worker.bess.scores import SCORES, score_function
+from elastable.worker.bess.sharding import Sharding
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 ENTITIES, RELATIONS = 500, 10
 Outcome = tuple[StepBatch, Scored, StepGradients]

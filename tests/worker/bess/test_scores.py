@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedding_store.errors import BadInput
-from embedding_store.range_pool import RangePool
-from worker.bess.scores import SCORES, score_function
-from worker.bess.scores.function import ScoreFunction
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.range_pool import RangePool
+from elastable.worker.bess.scores import SCORES, score_function
+from elastable.worker.bess.scores.function import ScoreFunction
 
 DIM, TRIPLES, CANDIDATES = 8, 6, 5
 Array = np.ndarray[Any, np.dtype[np.float32]]

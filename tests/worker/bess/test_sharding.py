@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.sharding import Sharding, types_of_offsets
 from tests.worker.bess.graphs import ENTITIES, SHARDS, TYPE_OFFSETS, typed_sharding
-from worker.bess.sharding import Sharding, types_of_offsets
 
 
 def test_501_entities_over_5_shards() -> None:

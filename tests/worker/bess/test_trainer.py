@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, NotFinite
-from worker.bess.batch import Int32
-from worker.bess.evaluation import Evaluation
-from worker.bess.settings import TrainSettings
-from worker.bess.trainer import Trainer
-from worker.replicas.group import Array, ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.embedding_store.errors import BadInput, NotFinite
+from elastable.worker.bess.batch import Int32
+from elastable.worker.bess.evaluation import Evaluation
+from elastable.worker.bess.settings import TrainSettings
+from elastable.worker.bess.trainer import Trainer
+from elastable.worker.replicas.group import Array, ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 ENTITIES, RELATIONS = 60, 3
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from worker.bess.batch import Side
-from worker.bess.partition import PartitionedTriples
-from worker.bess.rigid_sampler import RigidSampler
-from worker.bess.schemes.scheme import StepGradients
-from worker.bess.schemes.whole_softmax import WholeSoftmax
-from worker.bess.scores import score_function
-from worker.bess.sharding import Sharding
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.worker.bess.batch import Side
+from elastable.worker.bess.partition import PartitionedTriples
+from elastable.worker.bess.rigid_sampler import RigidSampler
+from elastable.worker.bess.schemes.scheme import StepGradients
+from elastable.worker.bess.schemes.whole_softmax import WholeSoftmax
+from elastable.worker.bess.scores import score_function
+from elastable.worker.bess.sharding import Sharding
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 ENTITIES, RELATIONS, DIM = 41, 3, 8
 

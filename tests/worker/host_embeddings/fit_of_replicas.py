@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from embedding_store.errors import Unsupported
-from worker.host_embeddings.embedding import create_host_embedding
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.embedding_store.errors import Unsupported
+from elastable.worker.host_embeddings.embedding import create_host_embedding
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 ROWS, DIM, BATCH, REPLICAS = 20, 6, 12, 3
 

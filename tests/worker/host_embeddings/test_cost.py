@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadSpec
-from worker.host_embeddings.cost import bytes_per_step, choose_strategy, seconds_per_step
-from worker.host_embeddings.create import create_host_table
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.embedding_store.errors import BadSpec
+from elastable.worker.host_embeddings.cost import bytes_per_step, choose_strategy, seconds_per_step
+from elastable.worker.host_embeddings.create import create_host_table
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])

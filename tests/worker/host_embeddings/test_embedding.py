@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedding_store.errors import BadIds, BadInput, IdOutOfRange, Unsupported
-from embedding_store.initial_values import initial_rows
-from embedding_store.memory.store import MemoryStore
-from embedding_store.spec import InitializerSpec
-from worker.host_embeddings.embedding import HostEmbedding, create_host_embedding
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec, HostEmbeddingSGDGAOptimizerSpec
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
+from elastable.embedding_store.errors import BadIds, BadInput, IdOutOfRange, Unsupported
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import InitializerSpec
+from elastable.worker.host_embeddings.embedding import HostEmbedding, create_host_embedding
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec, HostEmbeddingSGDGAOptimizerSpec
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 
 ROWS, DIM = 20, 6
 _random = np.random.default_rng(0)

@@ -7,14 +7,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadGradient, BadIds, BadInput, BadSpec, IdOutOfRange, StoreFailed, Unsupported
-from embedding_store.initial_values import initial_rows
-from embedding_store.spec import InitializerSpec
-from worker.host_embeddings.create import create_host_table
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec, HostEmbeddingSGDGAOptimizerSpec
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.grouping import CommGroup
-from worker.replicas.threads import run_threads
+from elastable.embedding_store.errors import (
+    BadGradient,
+    BadIds,
+    BadInput,
+    BadSpec,
+    IdOutOfRange,
+    StoreFailed,
+    Unsupported,
+)
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.spec import InitializerSpec
+from elastable.worker.host_embeddings.create import create_host_table
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec, HostEmbeddingSGDGAOptimizerSpec
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.grouping import CommGroup
+from elastable.worker.replicas.threads import run_threads
 
 
 def test_a_name_is_registered_once_at_a_time() -> None:

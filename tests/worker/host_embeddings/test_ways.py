@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedding_store.errors import FutureVersion, SpecConflict, StoreFailed
-from embedding_store.memory.store import MemoryStore
-from embedding_store.open_store import open_store
-from embedding_store.spec import TableSpec
+from elastable.embedding_store.errors import FutureVersion, SpecConflict, StoreFailed
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.spec import TableSpec
+from elastable.worker.host_embeddings.create import create_host_table
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.worker.host_embeddings.remote_buffers import EncodingBuffers, TokenBuffers
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
 from tests.contracts.host_table_contract import HostTableContract, Steps, Way, random_steps, train
-from worker.host_embeddings.create import create_host_table
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from worker.host_embeddings.remote_buffers import EncodingBuffers, TokenBuffers
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
 
 
 class TestTokenBuffers(HostTableContract):

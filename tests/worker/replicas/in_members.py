@@ -19,15 +19,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embedding_store import errors
-from embedding_store.errors import DeadlineExceeded, Unavailable
+from elastable.embedding_store import errors
+from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
+from elastable.worker.replicas import lane, mpi
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.grouping import CommGroup
+from elastable.worker.replicas.mpi import MpiGroup
+from elastable.worker.replicas.world import replica_group, world_communicator
 from tests.contracts.replica_contract import ReplicaContract, Run
 from tests.worker.replicas.mpi_run import MEMBERS
-from worker.replicas import lane, mpi
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.grouping import CommGroup
-from worker.replicas.mpi import MpiGroup
-from worker.replicas.world import replica_group, world_communicator
 
 
 @cache

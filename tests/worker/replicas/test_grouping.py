@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
-from worker.replicas.grouping import CommGroup, ReplicaGrouping
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.replicas.grouping import CommGroup, ReplicaGrouping
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from embedding_store.errors import DeadlineExceeded, Unavailable
-from worker.replicas.meeting_point import Address, MeetingPoint
-from worker.replicas.watch import Watch
+from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
+from elastable.worker.replicas.meeting_point import Address, MeetingPoint
+from elastable.worker.replicas.watch import Watch
 
 
 def meet(points: list[MeetingPoint], deadline_s: float = 20.0) -> list[Any]:

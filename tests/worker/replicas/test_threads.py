@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, DeadlineExceeded
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import alone, run_threads
 from tests.contracts.replica_contract import ReplicaContract, Run
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import alone, run_threads
 
 
 class TestThreads(ReplicaContract):

@@ -9,11 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.grouping import CommGroup
-from worker.replicas.threads import run_threads
-from worker.sharded.trainer import ReplicaTrainer
+from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.grouping import CommGroup
+from elastable.worker.replicas.threads import run_threads
+from elastable.worker.sharded.trainer import ReplicaTrainer
 
 _BUILDING = threading.Lock()
 """Seeds are of the process: models of several threads are built one after the other."""

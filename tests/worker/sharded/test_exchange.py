@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.grouping import CommGroup
-from worker.replicas.threads import run_threads
-from worker.sharded import exchange as exchange_module
-from worker.sharded.exchange import Exchange, Layout
-from worker.sharded.norms import Clipping, clip, squared_norms
-from worker.sharded.split import Split
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.grouping import CommGroup
+from elastable.worker.replicas.threads import run_threads
+from elastable.worker.sharded import exchange as exchange_module
+from elastable.worker.sharded.exchange import Exchange, Layout
+from elastable.worker.sharded.norms import Clipping, clip, squared_norms
+from elastable.worker.sharded.split import Split
 
 
 def layout_of(elements: int, comm: CommGroup, size: int) -> Layout:

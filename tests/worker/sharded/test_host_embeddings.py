@@ -8,13 +8,13 @@ import keras
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, CheckpointError
+from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.worker.host_embeddings.embedding import create_host_embedding
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
+from elastable.worker.sharded.trainer import ReplicaTrainer
 from tests.worker.sharded.models import STATE, same_bits, seeded
-from worker.host_embeddings.embedding import create_host_embedding
-from worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
-from worker.sharded.trainer import ReplicaTrainer
 
 RANDOM = np.random.default_rng(3)
 IDS = RANDOM.integers(0, 20, (12, 2))

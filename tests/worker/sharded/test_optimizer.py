@@ -9,16 +9,16 @@ import keras
 import numpy as np
 import pytest
 
-from embedding_store.errors import ModelError, Unsupported
-from embedding_store.locations import LocationSettings
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.embedding_store.locations import LocationSettings
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import run_threads
+from elastable.worker.sharded.norms import clip
+from elastable.worker.sharded.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
+from elastable.worker.sharded.placing import DenseVariable, plan_variables
+from elastable.worker.sharded.variable_memory import value_of
+from elastable.worker.sharded.weights import ReplicaWeights
 from tests.worker.sharded.models import BOTH, STATE
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import run_threads
-from worker.sharded.norms import clip
-from worker.sharded.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
-from worker.sharded.placing import DenseVariable, plan_variables
-from worker.sharded.variable_memory import value_of
-from worker.sharded.weights import ReplicaWeights
 
 kinds = keras.optimizers
 OPTIMIZERS: dict[str, Callable[[], Any]] = {

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from embedding_store.errors import BadInput, BadSpec, Unsupported
-from embedding_store.locations import (
+from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
+from elastable.embedding_store.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,
     plan_tables,
     refuse_sharding,
 )
-from worker.replicas.grouping import CommGroup, ReplicaGrouping
-from worker.sharded.placing import DenseVariable, VariablePlacement, plan_variables, sharding_of
+from elastable.worker.replicas.grouping import CommGroup, ReplicaGrouping
+from elastable.worker.sharded.placing import DenseVariable, VariablePlacement, plan_variables, sharding_of
 
 SHARDED = TensorLocation(replicated_tensor_sharding=True)
 PAIRS = TensorLocation(replicated_tensor_sharding=True, sharding_domain=CommGroup("consecutive", 2))

@@ -8,12 +8,12 @@ import keras
 import numpy as np
 import pytest
 
-from embedding_store.errors import BadInput, Unsupported
+from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.threads import alone, run_threads
+from elastable.worker.sharded.replica_callbacks import ReplicaCallbacks
+from elastable.worker.sharded.trainer import ReplicaTrainer
 from tests.worker.sharded.models import BOTH, perceptron, records, same_bits, seeded
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.threads import alone, run_threads
-from worker.sharded.replica_callbacks import ReplicaCallbacks
-from worker.sharded.trainer import ReplicaTrainer
 
 X, Y = records()
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedding_store.errors import BadInput
-from worker.sharded.split import Split
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.sharded.split import Split
 
 COUNTS = st.integers(1, 200)
 PARTS = st.integers(1, 24)

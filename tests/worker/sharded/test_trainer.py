@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from embedding_store.errors import BadInput, BadSpec, ModelError, Unavailable, Unsupported
-from embedding_store.locations import LocationSettings
+from elastable.embedding_store.errors import BadInput, BadSpec, ModelError, Unavailable, Unsupported
+from elastable.embedding_store.locations import LocationSettings
+from elastable.worker.embedding import Embedding
+from elastable.worker.replicas.group import ReplicaGroup
+from elastable.worker.replicas.grouping import CommGroup
+from elastable.worker.replicas.threads import alone, run_threads
+from elastable.worker.sharded.trainer import ReplicaTrainer
 from tests.worker.sharded.models import BOTH, STATE, perceptron, records, same_bits, seeded, sharded, trained
-from worker.embedding import Embedding
-from worker.replicas.group import ReplicaGroup
-from worker.replicas.grouping import CommGroup
-from worker.replicas.threads import alone, run_threads
-from worker.sharded.trainer import ReplicaTrainer
 
 
 def test_one_of_four_is_two_of_two_is_two_of_two_with_sharded_state() -> None:

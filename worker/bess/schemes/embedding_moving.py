@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.bess.batch import Float32, Int64, Negatives, StepBatch
-from worker.bess.schemes.scheme import Scheme, Scored, StepGradients
-from worker.bess.schemes.triples import Asked, TripleScores, asked_sides, counted
+from elastable.worker.bess.batch import Float32, Int64, Negatives, StepBatch
+from elastable.worker.bess.schemes.scheme import Scheme, Scored, StepGradients
+from elastable.worker.bess.schemes.triples import Asked, TripleScores, asked_sides, counted
 
 __all__ = ["EmbeddingMoving"]
 
@@ -21,7 +21,7 @@ class EmbeddingMoving(Scheme):
     4. The gradients of what was moved go back the same way.
 
     Bytes that a worker sends in a step: `4 w (n - 1) (p + B m)` forward, and as
-    many back; w the width of an embedding, other letters as in `worker.bess.batch`.
+    many back; w the width of an embedding, other letters as in `elastable.worker.bess.batch`.
     """
 
     def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:

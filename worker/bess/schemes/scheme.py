@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.range_pool import SERIAL, RangePool
-from embedding_store.tables.grouping import coalesce
-from worker.bess.batch import Bools, Float32, Int64, StepBatch
-from worker.bess.schemes.triples import TripleScores
-from worker.bess.scores.function import ScoreFunction
-from worker.replicas.group import ReplicaGroup
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.tables.grouping import coalesce
+from elastable.worker.bess.batch import Bools, Float32, Int64, StepBatch
+from elastable.worker.bess.schemes.triples import TripleScores
+from elastable.worker.bess.scores.function import ScoreFunction
+from elastable.worker.replicas.group import ReplicaGroup
 
 __all__ = ["Scheme", "Scored", "StepGradients", "require_balance"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.tables.grouping import unique_ids
-from worker.bess.batch import Float32, Int64, Negatives, StepBatch
-from worker.bess.schemes.scheme import Scheme, Scored, StepGradients
-from worker.bess.schemes.triples import Asked, TripleScores, asked_sides, counted
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.tables.grouping import unique_ids
+from elastable.worker.bess.batch import Float32, Int64, Negatives, StepBatch
+from elastable.worker.bess.schemes.scheme import Scheme, Scored, StepGradients
+from elastable.worker.bess.schemes.triples import Asked, TripleScores, asked_sides, counted
 
 __all__ = ["ScoreMoving"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from worker.bess.batch import Bools, Corruption, Float32, Int64, Side
-from worker.bess.row_sums import add_rows
-from worker.bess.scores.function import ScoreFunction
+from elastable.worker.bess.batch import Bools, Corruption, Float32, Int64, Side
+from elastable.worker.bess.row_sums import add_rows
+from elastable.worker.bess.scores.function import ScoreFunction
 
 __all__ = ["Asked", "TripleScores", "asked_sides", "counted"]
 
@@ -29,7 +29,7 @@ class Asked:
 
 
 def asked_sides(corruption: Corruption, blocks: int, each: int) -> tuple[Asked, ...]:
-    """What is asked of `blocks` blocks of `each` triples; see `worker.bess.batch.CORRUPTIONS`."""
+    """What is asked of `blocks` blocks of `each` triples; see `elastable.worker.bess.batch.CORRUPTIONS`."""
     order = np.arange(blocks * each)
     if corruption == "h":
         return (Asked("head", order, 0),)

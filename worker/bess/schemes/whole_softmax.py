@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.kernel import kernel
-from embedding_store.range_pool import SERIAL, RangePool
-from worker.bess.batch import Float32, Int64, Side, StepBatch
-from worker.bess.row_sums import add_rows
-from worker.bess.schemes.scheme import StepGradients
-from worker.bess.scores.function import ScoreFunction
-from worker.replicas.group import ReplicaGroup
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.worker.bess.batch import Float32, Int64, Side, StepBatch
+from elastable.worker.bess.row_sums import add_rows
+from elastable.worker.bess.schemes.scheme import StepGradients
+from elastable.worker.bess.scores.function import ScoreFunction
+from elastable.worker.replicas.group import ReplicaGroup
 
 __all__ = ["WholeSoftmax"]
 

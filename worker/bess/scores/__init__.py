@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
 
-from embedding_store.errors import BadInput
-from worker.bess.scores.bilinear import ComplEx, DistMult
-from worker.bess.scores.boxe import BoxE
-from worker.bess.scores.conve import ConvE
-from worker.bess.scores.function import ScoreFunction
-from worker.bess.scores.interacting import InterHT, TranS
-from worker.bess.scores.paired import PairRE, TripleRE
-from worker.bess.scores.translation import RotatE, TransE
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.bess.scores.bilinear import ComplEx, DistMult
+from elastable.worker.bess.scores.boxe import BoxE
+from elastable.worker.bess.scores.conve import ConvE
+from elastable.worker.bess.scores.function import ScoreFunction
+from elastable.worker.bess.scores.interacting import InterHT, TranS
+from elastable.worker.bess.scores.paired import PairRE, TripleRE
+from elastable.worker.bess.scores.translation import RotatE, TransE
 
 __all__ = ["SCORES", "score_function"]
 

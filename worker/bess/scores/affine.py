@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.store import Float32, Int64
-from worker.bess.scores.comparison import KernelComparison
-from worker.bess.scores.compiled import summing_kernel
+from elastable.embedding_store.store import Float32, Int64
+from elastable.worker.bess.scores.comparison import KernelComparison
+from elastable.worker.bess.scores.compiled import summing_kernel
 
 __all__ = ["affine", "affine_of_two"]
 

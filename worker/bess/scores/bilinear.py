@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.spec import InitializerSpec
-from embedding_store.store import Float32
-from worker.bess.batch import Side
-from worker.bess.scores.dot import Dot
-from worker.bess.scores.function import ScoreFunction
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.spec import InitializerSpec
+from elastable.embedding_store.store import Float32
+from elastable.worker.bess.batch import Side
+from elastable.worker.bess.scores.dot import Dot
+from elastable.worker.bess.scores.function import ScoreFunction
 
 __all__ = ["ComplEx", "DistMult", "halves"]
 

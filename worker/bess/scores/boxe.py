@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from embedding_store.spec import InitializerSpec
-from embedding_store.store import Float32
-from worker.bess.batch import Side
-from worker.bess.scores.bilinear import halves
-from worker.bess.scores.boxes import boxes
-from worker.bess.scores.function import ScoreFunction
+from elastable.embedding_store.spec import InitializerSpec
+from elastable.embedding_store.store import Float32
+from elastable.worker.bess.batch import Side
+from elastable.worker.bess.scores.bilinear import halves
+from elastable.worker.bess.scores.boxes import boxes
+from elastable.worker.bess.scores.function import ScoreFunction
 
 __all__ = ["BoxE"]
 
@@ -19,7 +19,7 @@ __all__ = ["BoxE"]
 class BoxE(ScoreFunction):
     """`-|D(h + t', head box)| - |D(t + h', tail box)|`; an entity is `[point, bump]`.
 
-    `D` is the distance of `worker.bess.scores.boxes`. A relation is
+    `D` is the distance of `elastable.worker.bess.scores.boxes`. A relation is
     `[head middle, head width, tail middle, tail width]`, where widths are kept
     as x and are `elu(x) + 1`, above 0.
     """

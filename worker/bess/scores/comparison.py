@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.range_pool import SERIAL, RangePool
-from embedding_store.store import Float32, Int64
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["Comparison", "KernelComparison"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from embedding_store.range_pool import SERIAL, RangePool
-from embedding_store.store import Float32, Int64
-from worker.bess.row_sums import add_rows
-from worker.bess.scores.comparison import KernelComparison
-from worker.bess.scores.compiled import summing_kernel
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.store import Float32, Int64
+from elastable.worker.bess.row_sums import add_rows
+from elastable.worker.bess.scores.comparison import KernelComparison
+from elastable.worker.bess.scores.compiled import summing_kernel
 
 __all__ = ["Dot"]
 

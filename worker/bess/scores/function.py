@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.spec import InitializerSpec
-from embedding_store.store import Float32
-from worker.bess.batch import Side
-from worker.bess.scores.comparison import Comparison
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.spec import InitializerSpec
+from elastable.embedding_store.store import Float32
+from elastable.worker.bess.batch import Side
+from elastable.worker.bess.scores.comparison import Comparison
 
 __all__ = ["ScoreFunction"]
 
@@ -26,7 +26,7 @@ class ScoreFunction(ABC):
     comparison, and what a worker sends others to be scored is its queries.
 
     Attributes:
-        name: As in `worker.bess.scores.SCORES`.
+        name: As in `elastable.worker.bess.scores.SCORES`.
         dim: As it was asked for.
         entity_width: float32 values of an entity's embedding.
         relation_width: Of a relation's.

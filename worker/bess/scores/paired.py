@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from embedding_store.spec import InitializerSpec
-from embedding_store.store import Float32
-from worker.bess.batch import Side
-from worker.bess.scores.affine import affine
-from worker.bess.scores.function import ScoreFunction
-from worker.bess.scores.unit_length import to_unit_length, unit_length_gradients
+from elastable.embedding_store.spec import InitializerSpec
+from elastable.embedding_store.store import Float32
+from elastable.worker.bess.batch import Side
+from elastable.worker.bess.scores.affine import affine
+from elastable.worker.bess.scores.function import ScoreFunction
+from elastable.worker.bess.scores.unit_length import to_unit_length, unit_length_gradients
 
 __all__ = ["PairRE", "TripleRE"]
 

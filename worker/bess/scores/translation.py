@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from embedding_store.errors import BadInput
-from embedding_store.spec import InitializerSpec
-from embedding_store.store import Float32
-from worker.bess.batch import Side
-from worker.bess.scores.bilinear import halves
-from worker.bess.scores.distance import distance
-from worker.bess.scores.function import ScoreFunction
-from worker.bess.scores.modulus import modulus
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.spec import InitializerSpec
+from elastable.embedding_store.store import Float32
+from elastable.worker.bess.batch import Side
+from elastable.worker.bess.scores.bilinear import halves
+from elastable.worker.bess.scores.distance import distance
+from elastable.worker.bess.scores.function import ScoreFunction
+from elastable.worker.bess.scores.modulus import modulus
 
 __all__ = ["RotatE", "TransE"]
 
