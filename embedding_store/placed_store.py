@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFound
+from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, TableNotFound, Unavailable
 from elastable.embedding_store.partitions.commit import require_common_version
 from elastable.embedding_store.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned
 from elastable.embedding_store.placed_pin import PlacedPin
@@ -13,6 +13,7 @@ from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.refusals import refuse_other_version
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableStatistics, UInt8
+from elastable.embedding_store.unfinished_commit import UnfinishedCommit
 
 __all__ = ["PlacedStore"]
 
@@ -23,8 +24,10 @@ class PlacedStore(EmbeddingStore):
     A commit goes to every store, also where none of its tables is, so that all
     count the same versions: it is staged everywhere before anything changes
     anywhere. Should a store fail after that, the others are a version ahead:
-    nothing is read or committed until the very same commit was repeated, which
-    only the stores that lack it apply.
+    nothing is read or committed until the very same commit is repeated, which
+    only the stores that lack it apply. A different commit of that version is
+    refused. So is any commit where stores are found a version ahead and this
+    object does not know by which commit: `recover` or `reset_version` first.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class PlacedStore(EmbeddingStore):
         self._places = dict(places)
         self._default = default
         self._lock = ReadersWriterLock(timeout_s, "the stores of several places")
+        self._unfinished: UnfinishedCommit | None = None
 
     def place(self, table: str) -> str:
         """The name of the place where a table of this name is."""
@@ -116,10 +120,13 @@ class PlacedStore(EmbeddingStore):
         return joined_pins([store.pins() for store in self._stores.values()])
 
     def commit(self, commit: Commit) -> None:
-        """As in `EmbeddingStore.commit`; see the class for a store that fails."""
+        """As in `EmbeddingStore.commit`; see the class for a store that fails.
+
+        Raises:
+            StoreFailed: also where another commit broke off, which has to be repeated first.
+        """
         with self._lock.writing():
-            for second_half in self._staged(commit):
-                second_half()
+            self._apply(commit, self._staged(commit))
 
     def stage(self, commit: Commit) -> Callable[[], None]:
         """As in `EmbeddingStore.stage`."""
@@ -127,8 +134,7 @@ class PlacedStore(EmbeddingStore):
 
         def apply() -> None:
             with self._lock.writing():
-                for second_half in halves:
-                    second_half()
+                self._apply(commit, halves)
 
         return apply
 
@@ -149,7 +155,9 @@ class PlacedStore(EmbeddingStore):
             versions = [store.version() for store in self._stores.values()]
             target = min(versions) if version is None else version
             require_common_version(target, versions)
-            return sum(store.recover(target) for store in self._stores.values())
+            taken_back = sum(store.recover(target) for store in self._stores.values())
+            self._unfinished = None
+            return taken_back
 
     @property
     def _record_place(self) -> str:
@@ -162,6 +170,7 @@ class PlacedStore(EmbeddingStore):
             self._refuse_while_pinned(f"the version cannot be reset to {version}")
             for store in self._stores.values():
                 store.reset_version(version)
+            self._unfinished = None
 
     def row_count(self, table: str) -> int:
         """As in `EmbeddingStore.row_count`."""
@@ -215,16 +224,43 @@ class PlacedStore(EmbeddingStore):
 
     def _staged(self, commit: Commit) -> list[Callable[[], None]]:
         """The second halves of this commit at every store that lacks it."""
-        refuse_other_version(self.version(), commit.version - 1)
+        behind = self._behind(commit)
         self._require_tables(commit.updates)
         parts: dict[str, Commit] = {}
-        for place, store in self._stores.items():
-            if store.version() == commit.version:
-                continue  # it has this one already, from an attempt that failed elsewhere
+        for place in behind:
             updates = {table: update for table, update in commit.updates.items() if self.place(table) == place}
             record = commit.record if place == self._record_place else None
             parts[place] = replace(commit, updates=updates, record=record)
         return [self._stores[place].stage(part) for place, part in parts.items()]
+
+    def _behind(self, commit: Commit) -> list[str]:
+        """The places that lack this commit; those that have it, have it from an attempt that failed elsewhere."""
+        versions = {place: store.version() for place, store in self._stores.items()}
+        if self._unfinished is not None:
+            self._unfinished.require_same(commit)
+            if set(versions.values()) == {commit.version}:
+                return []  # only answers were lost
+        refuse_other_version(min(versions.values()), commit.version - 1)
+        behind = [place for place, version in versions.items() if version == commit.version - 1]
+        most = commit.version if self._unfinished is not None else commit.version - 1
+        for place, version in versions.items():
+            if version > most:
+                raise StoreFailed(
+                    f"{place} is at version {version} and {behind[0]} at {commit.version - 1}, by a commit that is "
+                    "not known here: recover the store, or restore rows and reset the version, before a commit"
+                )
+        return behind
+
+    def _apply(self, commit: Commit, second_halves: list[Callable[[], None]]) -> None:
+        for number, second_half in enumerate(second_halves):
+            try:
+                second_half()
+            except BaseException as error:
+                # A store that is away may have applied it; any other error of the first one changed nothing.
+                if number or not isinstance(error, ElastableError) or isinstance(error, (StoreFailed, Unavailable)):
+                    self._unfinished = UnfinishedCommit.of(commit)
+                raise
+        self._unfinished = None
 
     def _whole_version(self) -> int:
         versions = {place: store.version() for place, store in self._stores.items()}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-
-import numpy as np
 
 from elastable.embedding_store.checks import require_update
 from elastable.embedding_store.errors import StoreFailed, Unavailable
@@ -15,6 +12,7 @@ from elastable.embedding_store.partitions.partition import Part, Partition
 from elastable.embedding_store.partitions.shard_calls import ShardCalls
 from elastable.embedding_store.refusals import refuse_other_version
 from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, TableUpdate
+from elastable.embedding_store.unfinished_commit import UnfinishedCommit
 
 __all__ = ["RECORD_SHARD", "ShardCommits", "require_common_version"]
 
@@ -26,14 +24,6 @@ _Share = list[tuple[Partition, Part, TableUpdate, Float32 | None]]
 """A shard's part of every table's update, and the squares of whole rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class _BrokenOff:
-    """A commit that may stand on some shards."""
-
-    version: int
-    digest: bytes
-
-
 class ShardCommits:
     """Splits commits over shards. Not thread-safe: one commit after the other."""
 
@@ -42,7 +32,7 @@ class ShardCommits:
         self._stores = stores
         self._calls = calls
         self._in_memory = in_memory
-        self._broken_off: _BrokenOff | None = None
+        self._broken_off: UnfinishedCommit | None = None
 
     def forget(self) -> None:
         """The shards are of one version again."""
@@ -78,11 +68,8 @@ class ShardCommits:
     def _behind(self, commit: Commit, versions: Mapping[int, int]) -> list[int]:
         """The shards that do not have the commit yet."""
         broken, oldest, newest = self._broken_off, min(versions.values()), max(versions.values())
-        if broken is not None and (commit.version != broken.version or _digest(commit) != broken.digest):
-            raise StoreFailed(
-                f"the commit of version {broken.version} broke off; before another one that very commit "
-                "has to be repeated, with the same gradients, or rows restored and the version reset"
-            )
+        if broken is not None:
+            broken.require_same(commit)
         if oldest == newest == commit.version and broken is not None:
             return []  # only answers were lost
         refuse_other_version(oldest, commit.version - 1)
@@ -111,7 +98,7 @@ class ShardCommits:
         unchanged = not any(isinstance(error, (StoreFailed, Unavailable)) for error in errors.values())
         if nothing_stands and unchanged and self._broken_off is None:
             self._calls.raise_first(errors)
-        self._broken_off = _BrokenOff(commit.version, _digest(commit))
+        self._broken_off = UnfinishedCommit.of(commit)
         failed = sorted(errors)
         raise StoreFailed(
             f"the commit of version {commit.version} did not end on shard {', '.join(map(str, failed))} of "
@@ -125,17 +112,3 @@ def require_common_version(target: int, versions: Iterable[int]) -> None:
     for version in versions:
         if version != target + 1:
             refuse_other_version(version, target)
-
-
-def _digest(commit: Commit) -> bytes:
-    """Of everything that a commit says."""
-    said = (commit.version, commit.step, sorted(commit.learning_rates.items()), commit.ends_chapter)
-    digest = hashlib.blake2b(repr(said).encode())
-    for name, update in commit.updates.items():
-        digest.update(f"{name} {update.gradients.shape}".encode())
-        for part in (update.ids, update.gradients, update.row_squares):
-            if part is not None:
-                digest.update(np.ascontiguousarray(part).data)
-    if commit.record is not None:
-        digest.update(commit.record)
-    return digest.digest()
