@@ -57,7 +57,7 @@ def main() -> None:
 
 def _model(sample: Any) -> keras.Model:
     inputs = keras.Input((8,), dtype="int64")
-    rows = keras.layers.Flatten()(Embedding(16, 10_000, name="items")(inputs))
+    rows = keras.layers.Flatten()(Embedding(10_000, 16, name="items")(inputs))
     hidden = keras.layers.Dense(64, activation="relu")(rows)
     model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
     model.compile(keras.optimizers.Adagrad(0.1), "binary_crossentropy", metrics=["AUC"])

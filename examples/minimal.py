@@ -8,7 +8,7 @@ import elastable as et
 
 def model() -> keras.Model:
     baskets = keras.Input((4,), dtype="int64")
-    rows = et.Embedding(8, name="items", combiner="mean")(baskets)  # any int64 is an item
+    rows = et.Embedding(None, 8, name="items", combiner="mean")(baskets)  # any int64 is an item
     liked = keras.layers.Dense(1, activation="sigmoid")(rows)
     model = keras.Model(baskets, liked)
     model.compile(keras.optimizers.Adagrad(0.1, 1e-6), "binary_crossentropy", metrics=["AUC"])

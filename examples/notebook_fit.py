@@ -21,7 +21,9 @@ train, held_out = slice(0, 50_000), slice(50_000, None)
 
 # %% An ordinary Keras model. Its tables take any int64 id, and hold a row for each id that was trained.
 people, films = (keras.Input((), name=name, dtype="int64") for name in ("person", "film"))
-likes = keras.layers.Dot(axes=1)([et.Embedding(8, name="people")(people), et.Embedding(8, name="films")(films)])
+likes = keras.layers.Dot(axes=1)(
+    [et.Embedding(None, 8, name="people")(people), et.Embedding(None, 8, name="films")(films)]
+)
 model = keras.Model({"person": people, "film": films}, keras.layers.Activation("sigmoid")(likes))
 model.compile(keras.optimizers.Adagrad(0.3, initial_accumulator_value=1e-6), "binary_crossentropy", metrics=["AUC"])
 

@@ -31,7 +31,7 @@ class EdlEmbedding(Embedding):
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            embedding_dim, embedding_size, embeddings_initializer=embedding_initializer, name=name, **kwargs
+            embedding_size, embedding_dim, embeddings_initializer=embedding_initializer, name=name, **kwargs
         )
 
     def get_config(self) -> dict[str, Any]:

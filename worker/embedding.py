@@ -18,13 +18,18 @@ from elastable.embedding_store.row_dtypes import rounded_rows
 from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowSource
 from elastable.worker.combine import COMBINERS, flatten_ids, shape_rows
+from elastable.worker.embedding_arguments import (
+    order_of_keras,
+    refuse_keras_only,
+    require_size,
+    require_table_dtype,
+    rows_given,
+)
 from elastable.worker.initializers import initializer_spec, seed_of
 from elastable.worker.membership import membership_config, membership_spec
 from elastable.worker.scope import current_scope
 
 __all__ = ["Embedding", "StoreBacked"]
-
-_TABLE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class StoreBacked:
@@ -162,19 +167,21 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
     combiners, tables shared between layers, tables larger than this process's
     memory. It has no Keras weights; train it with `et.fit` or `elastable train`.
 
+    Arguments come in Keras' order, so that only the name of the layer changes.
+
     Args:
-        output_dim: Columns of a row.
         input_dim: Size of the vocabulary, ids are `0 <= id < input_dim`; None:
             any int64 id.
+        output_dim: Columns of a row.
         embeddings_initializer: Distribution of the rows, by Keras' names.
         embeddings_regularizer: Applied to the rows a batch touches, once a
             layer, unlike Keras, where it reaches the whole table.
         embeddings_constraint: Applied to the rows a batch touches.
-        combiner: None, "sum", "mean" or "sqrtn": reduces the last axis of the
-            ids. Sparse ids need one; sparse ids below 0 are pruned.
         mask_zero: Id 0 is padding: masked as in Keras, left out by a combiner.
         weights: The rows to begin with, `[input_dim, output_dim]`, as in Keras;
             they are written when training creates the table.
+        combiner: None, "sum", "mean" or "sqrtn": reduces the last axis of the
+            ids. Sparse ids need one; sparse ids below 0 are pruned.
         table: Name of the table; layers that name the same one share it.
             Default: the layer's own name.
         admission: An `et.AdmissionSpec`: when an id gets a row of its own; until
@@ -198,22 +205,33 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         last axis + `[output_dim]`.
 
     Raises:
-        BadSpec: dimensions that are no positive integers, an unknown combiner
-            or table_dtype; admission or eviction of a fixed vocabulary.
+        BadSpec: dimensions that are not positive integers or are in another
+            order, an unknown combiner or table_dtype; admission or eviction of
+            a fixed vocabulary.
+        Unsupported: LoRA or quantization.
         BadIds: ids that are not integers.
         IdOutOfRange: ids outside of a fixed vocabulary.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuses `Embedding(8, input_dim=1000)`, the order of earlier versions, before Python does in its words."""
+        if args and "input_dim" in kwargs and cls.__init__ is Embedding.__init__:
+            size = kwargs["input_dim"]
+            raise BadSpec(
+                f"et.Embedding({args[0]!r}, input_dim={size!r}): {order_of_keras(f'({size!r}, {args[0]!r})')}"
+            )
+        return super().__new__(cls, *args, **kwargs)
+
     def __init__(
         self,
-        output_dim: int,
-        input_dim: int | None = None,
+        input_dim: int | None,
+        output_dim: int | None = None,
         embeddings_initializer: Any = "uniform",
         embeddings_regularizer: Any = None,
         embeddings_constraint: Any = None,
-        combiner: str | None = None,
         mask_zero: bool = False,
         weights: Any = None,
+        combiner: str | None = None,
         table: str | None = None,
         table_dtype: str | None = None,
         admission: AdmissionSpec | Mapping[str, Any] | None = None,
@@ -221,15 +239,25 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         lazy: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        refuse_keras_only(kwargs)
         super().__init__(**kwargs)
-        _require_size(self.name, "output_dim", output_dim)
+        if output_dim is None:
+            raise BadSpec(
+                f"embedding layer {self.name!r}: output_dim is missing; {order_of_keras(f'(None, {input_dim!r})')}"
+            )
+        if mask_zero not in (False, True):
+            raise BadSpec(
+                f"embedding layer {self.name!r}: mask_zero must be True or False, got {mask_zero!r}; "
+                "give combiner by its name, combiner="
+            )
+        require_size(self.name, "output_dim", output_dim)
         if input_dim is not None:
-            _require_size(self.name, "input_dim", input_dim)
+            require_size(self.name, "input_dim", input_dim)
         if combiner is not None and combiner not in COMBINERS:
             raise BadSpec(
                 f"embedding layer {self.name!r}: combiner {combiner!r}; known ones are None, {', '.join(COMBINERS)}"
             )
-        _require_table_dtype(self.name, table_dtype)
+        require_table_dtype(self.name, table_dtype)
         self.output_dim = output_dim
         self.input_dim = input_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -242,7 +270,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.admission = membership_spec(self.name, AdmissionSpec, admission, input_dim)
         self.eviction = membership_spec(self.name, EvictionSpec, eviction, input_dim)
         self.lazy = lazy
-        self.pretrained = None if weights is None else _rows_given(self.name, weights, input_dim, output_dim)
+        self.pretrained = None if weights is None else rows_given(self.name, weights, input_dim, output_dim)
         if self.pretrained is not None:
             self.pretrained = rounded_rows(table_dtype or "float32", self.pretrained)
         self.supports_masking = mask_zero
@@ -281,13 +309,13 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         """Everything needed to make the layer again."""
         return {
             **super().get_config(),
-            "output_dim": self.output_dim,
             "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
             "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
             "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
             "embeddings_constraint": keras.constraints.serialize(self.embeddings_constraint),
-            "combiner": self.combiner,
             "mask_zero": self.mask_zero,
+            "combiner": self.combiner,
             "table": self.table,
             "table_dtype": self.table_dtype,
             "admission": membership_config(self.admission),
@@ -322,28 +350,3 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         ids, rows = np.asarray(store["ids"]), np.asarray(store["rows"])
         own.put(self.table_name, [fresh_rows(own.specs()[self.table_name], ids, rows)])
         self.attach(own)
-
-
-def _rows_given(layer: str, weights: Any, input_dim: int | None, output_dim: int) -> Float32:
-    """The rows that Keras' argument `weights` means: an array, or a list of one."""
-    only = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
-    rows = np.ascontiguousarray(only, dtype=np.float32)
-    if rows.shape != (input_dim, output_dim):
-        raise BadSpec(
-            f"embedding layer {layer!r}: weights have shape {rows.shape}, its table ({input_dim}, {output_dim}); "
-            "weights need a fixed table of their own shape"
-        )
-    return rows
-
-
-def _require_table_dtype(layer: str, table_dtype: object) -> None:
-    if table_dtype is None or table_dtype in _TABLE_DTYPES:
-        return
-    told = f"embedding layer {layer!r}: table_dtype {table_dtype!r}; a layer's table is kept in "
-    hint = ": int8 tables are served, not trained (embedding_store.convert_table)" if table_dtype == "int8" else ""
-    raise BadSpec(told + ", ".join(_TABLE_DTYPES) + hint)
-
-
-def _require_size(layer: str, argument: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise BadSpec(f"embedding layer {layer!r}: {argument} must be a positive integer, got {value!r}")

@@ -72,7 +72,7 @@ class _Batches(Reader):
 
 def model() -> keras.Model:
     """The model with its table in a store."""
-    return click_model(et.Embedding(DIM, input_dim=_rows(), name="features"), os.environ["CLICK_OPTIMIZER"])
+    return click_model(et.Embedding(_rows(), DIM, name="features"), os.environ["CLICK_OPTIMIZER"])
 
 
 def data(split: str) -> Reader | None:

@@ -84,7 +84,7 @@ def model() -> keras.Model:
 def embedding(name: str, combiner: str | None = None) -> Any:
     """A layer on a table of its own, for any int64 ids."""
     initializer = keras.initializers.RandomUniform(-0.01, 0.01)
-    return et.Embedding(DIM, embeddings_initializer=initializer, combiner=combiner, name=name)
+    return et.Embedding(None, DIM, embeddings_initializer=initializer, combiner=combiner, name=name)
 
 
 def cross(*parts: Any) -> Any:

@@ -62,9 +62,9 @@ def model() -> keras.Model:
         "user": keras.Input((), dtype="int64", name="user"),
         "words": keras.Input((3,), dtype="int64", name="words"),
     }
-    own = et.Embedding(1, embeddings_initializer="zeros", name="counted")(inputs["own"])
-    user = et.Embedding(4, input_dim=40, name="users")(inputs["user"])
-    said = et.Embedding(3, name="words_said", combiner="mean")(inputs["words"])
+    own = et.Embedding(None, 1, embeddings_initializer="zeros", name="counted")(inputs["own"])
+    user = et.Embedding(40, 4, name="users")(inputs["user"])
+    said = et.Embedding(None, 3, name="words_said", combiner="mean")(inputs["words"])
     joined = keras.layers.Concatenate()([user, said])
     hidden = keras.layers.Dropout(0.2)(keras.layers.BatchNormalization()(joined))
     told = keras.layers.Dense(1)(keras.layers.Dense(6, "tanh")(hidden))

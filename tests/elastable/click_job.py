@@ -26,8 +26,8 @@ HOLD_LIMIT_S = 240.0
 def model() -> Any:
     users = keras.Input((), dtype="int64", name="user_ids")
     words = keras.Input((3,), dtype="int64", name="word_ids")
-    user = et.Embedding(8, input_dim=50, name="users")(users)
-    said = et.Embedding(8, name="words", combiner="mean")(words)
+    user = et.Embedding(50, 8, name="users")(users)
+    said = et.Embedding(None, 8, name="words", combiner="mean")(words)
     both = keras.layers.Concatenate()([user, said])
     hidden = keras.layers.Dense(16, activation="relu")(keras.layers.BatchNormalization()(both))
     hidden = keras.layers.Dropout(0.1)(hidden)

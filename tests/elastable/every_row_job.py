@@ -12,8 +12,8 @@ import elastable as et
 
 def model() -> Any:
     users = keras.Input((3,), dtype="int64", name="user_ids")
-    row = et.Embedding(4, input_dim=600, name="users", lazy=False, combiner="mean")(users)
-    any_id = et.Embedding(4, name="any", lazy=False, combiner="sum", eviction={"max_age": 9, "every": 2})(users)
+    row = et.Embedding(600, 4, name="users", lazy=False, combiner="mean")(users)
+    any_id = et.Embedding(None, 4, name="any", lazy=False, combiner="sum", eviction={"max_age": 9, "every": 2})(users)
     made = keras.Model(users, keras.layers.Dense(1, activation="sigmoid")(row + any_id))
     rate = keras.optimizers.schedules.CosineDecay(0.05, 20)
     made.compile(keras.optimizers.AdamW(rate, weight_decay=0.05), "binary_crossentropy")

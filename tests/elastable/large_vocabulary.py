@@ -12,8 +12,8 @@ import elastable as et
 
 def model() -> Any:
     users = keras.Input((), dtype="int64", name="user_ids")
-    row = et.Embedding(4, input_dim=5_000, name="users")(users)
-    any_id = et.Embedding(4, name="any", eviction={"max_age": 6, "every": 2})(users)
+    row = et.Embedding(5_000, 4, name="users")(users)
+    any_id = et.Embedding(None, 4, name="any", eviction={"max_age": 6, "every": 2})(users)
     made = keras.Model(users, keras.layers.Dense(1, activation="sigmoid")(row + any_id))
     made.compile(keras.optimizers.Adagrad(0.1), "binary_crossentropy")
     return made

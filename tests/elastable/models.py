@@ -36,8 +36,8 @@ def _model(user: Any, word: Any) -> Any:
 def store_model() -> Any:
     """Two tables in a store and two dense layers; not compiled."""
     return _model(
-        et.Embedding(DIM, input_dim=USERS, name="users", embeddings_initializer="ones"),
-        et.Embedding(DIM, input_dim=WORDS, name="words", embeddings_initializer="ones"),
+        et.Embedding(USERS, DIM, name="users", embeddings_initializer="ones"),
+        et.Embedding(WORDS, DIM, name="words", embeddings_initializer="ones"),
     )
 
 

@@ -30,7 +30,7 @@ class Slower(keras.callbacks.Callback):  # type: ignore[misc]
 
 def model() -> Any:
     words = keras.Input((3,), dtype="int64")
-    rows = et.Embedding(4, name="words", combiner="mean")(words)
+    rows = et.Embedding(None, 4, name="words", combiner="mean")(words)
     made = keras.Model(words, keras.layers.Dense(1, activation="sigmoid")(rows))
     made.compile(keras.optimizers.Adam(0.1), "binary_crossentropy")
     return made

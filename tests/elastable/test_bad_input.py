@@ -53,7 +53,7 @@ class TestIds:
 
     def test_floats(self) -> None:
         ids = keras.Input((2,), dtype="float32")
-        rows = keras.layers.Flatten()(et.Embedding(4, name="prices")(ids))
+        rows = keras.layers.Flatten()(et.Embedding(None, 4, name="prices")(ids))
         model = keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(rows))
         with pytest.raises(errors.BadIds, match=r"'prices'.*integers"):
             fit(model, np.ones((48, 2), np.float32))
@@ -65,18 +65,20 @@ class TestModels:
             fit(plain_model(), X)
 
     def test_two_tables_of_one_name_that_differ(self) -> None:
-        model = two_tables(et.Embedding(4, name="a", table="t"), et.Embedding(4, name="b", table="t", input_dim=9))
+        model = two_tables(et.Embedding(None, 4, name="a", table="t"), et.Embedding(9, 4, name="b", table="t"))
         with pytest.raises(errors.SpecConflict, match=r"'t'.*vocabulary_size None and 9"):
             fit(model, np.zeros((48, 2), np.int64))
 
     def test_two_layers_of_one_name(self) -> None:
-        inner = [keras.Sequential([keras.Input((2,), dtype="int64"), et.Embedding(4, name="t")]) for _ in range(2)]
+        inner = [
+            keras.Sequential([keras.Input((2,), dtype="int64"), et.Embedding(None, 4, name="t")]) for _ in range(2)
+        ]
         with pytest.raises(errors.ModelError, match="both have a table 't' without sharing it on purpose"):
             fit(two_tables(*inner), np.zeros((48, 2), np.int64))
 
     def test_two_layers_without_a_name(self) -> None:
         # Keras counts default names up: each has a table of its own.
-        model = two_tables(et.Embedding(4), et.Embedding(4))
+        model = two_tables(et.Embedding(None, 4), et.Embedding(None, 4))
         assert fit(model, np.zeros((48, 2), np.int64)).history["loss"]
 
     def test_not_compiled(self) -> None:
@@ -121,7 +123,9 @@ class TestNotFinite:
 
     def test_in_a_table(self) -> None:
         user = keras.Input((), dtype="int64", name="user")
-        made = keras.Model({"user": user}, keras.layers.Activation("sigmoid")(et.Embedding(1, name="users")(user)))
+        made = keras.Model(
+            {"user": user}, keras.layers.Activation("sigmoid")(et.Embedding(None, 1, name="users")(user))
+        )
         with pytest.raises(errors.NotFinite, match=rf"table 'users': the gradient of id {X['user'][20]} .*column 0"):
             fit(made, {"user": X["user"]}, self.labels[:, np.newaxis], exploding)
 

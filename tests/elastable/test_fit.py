@@ -232,7 +232,7 @@ class Subclassed(keras.Model):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.hashed = keras.layers.Hashing(100)
-        self.rows = et.Embedding(8, name="everything", combiner="sum")
+        self.rows = et.Embedding(None, 8, name="everything", combiner="sum")
         self.out = keras.layers.Dense(1, activation="sigmoid")
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:

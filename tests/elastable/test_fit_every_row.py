@@ -49,7 +49,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 def trained(optimizer: Any, **settings: Any) -> np.ndarray[Any, Any]:
-    made = model(et.Embedding(DIM, ROWS, embeddings_initializer="ones", name="ids"))
+    made = model(et.Embedding(ROWS, DIM, embeddings_initializer="ones", name="ids"))
     made.compile(optimizer, "mse")
     et.fit(made, records(), epochs=2, batch_size=BATCH, shuffle=False, seed=SEED, verbose=False, **settings)
     return np.asarray(made.get_layer("ids").read_rows(np.arange(ROWS)))
@@ -75,10 +75,10 @@ def test_a_model_equals_one_of_plain_keras(name: str) -> None:
 
 
 def test_a_layer_says_so_itself() -> None:
-    first = et.Embedding(DIM, ROWS, lazy=False, name="first")
+    first = et.Embedding(ROWS, DIM, lazy=False, name="first")
     assert et.Embedding.from_config(first.get_config()).lazy is False
     ids = keras.Input((3,), dtype="int64")
-    both = keras.layers.Concatenate()([first(ids), et.Embedding(DIM, ROWS, name="second")(ids)])
+    both = keras.layers.Concatenate()([first(ids), et.Embedding(ROWS, DIM, name="second")(ids)])
     made = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(both)))
     made.compile("adam", "mse")
     with et.MemoryStore() as store:
@@ -89,7 +89,7 @@ def test_a_layer_says_so_itself() -> None:
 
 def test_fit_goes_on_where_it_ended() -> None:
     """To the bit, also in a store that is made anew: of rows that no batch has touched, which go on to decay, too."""
-    made = model(et.Embedding(DIM, ROWS, embeddings_initializer="ones", name="ids"))
+    made = model(et.Embedding(ROWS, DIM, embeddings_initializer="ones", name="ids"))
     made.compile(OPTIMIZERS["adamw"](), "mse")
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": False, "seed": SEED, "verbose": False, "lazy": False}
     for epoch in range(2):
@@ -100,10 +100,10 @@ def test_fit_goes_on_where_it_ended() -> None:
 
 def test_what_cannot_follow_every_step_is_refused() -> None:
     for optimizer, embedding, told in (
-        ("ftrl", et.Embedding(DIM, ROWS), "'ftrl' has no dense-equivalent form"),
-        ("muon", et.Embedding(DIM, ROWS), "'keras' has no dense-equivalent form"),
-        ("adam", et.Embedding(DIM, ROWS, embeddings_constraint="non_neg", name="ids"), "'ids': embeddings_constraint"),
-        ("adam", et.Embedding(DIM, ROWS, table_dtype="bfloat16", name="ids"), "'ids': lazy=False needs float32"),
+        ("ftrl", et.Embedding(ROWS, DIM), "'ftrl' has no dense-equivalent form"),
+        ("muon", et.Embedding(ROWS, DIM), "'keras' has no dense-equivalent form"),
+        ("adam", et.Embedding(ROWS, DIM, embeddings_constraint="non_neg", name="ids"), "'ids': embeddings_constraint"),
+        ("adam", et.Embedding(ROWS, DIM, table_dtype="bfloat16", name="ids"), "'ids': lazy=False needs float32"),
     ):
         made = model(embedding)
         made.compile(optimizer, "mse")

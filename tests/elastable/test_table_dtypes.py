@@ -27,7 +27,7 @@ def model(table_dtype: str | None, optimizer: Any = None, constraint: Any = None
     """Users' rows and a dense layer, compiled."""
     users = keras.Input((), dtype="int64", name="user")
     table = et.Embedding(
-        DIM, USERS, name="users", embeddings_initializer="glorot_normal", embeddings_constraint=constraint,
+        USERS, DIM, name="users", embeddings_initializer="glorot_normal", embeddings_constraint=constraint,
         table_dtype=table_dtype,
     )  # fmt: skip
     start = keras.initializers.GlorotUniform(seed=4)

@@ -80,10 +80,10 @@ def model() -> keras.Model:
     """The model with its tables in a store."""
     size = int(os.environ["EQUALITY_VOCABULARY"])
     return build(
-        Embedding(6, size, table="words", name="first"),
-        Embedding(6, size, table="words", name="second"),
-        Embedding(4, max(4, size // 4), "normal", name="alone"),
-        Embedding(5, None, combiner="mean", name="bags"),
+        Embedding(size, 6, table="words", name="first"),
+        Embedding(size, 6, table="words", name="second"),
+        Embedding(max(4, size // 4), 4, "normal", name="alone"),
+        Embedding(None, 5, combiner="mean", name="bags"),
         os.environ["EQUALITY_OPTIMIZER"],
         os.environ.get("EQUALITY_RANDOM", "") == "1",
     )

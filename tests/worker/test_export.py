@@ -43,12 +43,12 @@ def _trained_store(model: Any) -> MemoryStore:
 def _model() -> keras.Model:
     inputs = keras.Input((4,), dtype="int64")
     parts = [
-        keras.layers.Flatten()(Embedding(3, 30, name="plain")(inputs)),
-        keras.layers.Flatten()(Embedding(3, 30, table="shared", name="one")(inputs)),
-        keras.layers.Flatten()(Embedding(3, 30, table="shared", name="two")(inputs // 2)),
-        Embedding(3, 30, combiner="mean", mask_zero=True, name="mean")(inputs),
-        Embedding(3, 30, combiner="sqrtn", name="sqrtn")(inputs),
-        Embedding(2, None, combiner="sum", name="any")(inputs),
+        keras.layers.Flatten()(Embedding(30, 3, name="plain")(inputs)),
+        keras.layers.Flatten()(Embedding(30, 3, table="shared", name="one")(inputs)),
+        keras.layers.Flatten()(Embedding(30, 3, table="shared", name="two")(inputs // 2)),
+        Embedding(30, 3, combiner="mean", mask_zero=True, name="mean")(inputs),
+        Embedding(30, 3, combiner="sqrtn", name="sqrtn")(inputs),
+        Embedding(None, 2, combiner="sum", name="any")(inputs),
     ]
     hidden = keras.layers.BatchNormalization()(keras.layers.Concatenate()(parts))
     nested = keras.Sequential([keras.Input((hidden.shape[-1],)), keras.layers.Dense(4, "relu"), keras.layers.Dense(1)])
@@ -80,7 +80,7 @@ def test_an_exported_model_predicts_the_same_without_elastable(tmp_path: Path) -
 def test_ids_a_dynamic_table_has_never_seen_read_the_mean_of_its_distribution() -> None:
     inputs = keras.Input((1,), dtype="int64")
     initial = keras.initializers.RandomUniform(1.0, 3.0)
-    model = keras.Model(inputs, Embedding(2, None, embeddings_initializer=initial, name="any")(inputs))
+    model = keras.Model(inputs, Embedding(None, 2, embeddings_initializer=initial, name="any")(inputs))
     model.compile("sgd", "mse")
     plain = plain_model(model, _trained_store(model))
     np.testing.assert_array_equal(plain.predict(np.array([[10**12], [-1]]), verbose=0), np.full((2, 1, 2), 2.0))
@@ -91,7 +91,7 @@ def test_models_that_keras_cannot_clone_are_refused() -> None:
     class Own(keras.Model):
         def __init__(self) -> None:
             super().__init__()
-            self.rows = Embedding(2, 30, name="rows")
+            self.rows = Embedding(30, 2, name="rows")
 
         def call(self, x: Any) -> Any:
             return self.rows(x)
@@ -99,7 +99,7 @@ def test_models_that_keras_cannot_clone_are_refused() -> None:
     with pytest.raises(Unsupported, match="subclass"):
         plain_model(Own(), MemoryStore())
     inputs = keras.Input((4,), dtype="int64", sparse=True)
-    model = keras.Model(inputs, Embedding(2, 30, combiner="sum", name="rows")(inputs))
+    model = keras.Model(inputs, Embedding(30, 2, combiner="sum", name="rows")(inputs))
     with pytest.raises(Unsupported, match=r"'rows'.*sparse"):
         plain_model(model, _trained_store(model))
 

@@ -24,7 +24,7 @@ def test_ids_computed_by_the_model_are_planned_in_call_order() -> None:
     """Hashing, arithmetic, two calls of one layer, behind BatchNormalization and Dropout."""
     inputs = keras.Input((3,), dtype="int64")
     hashed = keras.layers.Hashing(100)(inputs)
-    layer = Embedding(4, 100, name="hashed")
+    layer = Embedding(100, 4, name="hashed")
     joined = layer(hashed) + layer(inputs % 7)
     flat = keras.layers.Dropout(0.5)(keras.layers.BatchNormalization()(keras.layers.Flatten()(joined)))
     model = keras.Model(inputs, keras.layers.Dense(1)(flat))
@@ -39,7 +39,7 @@ def test_ids_computed_by_the_model_are_planned_in_call_order() -> None:
 
 def test_a_plan_runs_for_any_batch_size_and_changes_no_state() -> None:
     inputs = keras.Input((2,), dtype="int64")
-    flat = keras.layers.BatchNormalization()(keras.layers.Flatten()(Embedding(3, name="t")(inputs)))
+    flat = keras.layers.BatchNormalization()(keras.layers.Flatten()(Embedding(None, 3, name="t")(inputs)))
     model = keras.Model(inputs, keras.layers.Dropout(0.3)(flat))
     before = None
     plan = _plan(model, tf.zeros([4, 2], tf.int64))
@@ -55,8 +55,8 @@ def test_subclassed_model_with_dict_of_strings_and_ragged_ids() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
-            self.words = Embedding(2, name="words")
-            self.tags = Embedding(2, combiner="mean", name="tags")
+            self.words = Embedding(None, 2, name="words")
+            self.tags = Embedding(None, 2, combiner="mean", name="tags")
 
         def call(self, x: dict[str, tf.Tensor]) -> tf.Tensor:
             return self.words(self.lookup(x["word"])) + self.tags(x["tags"])
@@ -70,10 +70,10 @@ def test_ids_that_depend_on_rows_variables_or_chance_are_not_planned(caplog: pyt
     class Model(keras.Model):
         def __init__(self) -> None:
             super().__init__()
-            self.first = Embedding(1, 50, name="first")
-            self.second = Embedding(1, 50, name="second")
-            self.third = Embedding(1, 50, name="third")
-            self.fourth = Embedding(1, 50, name="fourth")
+            self.first = Embedding(50, 1, name="first")
+            self.second = Embedding(50, 1, name="second")
+            self.third = Embedding(50, 1, name="third")
+            self.fourth = Embedding(50, 1, name="fourth")
             self.dense = keras.layers.Dense(1)
 
         def call(self, x: tf.Tensor) -> tf.Tensor:
@@ -90,7 +90,7 @@ def test_ids_that_depend_on_rows_variables_or_chance_are_not_planned(caplog: pyt
 
 
 def test_an_embedding_inside_of_a_loop_is_refused_by_name() -> None:
-    layer = Embedding(2, name="looped")
+    layer = Embedding(None, 2, name="looped")
 
     class Model(keras.Model):
         def call(self, x: tf.Tensor) -> tf.Tensor:

@@ -39,7 +39,7 @@ LABELS = (IDS.sum(axis=1) % 2).astype(np.float32)[:, np.newaxis]
 def _model() -> keras.Model:
     keras.utils.set_random_seed(4)
     inputs = keras.Input((3,), dtype="int64")
-    flat = keras.layers.Flatten()(Embedding(4, 50, name="items")(inputs))
+    flat = keras.layers.Flatten()(Embedding(50, 4, name="items")(inputs))
     model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dropout(0.2)(flat)))
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
     return model

@@ -25,15 +25,15 @@ def model_of(*layers: et.Embedding) -> Any:
 
 
 def test_the_table_is_made_as_the_layer_says() -> None:
-    model = model_of(et.Embedding(4, admission=ADMISSION, eviction=EVICTION, table="t"))
+    model = model_of(et.Embedding(None, 4, admission=ADMISSION, eviction=EVICTION, table="t"))
     spec = discover_tables(model, 0, OptimizerSpec())["t"]
     assert (spec.admission, spec.eviction) == (ADMISSION, EVICTION)
-    plain = discover_tables(model_of(et.Embedding(4, table="t")), 0, OptimizerSpec())["t"]
+    plain = discover_tables(model_of(et.Embedding(None, 4, table="t")), 0, OptimizerSpec())["t"]
     assert (plain.admission, plain.eviction) == (None, None)
 
 
 def test_layers_that_share_a_table_want_the_same() -> None:
-    model = model_of(et.Embedding(4, eviction=EVICTION, table="t"), et.Embedding(4, table="t"))
+    model = model_of(et.Embedding(None, 4, eviction=EVICTION, table="t"), et.Embedding(None, 4, table="t"))
     with pytest.raises(SpecConflict, match="eviction"):
         discover_tables(model, 0, OptimizerSpec())
 
@@ -41,7 +41,7 @@ def test_layers_that_share_a_table_want_the_same() -> None:
 @pytest.mark.parametrize("admission", [None, ADMISSION])
 @pytest.mark.parametrize("eviction", [None, EVICTION])
 def test_config_goes_round(admission: et.AdmissionSpec | None, eviction: et.EvictionSpec | None) -> None:
-    layer = et.Embedding(4, admission=admission, eviction=eviction)
+    layer = et.Embedding(None, 4, admission=admission, eviction=eviction)
     again = et.Embedding.from_config(layer.get_config())
     assert (again.admission, again.eviction) == (admission, eviction)
     model = keras.models.model_from_json(model_of(layer).to_json())
@@ -62,12 +62,12 @@ def test_config_goes_round(admission: et.AdmissionSpec | None, eviction: et.Evic
 )
 def test_what_cannot_be_is_refused_by_name(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(BadSpec, match=told):
-        et.Embedding(4, name="e", **arguments)
+        et.Embedding(**{"input_dim": None, "output_dim": 4, **arguments}, name="e")
 
 
 def test_a_model_trains_with_them() -> None:
     """Ids that come once are never admitted, those that stay away are evicted, and what reads them goes on."""
-    model = model_of(et.Embedding(4, admission=ADMISSION, eviction=EVICTION, table="t"))
+    model = model_of(et.Embedding(None, 4, admission=ADMISSION, eviction=EVICTION, table="t"))
     model.compile(keras.optimizers.Adagrad(0.1), "mse")
     often, once, early = np.tile([1, 2], 32), np.arange(100, 132), np.tile([7, 8], 16)
     # Eight versions of sixteen records: the early ids come in the first two of them alone.
@@ -86,7 +86,7 @@ def test_redis_refuses_both_by_name(redis_url: str) -> None:
     store = et.RedisStore(redis_url)
     with store:
         for argument in ({"admission": ADMISSION}, {"eviction": EVICTION}):
-            layer = et.Embedding(4, table="t", **argument)
+            layer = et.Embedding(None, 4, table="t", **argument)
             with pytest.raises(Unsupported, match=f"'t': redis has no {next(iter(argument))}"):
                 store.create_table(layer.table_spec())
         assert store.specs() == {}

@@ -37,7 +37,7 @@ def _model(embedding: Callable[..., Any], dropout: float = 0.0, regularizer: Any
 
 
 def _ours(**arguments: Any) -> Any:
-    return Embedding(4, 50, **arguments)
+    return Embedding(50, 4, **arguments)
 
 
 def _theirs(**arguments: Any) -> Any:
