@@ -16,25 +16,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HUGE_PAGE_BYTES", "FileMapping"]
+__all__ = ["HUGE_PAGE_BYTES", "FileMapping", "page_mapping", "unmap"]
 
 HUGE_PAGE_BYTES = 2 << 20
 
 _PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 class FileMapping:
-    """The first bytes of a descriptor's memory, shared with whoever else maps them.
+    """Bytes of a descriptor's memory, shared with whoever else maps them.
 
     The address space behind them belongs to the mapping too, up to `reserve`
     bytes: to write, it is where the file may grow into; to read, it reads as
@@ -46,23 +49,51 @@ class FileMapping:
         size: Bytes of it.
         reserve: Bytes of address space, at least `size`.
         writable: Whether this process writes.
+        offset: Where in the memory they begin, a multiple of the page size.
 
     Raises:
         MemoryError: the system refuses the address space.
     """
 
-    def __init__(self, fd: int, size: int, reserve: int, writable: bool) -> None:
-        whole = _whole_pages(max(reserve, size), HUGE_PAGE_BYTES)
-        idle = _PROT_NONE if writable else _PROT_READ
-        start = _map(None, whole + HUGE_PAGE_BYTES, idle, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+    def __init__(self, fd: int, size: int, reserve: int, writable: bool, offset: int = 0) -> None:
+        self._reserve(max(reserve, size), _PROT_NONE if writable else _PROT_READ, None)
+        access = _PROT_READ | _PROT_WRITE if writable else _PROT_READ
+        # Memory beyond the end of the file cannot be touched, but it is mapped already where the file grows.
+        length = self.reserve if writable else _whole_pages(size, mmap.PAGESIZE)
+        _map(self.address, length, access, _MAP_SHARED | _MAP_FIXED, fd, offset)
+        self._prefer_huge_pages(length)
+
+    @classmethod
+    def grown(cls, page: int, size: int, reserve: int, keeps: object) -> FileMapping:
+        """The memory from the first byte of a writable `page_mapping` on, whatever its seals forbid by now.
+
+        Args:
+            page: The address of that mapping, which stays.
+            size: Bytes of it.
+            reserve: Bytes of address space, at least `size`; the file must be as long.
+            keeps: Kept alive as long as the mapping.
+
+        Raises:
+            MemoryError: the system refuses the address space.
+        """
+        mapping = cls.__new__(cls)
+        mapping._reserve(max(reserve, size), _PROT_NONE, keeps)
+        # An old size of 0 makes another mapping of the same shared memory.
+        how = _MREMAP_MAYMOVE | _MREMAP_FIXED
+        if _libc.mremap(page, 0, mapping.reserve, how, mapping.address) == _FAILED:
+            raise _refused(mapping.reserve)
+        mapping._prefer_huge_pages(mapping.reserve)
+        return mapping
+
+    def _reserve(self, size: int, access: int, keeps: object) -> None:
+        whole = _whole_pages(size, HUGE_PAGE_BYTES)
+        start = _map(None, whole + HUGE_PAGE_BYTES, access, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
         self.address = _whole_pages(start, HUGE_PAGE_BYTES)
         self.reserve = whole
         self._memory = (ctypes.c_char * whole).from_address(self.address)
-        weakref.finalize(self._memory, _libc.munmap, start, whole + HUGE_PAGE_BYTES).atexit = False
-        access = _PROT_READ | _PROT_WRITE if writable else _PROT_READ
-        # Memory beyond the end of the file cannot be touched, but it is mapped already where the file grows.
-        length = whole if writable else _whole_pages(size, mmap.PAGESIZE)
-        _map(self.address, length, access, _MAP_SHARED | _MAP_FIXED, fd)
+        weakref.finalize(self._memory, unmap, start, whole + HUGE_PAGE_BYTES, keeps).atexit = False
+
+    def _prefer_huge_pages(self, length: int) -> None:
         if length >= HUGE_PAGE_BYTES:
             _libc.madvise(self.address, length, _MADV_HUGEPAGE)
 
@@ -89,11 +120,29 @@ class FileMapping:
             raise OSError(error, os.strerror(error))
 
 
-def _map(address: int | None, size: int, access: int, flags: int, fd: int) -> int:
-    found = _libc.mmap(address, size, access, flags, fd, 0)
+def page_mapping(fd: int, offset: int) -> int:
+    """The address of one page of a descriptor's memory, mapped to write; for `unmap`.
+
+    Raises:
+        MemoryError: the system refuses.
+    """
+    return _map(None, mmap.PAGESIZE, _PROT_READ | _PROT_WRITE, _MAP_SHARED, fd, offset)
+
+
+def unmap(start: int, size: int, keeps: object = None) -> None:
+    """Takes a mapping away; `keeps` is let go of."""
+    _libc.munmap(start, size)
+
+
+def _map(address: int | None, size: int, access: int, flags: int, fd: int, offset: int = 0) -> int:
+    found = _libc.mmap(address, size, access, flags, fd, offset)
     if found == _FAILED:
-        raise MemoryError(f"the system refuses to map {size} bytes: {os.strerror(ctypes.get_errno())}")
+        raise _refused(size)
     return int(found)
+
+
+def _refused(size: int) -> MemoryError:
+    return MemoryError(f"the system refuses to map {size} bytes: {os.strerror(ctypes.get_errno())}")
 
 
 def _whole_pages(value: int, page: int) -> int:

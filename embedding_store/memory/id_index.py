@@ -78,6 +78,14 @@ class IdIndex(RowDirectory):
         """As in `RowDirectory.find`."""
         return int(layout.find(self._cells.array, self._state, ids, positions))
 
+    @property
+    def sound(self) -> bool:
+        """As in `RowDirectory.sound`."""
+        bits, ways, grown = (int(self._state[word]) for word in (layout.BITS, layout.WAYS, layout.GROWN))
+        if not (0 <= bits <= 36 and 2 <= ways <= 3 and 0 <= grown <= 1 << bits):
+            return False
+        return layout.SEGMENT_LINES * ((ways << bits) + grown) <= len(self._cells.array)
+
     def slabs(self) -> tuple[Slab, ...]:
         """As in `RowDirectory.slabs`."""
         return self._state_slab, self._cells, self._ids

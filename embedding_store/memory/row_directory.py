@@ -50,6 +50,11 @@ class RowDirectory(ABC):
     def find(self, ids: Int64, positions: Int64) -> int:
         """Writes each id's position into `positions` int64 `[n]`, -1 for none; returns how many have none."""
 
+    @property
+    def sound(self) -> bool:
+        """Whether what `find` reads can be what a directory wrote; asked where another process wrote it."""
+        return True
+
     @abstractmethod
     def slabs(self) -> tuple[Slab, ...]:
         """What `find` reads, in the order in which the constructor asks for it.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.files.mapping import FileMapping
+from elastable.embedding_store.memory.id_cells import STATE_WORDS
 from elastable.embedding_store.memory.id_index import IdIndex
 from elastable.embedding_store.memory.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.memory.row_values import RowValues
@@ -24,6 +25,7 @@ from elastable.embedding_store.shared.attachment import (
     receive_packet,
     table_from_packet,
 )
+from elastable.embedding_store.shared.sealed_memory import require_sealed
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Int64
 from elastable.embedding_store.tables.table_reader import TableReader
@@ -46,13 +48,15 @@ class MappedSlab(Slab):
     """
 
     def __init__(self, fd: int, shape: SlabShape) -> None:
-        """Raises `MemoryError` where the system refuses, `StoreFailed` where there is less than the shape says."""
+        """Raises `MemoryError` where the system refuses, `StoreFailed` where no such slab lies there."""
         self._columns = shape.columns
         self._dtype = np.dtype(shape.dtype)
         size = self._bytes(shape.rows)
-        if os.fstat(fd).st_size < size:
-            raise StoreFailed(f"shared memory holds {os.fstat(fd).st_size} bytes where {size} were announced")
-        array = FileMapping(fd, size, size * _RESERVE_TIMES, writable=False).view(
+        try:
+            require_sealed(fd, shape.offset + size)
+        except OSError as error:
+            raise StoreFailed(str(error)) from error
+        array = FileMapping(fd, size, size * _RESERVE_TIMES, writable=False, offset=shape.offset).view(
             shape.rows, shape.columns, self._dtype
         )
         # NumPy may think that it can be written: kernels are compiled for such arrays, and
@@ -71,19 +75,30 @@ class AttachedTable:
     def __init__(self, lies: TableLayout, slabs: Sequence[MappedSlab]) -> None:
         self.spec = lies.spec
         behind = len(lies.directory)
+        self._rows = min((len(slab.array) for slab in slabs[behind:]), default=0)
         self._index = None if lies.direct else slabs[:behind]
         self._direct = self._directory(slabs[:behind]) if lies.direct else None
         self._values = row_values(lies.spec, 0, _handing_out(slabs[behind:], lies.spec))
+        if self._direct is not None:
+            self._require_room(slabs[0], lies.spec)
 
     def now(self, whole: Callable[[], bool]) -> TableNow:
         """The table in the state that stands, as long as `whole()`; made anew for each state."""
         if self._direct is not None:
-            return TableNow(self.spec, self._direct, self._values, whole)
+            return TableNow(self.spec, self._direct, self._values, whole, self._rows)
         assert self._index is not None
         state, *others = self._index
+        if len(state.array) != STATE_WORDS:
+            raise StoreFailed(f"table {self.spec.name!r}: its index has {len(state.array)} words, not {STATE_WORDS}")
         # The shape of the index must not change while ids are looked for: they would be looked for anywhere.
         directory = self._directory([FixedSlab(state.array.copy()), *others])
-        return TableNow(self.spec, directory, self._values, whole)
+        return TableNow(self.spec, directory, self._values, whole, self._rows)
+
+    def _require_room(self, live: Slab, spec: TableSpec) -> None:
+        """Of a table whose row i lies at position i there must be so many, as nobody looks there again."""
+        size = spec.vocabulary_size
+        if size is None or self._rows < size or len(live.array) != -(-size // 64) + 1:
+            raise StoreFailed(f"table {spec.name!r}: {self._rows} rows of {size} lie in shared memory")
 
     def _directory(self, slabs: Sequence[Slab]) -> RowDirectory:
         new_slab = _handing_out(slabs, self.spec)
@@ -97,24 +112,32 @@ class TableNow(TableReader):
     `read` and `fold` raise `Torn` where the state is past and positions might be anything.
     """
 
-    def __init__(self, spec: TableSpec, directory: RowDirectory, values: RowValues, whole: Callable[[], bool]) -> None:
-        super().__init__(spec, _Checked(directory, whole), values)
+    def __init__(
+        self, spec: TableSpec, directory: RowDirectory, values: RowValues, whole: Callable[[], bool], rows: int
+    ) -> None:
+        """`rows`: how many positions there are."""
+        super().__init__(spec, _Checked(directory, whole, spec.name, rows), values)
 
 
 class _Checked:
     """Finds positions, and hands none out of which it is not known that rows lie there."""
 
-    def __init__(self, directory: RowDirectory, whole: Callable[[], bool]) -> None:
+    def __init__(self, directory: RowDirectory, whole: Callable[[], bool], table: str, rows: int) -> None:
         self._directory = directory
         self._whole = whole
+        self._table, self._rows = table, rows
         self.marks = directory.marks
         self.count = directory.count
 
     def find(self, ids: Int64, positions: Int64) -> int:
-        """As in `RowDirectory.find`; raises `Torn`."""
+        """As in `RowDirectory.find`; raises `Torn`, and `StoreFailed` where the index leads to no row."""
         missing = self._directory.find(ids, positions)
         if not self._whole():
             raise Torn
+        last = int(positions.max()) if len(positions) else -1
+        if last >= self._rows or not self._directory.sound:
+            where = f"it leads to position {last} of {self._rows}" if last >= self._rows else "its state is none"
+            raise StoreFailed(f"table {self._table!r}: its index in shared memory is damaged; {where}")
         return missing
 
 
@@ -137,8 +160,11 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
     begin, _ = receive_packet(connection)
     if begin is None:
         raise ConnectionError("the owner of the memory hung up")
+    generation, count = begin.get("generation"), begin.get("tables")
+    if type(generation) is not int or type(count) is not int:
+        raise StoreFailed("the owner of shared rows does not say how many tables there are")
     tables = {}
-    for _ in range(int(begin["tables"])):
+    for _ in range(count):
         packet, descriptors = receive_packet(connection)
         try:
             if packet is None:
@@ -148,15 +174,15 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-    return int(begin["generation"]), tables
+    return generation, tables
 
 
 def _attached(packet: dict[str, Any], descriptors: Sequence[int]) -> AttachedTable:
     lies: TableLayout = table_from_packet(packet)
     shapes = (*lies.directory, *lies.values)
-    if len(shapes) != len(descriptors):
+    if not lies.directory or any(shape.memory >= len(descriptors) for shape in shapes):
         raise StoreFailed(f"table {lies.spec.name!r}: {len(descriptors)} descriptors came for {len(shapes)} slabs")
-    slabs = [MappedSlab(fd, shape) for fd, shape in zip(descriptors, shapes, strict=True)]
+    slabs = [MappedSlab(descriptors[shape.memory], shape) for shape in shapes]
     return AttachedTable(lies, slabs)
 
 

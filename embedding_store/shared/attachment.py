@@ -19,11 +19,16 @@ Each message is one packet: JSON, beside it descriptors.
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.files.mapping import HUGE_PAGE_BYTES
+from elastable.embedding_store.shared.sealed_memory import EXTENT_BYTES
+from elastable.embedding_store.shared.users import require_known_user
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
 
@@ -47,17 +52,36 @@ TOKEN_BYTES = 16
 TABLE_SLABS = 8
 """Descriptors in a packet at most."""
 
+_DTYPES = ("<f4", "<u2", "|u1", "<i8", "<u8")
 _PACKET_BYTES = 64 << 10
 _ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class SlabShape:
-    """Rows, columns and NumPy dtype of a slab."""
+    """How a slab lies.
+
+    Attributes:
+        rows, columns, dtype: As of its NumPy array; all three checked.
+        memory: Which of the descriptors beside the packet it lies in.
+        offset: At which byte there it begins.
+    """
 
     rows: int
     columns: int
     dtype: str
+    memory: int
+    offset: int
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for what no slab can be."""
+        counts = (self.rows, self.columns, self.memory, self.offset)
+        if not all(type(count) is int and 0 <= count < 1 << 62 for count in counts):
+            raise ValueError(f"a slab of {counts}")
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"a slab of {self.dtype!r}; there are {', '.join(_DTYPES)}")
+        if self.offset % HUGE_PAGE_BYTES or self.rows * self.columns > EXTENT_BYTES:
+            raise ValueError(f"a slab of {self.rows} x {self.columns} at byte {self.offset}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,31 +102,43 @@ class TableLayout:
 
 
 def table_to_packet(table: TableLayout) -> dict[str, Any]:
-    """What a packet says of a table; its descriptors are those of `directory`, then of `values`."""
+    """What a packet says of a table; beside it go the descriptors of the memories that its slabs name."""
     return {
         "spec": spec_to_json(table.spec),
         "direct": table.direct,
-        "directory": [[shape.rows, shape.columns, shape.dtype] for shape in table.directory],
-        "values": [[shape.rows, shape.columns, shape.dtype] for shape in table.values],
+        "directory": [astuple(shape) for shape in table.directory],
+        "values": [astuple(shape) for shape in table.values],
     }
 
 
 def table_from_packet(packet: dict[str, Any]) -> TableLayout:
-    """The table that a packet describes."""
-    return TableLayout(
-        spec_from_json(packet["spec"]),
-        bool(packet["direct"]),
-        tuple(SlabShape(*shape) for shape in packet["directory"]),
-        tuple(SlabShape(*shape) for shape in packet["values"]),
-    )
+    """The table that a packet describes.
+
+    Raises:
+        StoreFailed: it describes none.
+    """
+    try:
+        return TableLayout(
+            spec_from_json(packet["spec"]),
+            bool(packet["direct"]),
+            tuple(SlabShape(*shape) for shape in packet["directory"]),
+            tuple(SlabShape(*shape) for shape in packet["values"]),
+        )
+    except (BadInput, KeyError, TypeError, ValueError) as error:
+        raise StoreFailed(f"what the owner of shared rows says of a table makes no sense: {error!r}") from error
 
 
 def connected(name: str) -> socket.socket:
-    """A connection to the owner's socket; raises `OSError` where there is none on this host."""
+    """A connection to the owner's socket.
+
+    Raises:
+        OSError: there is none on this host, or it is another user's.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(_ANSWER_S)
     try:
         connection.connect(f"\0{name}")
+        require_known_user(connection)
     except BaseException:
         connection.close()
         raise
@@ -119,6 +155,15 @@ def receive_packet(connection: socket.socket) -> tuple[dict[str, Any] | None, li
 
     Raises:
         OSError: the connection failed, or nothing came in time.
+        StoreFailed: what came is no packet.
     """
     text, descriptors, _, _ = socket.recv_fds(connection, _PACKET_BYTES, TABLE_SLABS)
-    return (json.loads(text) if text else None), list(descriptors)
+    try:
+        packet = json.loads(text) if text else None
+        if not isinstance(packet, dict | None):
+            raise ValueError(f"it is a {type(packet).__name__}")
+    except (ValueError, RecursionError) as error:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise StoreFailed(f"what the owner of shared rows says makes no sense: {error}") from error
+    return packet, list(descriptors)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import logging
 import os
+import resource
 import secrets
 import selectors
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.shared.attachment import (
     BELL,
     LAYOUT,
@@ -25,11 +29,14 @@ from elastable.embedding_store.shared.attachment import (
 )
 from elastable.embedding_store.shared.outbox import Outboxes
 from elastable.embedding_store.shared.slab import SharedSlab
+from elastable.embedding_store.shared.users import require_known_user
 
-__all__ = ["AttachmentDoor", "LaidOut", "StoreLayout"]
+__all__ = ["AttachmentDoor", "LaidOut", "StoreLayout", "shapes_of"]
 
 _ANSWER_S = 2.0
 _BACKLOG = 64
+_SHARE = 16  # of all descriptors, for attached processes; an outbox takes two
+_MOST = 1024
 _LOG = logging.getLogger(__name__)
 
 LaidOut = tuple[TableLayout, list[SharedSlab]]
@@ -49,6 +56,8 @@ class AttachmentDoor:
     Attributes:
         name: Of the socket, in the abstract namespace.
         token: What a process must say, told over gRPC alone.
+        most: Processes that may be attached at once, and as many that may have handed an outbox over: a share of
+            the descriptors that this process may have. More read, and send, over gRPC.
         outboxes: What processes have handed over.
 
     Raises:
@@ -63,10 +72,14 @@ class AttachmentDoor:
         self._layout = layout
         self._bells: tuple[socket.socket, ...] = ()
         self._senders: dict[socket.socket, int] = {}
+        self._visitors: dict[socket.socket, float] = {}  # came, have said nothing yet, and until when they may
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.most = _MOST if limit == resource.RLIM_INFINITY else max(4, min(_MOST, limit // _SHARE))
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(f"\0{self.name}")
         self._listener.listen(_BACKLOG)
-        self._listener.settimeout(_ANSWER_S)
+        self._listener.setblocking(False)
         # Closing a socket does not wake who waits for it; a byte to this pair does.
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name="elastable-attach", daemon=True)
@@ -91,50 +104,102 @@ class AttachmentDoor:
             waiting.register(self._listener, selectors.EVENT_READ)
             waiting.register(self._woken, selectors.EVENT_READ)
             while True:
-                ready = [key.fileobj for key, _ in waiting.select(timeout=60.0)]
+                ready = {key.fileobj for key, _ in waiting.select(timeout=_ANSWER_S if self._visitors else 60.0)}
                 if self._woken in ready:
                     break
                 for other in [other for other in (*self._bells, *self._senders) if other in ready]:
                     self._hang_up(waiting, other)
+                self._see_visitors(waiting, ready)
                 if self._listener in ready:
-                    self._answer(waiting)
-        for end in (self._listener, self._woken, *self._bells, *self._senders):
+                    self._let_in(waiting)
+        for end in (self._listener, self._woken, *self._bells, *self._senders, *self._visitors):
             end.close()
+        if self._spare >= 0:
+            os.close(self._spare)
         self._bells = ()
-        self._senders = {}
+        self._senders, self._visitors = {}, {}
         self.outboxes.close()
 
-    def _answer(self, waiting: selectors.BaseSelector) -> None:
-        """One process that came to the door."""
+    def _let_in(self, waiting: selectors.BaseSelector) -> None:
+        """One process that came to the door; what it wants is read when it comes."""
         try:
             connection, _ = self._listener.accept()
-            connection.settimeout(_ANSWER_S)
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away(error)
             return
         try:
+            require_known_user(connection)
+            if len(self._visitors) >= self.most:
+                raise OSError(f"{self.most} processes are at the door already")
+            connection.setblocking(False)
+            waiting.register(connection, selectors.EVENT_READ)
+        except (OSError, BadInput) as error:
+            _LOG.warning("a process was not let in: %s", error)
+            connection.close()
+            return
+        self._visitors[connection] = time.monotonic() + _ANSWER_S
+
+    def _turn_away(self, error: OSError) -> None:
+        """No descriptor is left. With the spare one whoever came is sent away, and so not announced for ever."""
+        _LOG.warning("a process cannot attach: %s; raise the limit of descriptors (ulimit -n)", error)
+        if self._spare >= 0:
+            os.close(self._spare)
+        self._spare = -1
+        with suppress(OSError):
+            self._listener.accept()[0].close()
+        with suppress(OSError):
+            self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _see_visitors(self, waiting: selectors.BaseSelector, ready: Container[object]) -> None:
+        now = time.monotonic()
+        for connection, until in list(self._visitors.items()):
+            if connection in ready or until < now:
+                del self._visitors[connection]
+                waiting.unregister(connection)
+                if connection in ready:
+                    self._answer(waiting, connection)
+                else:
+                    connection.close()
+
+    def _answer(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
+        """What a process says that was let in."""
+        handed: list[int] = []
+        try:
             said, handed, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 1)
+            connection.settimeout(_ANSWER_S)
             token, wish = said[:-1], said[-1:]
             if not hmac.compare_digest(token, self.token):
                 wish = b""
-            if handed and wish != OUTBOX:
-                os.close(handed[0])
             if wish == OUTBOX and handed:
-                self._take_outbox(waiting, connection, handed[0])
+                self._take_outbox(waiting, connection, handed.pop(0))
                 return
             if wish == BELL:
-                send_packet(connection, {"board": True}, [self._board])
-                connection.setblocking(False)
-                waiting.register(connection, selectors.EVENT_READ)
-                self._bells = (*self._bells, connection)
+                self._take_bell(waiting, connection)
                 return
             if wish == LAYOUT:
                 self._send_layout(connection)
         except OSError as error:
             _LOG.info("a process could not attach: %s", error)
+        finally:
+            for descriptor in handed:  # the room for one is room for two
+                os.close(descriptor)
         connection.close()
 
+    def _take_bell(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Raises `OSError` where there are enough of them, or the process is gone again."""
+        if len(self._bells) >= self.most:
+            raise OSError(f"{self.most} processes are attached, as many as descriptors (ulimit -n) are set aside for")
+        send_packet(connection, {"board": True}, [self._board])
+        connection.setblocking(False)
+        waiting.register(connection, selectors.EVENT_READ)
+        self._bells = (*self._bells, connection)
+
     def _take_outbox(self, waiting: selectors.BaseSelector, connection: socket.socket, descriptor: int) -> None:
-        """Raises `OSError` for what is no outbox, or a sender that is gone again."""
+        """Raises `OSError` for what is no outbox, for one too many, or a sender that is gone again."""
+        if len(self._senders) >= self.most:
+            os.close(descriptor)
+            raise OSError(f"{self.most} outboxes are here, as many as descriptors (ulimit -n) are set aside for")
         number = self.outboxes.add(descriptor)
         try:
             send_packet(connection, {"outbox": number})
@@ -151,13 +216,7 @@ class AttachmentDoor:
         for table, slabs in tables:
             if len(slabs) > TABLE_SLABS:
                 raise OSError(f"table {table.spec.name!r} lies in {len(slabs)} slabs; a packet takes {TABLE_SLABS}")
-            descriptors: list[int] = []
-            try:
-                descriptors.extend(_to_read(slab.fd) for slab in slabs)
-                send_packet(connection, table_to_packet(table), descriptors)
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            send_packet(connection, table_to_packet(table), memories_of(slabs))
 
     def _hang_up(self, waiting: selectors.BaseSelector, bell: socket.socket) -> None:
         """An attached process has ended, or detached: they say nothing else."""
@@ -168,14 +227,12 @@ class AttachmentDoor:
         bell.close()
 
 
-def shape_of(slab: SharedSlab) -> SlabShape:
-    """The shape of a slab, for a layout."""
-    return SlabShape(*slab.shape)
+def shapes_of(slabs: Sequence[SharedSlab]) -> tuple[SlabShape, ...]:
+    """The shapes of a table's slabs, for a layout."""
+    memories = memories_of(slabs)
+    return tuple(SlabShape(*slab.shape, memories.index(slab.extent.memory.fd), slab.extent.offset) for slab in slabs)
 
 
-def _to_read(descriptor: int) -> int:
-    """The same memory by a descriptor that cannot be written through, where the system has a /proc."""
-    try:
-        return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return os.dup(descriptor)
+def memories_of(slabs: Sequence[SharedSlab]) -> list[int]:
+    """The descriptors of the memories in which a table's slabs lie, each once."""
+    return list(dict.fromkeys(slab.extent.memory.fd for slab in slabs))

@@ -25,6 +25,7 @@ from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.files.mapping import FileMapping
 from elastable.embedding_store.rpc.body_plan import BodyPlan
 from elastable.embedding_store.shared.attachment import OUTBOX, connected, receive_packet
+from elastable.embedding_store.shared.sealed_memory import require_sealed
 
 __all__ = ["Letter", "Outbox", "Outboxes"]
 
@@ -68,12 +69,13 @@ class Outbox:
         try:
             socket.send_fds(self._connection, [token + OUTBOX], [self._fd])
             answer, _ = receive_packet(self._connection)
-            if answer is None:
+            number = None if answer is None else answer.get("outbox")
+            if type(number) is not int:
                 raise ConnectionError("the owner of the memory hung up")
         except BaseException:
             self._connection.close()
             raise
-        self.number = int(answer["outbox"])
+        self.number: int = number
         self._last = 0
 
     def put(self, arrays: Sequence[npt.NDArray[Any]]) -> Letter:
@@ -122,8 +124,7 @@ class Outboxes:
             OSError: it can shrink under who reads it, or cannot be mapped; the descriptor is closed.
         """
         try:
-            if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                raise OSError("an outbox must be sealed against shrinking")
+            require_sealed(fd, _HEAD_BYTES)
             memory = _mapped(fd)
         except BaseException:
             os.close(fd)
@@ -176,8 +177,6 @@ class Outboxes:
 
 def _mapped(fd: int) -> npt.NDArray[np.uint8]:
     size = os.fstat(fd).st_size
-    if size < _HEAD_BYTES:
-        raise OSError(f"an outbox of {size} bytes has no room for its head")
     try:
         return FileMapping(fd, size, size, writable=False).view(size, 1, np.dtype(np.uint8)).ravel()
     except MemoryError as error:

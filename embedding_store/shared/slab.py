@@ -1,8 +1,10 @@
-"""Memory for rows that other processes may map: in descriptors, without a name in any file system."""
+"""Slabs in memory that other processes of the host may map and read."""
 
 from __future__ import annotations
 
+import logging
 import os
+import resource
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -11,6 +13,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.files.mapping import HUGE_PAGE_BYTES, FileMapping
 from elastable.embedding_store.memory.slab import Slab, anonymous_slab
+from elastable.embedding_store.shared.sealed_memory import Extent, SealedMemory
 
 __all__ = ["SharedSlab", "SharedSlabs"]
 
@@ -19,32 +22,36 @@ _LEAST_RESERVE = 16 << 20
 _SHARED_PARTS = frozenset({"live", "index", "cells", "ids", "weights"})
 """What a lookup reads."""
 
+_SMALL_PARTS = frozenset({"index"})
+"""Some words for each table: not worth a descriptor."""
+
+_SHARE_A_MEMORY = 64  # slabs
+_LOG = logging.getLogger(__name__)
 _WORTH_PAGES = 32  # of the 512 in a huge page: with fewer touched, one would hold mostly nothing
 
 
 class SharedSlab(Slab):
-    """A slab in a memfd: whoever is handed its descriptor can map it, and it is gone with the last of them.
+    """A slab in sealed memory, which whoever is handed its descriptor can map to read; gone with the last of them.
 
     It never shrinks, so that a reader's mapping stays good.
 
     Args:
-        part: Names it in `/proc/PID/maps`.
+        extent: Where it lies; nothing else does.
         rows, columns, dtype: As of `Slab`.
         growing: Called before it grows.
 
     Attributes:
-        fd: The descriptor.
+        extent: Where it lies.
     """
 
     def __init__(
-        self, part: str, rows: int, columns: int, dtype: npt.DTypeLike, growing: Callable[[], None] = lambda: None
+        self, extent: Extent, rows: int, columns: int, dtype: npt.DTypeLike, growing: Callable[[], None] = lambda: None
     ) -> None:
-        """Raises `MemoryError` where the system refuses the memory, `OSError` where it has no descriptor left."""
+        """Raises `MemoryError` where the system refuses the memory."""
+        self.extent = extent
         self._columns = columns
         self._dtype = np.dtype(dtype)
         self._growing = growing
-        self.fd = os.memfd_create(f"elastable-{part}", os.MFD_CLOEXEC)
-        weakref.finalize(self, os.close, self.fd).atexit = False
         self._mapping = self._mapped(rows)
         self._array = self._mapping.view(rows, columns, self._dtype)
         self._huge = np.zeros(0, bool)
@@ -59,9 +66,7 @@ class SharedSlab(Slab):
         if rows <= len(self.array):
             return
         self._growing()
-        if self._bytes(rows) <= self._mapping.reserve:
-            self._resize(rows)
-        else:
+        if self._bytes(rows) > self._mapping.reserve:
             self._mapping = self._mapped(rows)
         self._array = self._mapping.view(rows, self._columns, self._dtype)
 
@@ -86,29 +91,33 @@ class SharedSlab(Slab):
 
     def _mapped(self, rows: int) -> FileMapping:
         size = self._bytes(rows)
-        self._resize(rows)
-        return FileMapping(self.fd, size, max(size * _RESERVE_TIMES, _LEAST_RESERVE), writable=True)
-
-    def _resize(self, rows: int) -> None:
-        try:
-            os.ftruncate(self.fd, self._bytes(rows))
-        except OSError as error:
-            raise MemoryError(f"no room for {rows} rows of shared memory: {error}") from error
+        return self.extent.memory.mapped(self.extent, size, max(size * _RESERVE_TIMES, _LEAST_RESERVE))
 
 
 class SharedSlabs:
     """The slabs of one store: a `SlabMaker` that counts what readers would have to map anew.
 
-    Where the system has no descriptor left, a slab is in memory of this
-    process alone, and so the rows of its table are read over gRPC.
+    A slab has a memory and so a descriptor of its own, which gives its pages
+    back as soon as it is gone, while less than half of the descriptors that
+    this process may have are in use. After that slabs share memories, 64 in
+    each: the number of descriptors is bounded whatever the number of tables.
+
+    Where not even those are to be had, a slab is in memory of this process
+    alone, and so the rows of its table are read over gRPC.
 
     Attributes:
         generation: Counts slabs that were made or have grown.
+
+    Raises:
+        OSError: the system cannot share memory.
     """
 
     def __init__(self) -> None:
         self.generation = 0
         self._made: list[weakref.ref[SharedSlab]] = []
+        # Held from the beginning, so that there is one when descriptors have run out.
+        self._common = [SealedMemory("rows", _SHARE_A_MEMORY)]
+        self._warned = False
 
     def __call__(self, part: str, rows: int, columns: int, dtype: npt.DTypeLike = np.float32, /) -> Slab:
         """As in `SlabMaker`."""
@@ -116,8 +125,9 @@ class SharedSlabs:
             return anonymous_slab(part, rows, columns, dtype)
         self.changed()
         try:
-            slab = SharedSlab(part, rows, columns, dtype, self.changed)
-        except OSError:
+            slab = SharedSlab(self._extent(part), rows, columns, dtype, self.changed)
+        except OSError as error:
+            _LOG.info("rows are in memory of this process alone: %s", error)
             return anonymous_slab(part, rows, columns, dtype)
         self._made.append(weakref.ref(slab, self._made.remove))
         return slab
@@ -129,3 +139,34 @@ class SharedSlabs:
     def alive(self) -> list[SharedSlab]:
         """All slabs that are still in use. May be called beside the thread that makes them."""
         return [slab for made in list(self._made) if (slab := made()) is not None]
+
+    def _extent(self, part: str) -> Extent:
+        """Raises `OSError` where there is no descriptor left."""
+        if part not in _SMALL_PARTS and self._has_descriptors():
+            extent = SealedMemory(part).extent()
+        else:
+            extent = next((found for memory in self._common if (found := memory.extent()) is not None), None)
+        if extent is None:
+            self._common.append(SealedMemory("rows", _SHARE_A_MEMORY))
+            extent = self._common[-1].extent()
+        assert extent is not None
+        return extent
+
+    def _has_descriptors(self) -> bool:
+        """Whether less than half of them are in use: the lowest free one says so."""
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        try:
+            lowest = os.dup(self._common[0].fd)
+        except OSError:
+            return False
+        os.close(lowest)
+        if most == resource.RLIM_INFINITY or lowest < most // 2:
+            return True
+        if not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "half of the %d descriptors that this process may have (ulimit -n) are in use: further tables share "
+                "memories, which keep what a dropped table held; for tables beyond them raise the limit",
+                most,
+            )
+        return False

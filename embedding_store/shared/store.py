@@ -12,7 +12,7 @@ from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.memory.table import MemoryTable
 from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.shared.attachment import TableLayout
-from elastable.embedding_store.shared.attachment_door import AttachmentDoor, LaidOut, StoreLayout, shape_of
+from elastable.embedding_store.shared.attachment_door import AttachmentDoor, LaidOut, StoreLayout, shapes_of
 from elastable.embedding_store.shared.outbox import Outboxes
 from elastable.embedding_store.shared.slab import SharedSlab, SharedSlabs
 from elastable.embedding_store.shared.version_board import WriteBoard
@@ -160,5 +160,6 @@ def _laid_out(table: MemoryTable) -> LaidOut | None:
     values = [slab for slab in lies[1] if isinstance(slab, SharedSlab)]
     if (len(directory), len(values)) != (len(lies[0]), len(lies[1])):
         return None
-    shapes = tuple(shape_of(slab) for slab in directory), tuple(shape_of(slab) for slab in values)
-    return TableLayout(table.spec, table.direct, *shapes), directory + values
+    shapes = shapes_of(directory + values)
+    behind = len(directory)
+    return TableLayout(table.spec, table.direct, shapes[:behind], shapes[behind:]), directory + values

@@ -9,7 +9,6 @@ behind, and no reader delays the owner.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from numba.extending import intrinsic
 
 from elastable.embedding_store.files.mapping import FileMapping
 from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.shared.sealed_memory import SealedMemory, require_sealed
 from elastable.embedding_store.store import Int64
 
 __all__ = ["Notice", "ReadBoard", "WriteBoard"]
@@ -54,14 +54,21 @@ class WriteBoard:
     """The owner's board. One thread at a time changes what it stands for.
 
     Attributes:
-        fd: Descriptor of its memory, for readers.
+        fd: Descriptor of its memory, for readers, who cannot write through it.
     """
 
     def __init__(self) -> None:
         """Raises `OSError` where the system has no such memory."""
-        self.fd = os.memfd_create("elastable-board", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, _WORDS * 8)
-        self._words = FileMapping(self.fd, _WORDS * 8, 0, writable=True).view(_WORDS, 1, np.dtype(np.int64))[:, 0]
+        memory = SealedMemory("board")
+        extent = memory.extent()
+        assert extent is not None
+        try:
+            mapping = memory.mapped(extent, _WORDS * 8, 0)
+        except MemoryError as error:  # a system that cannot do this
+            raise OSError(f"no memory to share: {error}") from error
+        self.fd = memory.fd
+        self._memory = memory
+        self._words = mapping.view(_WORDS, 1, np.dtype(np.int64))[:, 0]
 
     def begin(self) -> None:
         """From now on readers take nothing for whole."""
@@ -72,17 +79,16 @@ class WriteBoard:
         _end(self._words, version, generation)
 
     def close(self) -> None:
-        """Says that the store is closed, and closes the descriptor."""
-        if self.fd >= 0:
-            _close(self._words)
-            os.close(self.fd)
-            self.fd = -1
+        """Says that the store is closed. Closing twice is harmless."""
+        _close(self._words)
 
 
 class ReadBoard:
     """A board in another process, to read."""
 
     def __init__(self, fd: int) -> None:
+        """Raises `OSError` where its owner could take the memory away while it is read."""
+        require_sealed(fd, _WORDS * 8)
         self._words = FileMapping(fd, _WORDS * 8, 0, writable=False).view(_WORDS, 1, np.dtype(np.int64))[:, 0]
         self._words.flags.writeable = False
 

@@ -23,6 +23,7 @@ from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.shared import store as shared_store
 from elastable.embedding_store.shared.attachment_client import Attachment
+from elastable.embedding_store.shared.sealed_memory import SealedMemory
 from elastable.embedding_store.shared.slab import SharedSlab
 from elastable.embedding_store.shared.source import SharedSource
 from elastable.embedding_store.shared.store import SharedMemoryStore
@@ -270,7 +271,9 @@ def test_readers_threads_share_an_attachment_beside_commits(held: ExitStack) -> 
 
 
 def test_what_is_in_use_moves_to_huge_pages_and_stays_what_it_is() -> None:
-    slab = SharedSlab("weights", 40_000, 64, np.float32)
+    extent = SealedMemory("weights").extent()
+    assert extent is not None
+    slab = SharedSlab(extent, 40_000, 64, np.float32)
     slab.array[:20_000] = np.arange(20_000)[:, None]
     assert sum(1 for _ in slab.make_huge()) == 3  # the last of them for the half of it that is in use
     assert list(slab.make_huge()) == []
