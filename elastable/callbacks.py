@@ -51,6 +51,11 @@ class JobCallbacks:
         """Keras' `History` of the job."""
         return history_of(self._list)
 
+    @property
+    def model(self) -> Any:
+        """The model that is trained."""
+        return self._model
+
     def begin(self, states: Mapping[str, Any] | None = None) -> None:
         """Training begins, or goes on with what callbacks remembered (`states`)."""
         self._model.stop_training = False

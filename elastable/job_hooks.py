@@ -11,6 +11,7 @@ from elastable.embedding_store.store import TableUpdate
 from elastable.master.hooks import Hooks, is_due
 from elastable.master.schedule import Schedule
 from elastable.run_directory import RunDirectory
+from elastable.untrained import UntrainedTables
 
 __all__ = ["JobHooks", "Stopwatch"]
 
@@ -76,6 +77,7 @@ class JobHooks(Hooks):
         self._told = told
         self._evaluated = evaluated
         self._rows_changed = rows_changed
+        self._untrained = UntrainedTables(callbacks.model)
         self._recorded = 0.0
         self._version = 0
         self.stopwatch = Stopwatch()
@@ -97,6 +99,7 @@ class JobHooks(Hooks):
     def on_rows(self, updates: Mapping[str, TableUpdate]) -> None:
         """Tells whoever collects what the next checkpoint has to hold."""
         self._rows_changed(updates)
+        self._untrained.saw(updates)
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         """Tells the callbacks, notes metrics now and then, saves when it is time."""
@@ -126,6 +129,7 @@ class JobHooks(Hooks):
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
         """Notes the epoch, tells the callbacks, and stops the job if one of them wants it."""
         self.stopwatch.pause()
+        self._untrained.end()
         self.logs = dict(logs)
         if self._run is not None:
             self._run.record("epoch", self._version, epoch, logs)

@@ -85,12 +85,12 @@ def evaluated(trained: TrainedModel, split: str, batch_size: int | None = None) 
     """
     reader = trained.reader(split)
     model, store, spec = trained.model, trained.store, batch_spec(sample_batch(reader))
-    plan = plan_ids(model, spec[0], training=False)
+    plan = plan_ids(model, spec, training=False)
     step = EvaluateStep(model, spec, plan, lambda table, ids: store.lookup({table: ids})[table])
     book = MetricBook(model)
     total: tuple[Tensor, ...] = ()
     for batch in batches(reader, batch_size or int(trained.checkpoint.job["micro_batch_size"])):
-        ids = make_id_sets(plan.tables, plan.ids(batch[0]), store.specs())
+        ids = make_id_sets(plan.tables, plan.ids(batch), store.specs())
         total = add_metrics(total, [step(batch, store.lookup(ids.unique), ids)])
     return book.results(total)
 

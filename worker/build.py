@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
+from elastable.worker.forward import forward, update_metrics
 from elastable.worker.offload import offloading
 from elastable.worker.on_worker import keep_on_worker
 from elastable.worker.readers import Reader
@@ -64,11 +65,9 @@ def build_model(model: Any, sample: Any) -> None:
             data, or asks for what cannot be honoured.
     """
     refuse_unsupported(model)
-    x, y, weight = (*sample, None, None)[:3]
     try:
-        predicted = model(x, training=False)
-        model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=False)
-        model.compute_metrics(x, y, predicted, weight)
+        done = forward(model, sample, training=False)
+        update_metrics(model, done, done.loss)
     except ElastableError:
         raise
     except Exception as error:

@@ -86,10 +86,10 @@ class MicroBatchComputer:
         def look_up_quietly(table: str, ids: Any) -> Any:
             return source.unpromoted().lookup({table: ids})[table]
 
-        self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec[0], training=True)}
+        self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}
         self._train = TrainStep(model, self._spec, self._plans[TaskKind.TRAIN], look_up, job.seed)
         if TaskKind.EVALUATE in readers:
-            self._plans[TaskKind.EVALUATE] = plan_ids(model, self._spec[0], training=False)
+            self._plans[TaskKind.EVALUATE] = plan_ids(model, self._spec, training=False)
             self._evaluate = EvaluateStep(model, self._spec, self._plans[TaskKind.EVALUATE], look_up_quietly)
 
     def prepare(self, task: Task) -> Prepared:
@@ -99,7 +99,7 @@ class MicroBatchComputer:
         order = record_order(len(reader), task.epoch, self._job.seed, shuffled, reader.shuffle_block)
         batch = as_tensors(reader.take(order.take(task.start, task.stop)))
         plan = self._plans[task.kind]
-        ids = make_id_sets(plan.tables, plan.ids(batch[0]), self._specs)
+        ids = make_id_sets(plan.tables, plan.ids(batch), self._specs)
         return Prepared(task, batch, ids, task.stop - task.start)
 
     def hold(self, snapshot: DenseSnapshot) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import record
 
 from elastable.embedding_store.checks import require_ids
 from elastable.embedding_store.errors import BadSpec, ModelError
@@ -146,6 +147,13 @@ class StoreBacked:
             raise ModelError(
                 f"embedding layer {self.name!r}: its table lives in a store, which model.fit cannot train; "
                 "use et.fit(model, data, ...) or elastable train"
+            )
+        if getattr(self, "trainable", True) and record.could_possibly_record():
+            # Its rows would be constants to the tape, and the table would never learn.
+            raise ModelError(
+                f"embedding layer {self.name!r} is called under a tf.GradientTape outside of a step that trains its "
+                "table; train with et.fit(model, data, ...) or elastable train, or set trainable=False on the layer "
+                "where its rows are meant to be constants"
             )
         if tf.executing_eagerly():
             return tf.convert_to_tensor(self.read_rows(ids.numpy()))

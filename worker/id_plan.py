@@ -1,9 +1,9 @@
-"""The id plan: the part of a model that leads from features to ids, cut out and compiled.
+"""The id plan: the part of a step that leads from a batch to ids, cut out and compiled.
 
-The model is traced once with its embedding calls recording the ids they are
-asked for and answering zeros. What those ids need, and nothing else, becomes a
-function of its own; so a worker knows every id of a micro-batch before, and
-apart from, the forward pass.
+The whole step (model, loss and metrics) is traced once with its embedding calls
+recording the ids they are asked for and answering zeros. What those ids need,
+and nothing else, becomes a function of its own; so a worker knows every id of a
+micro-batch before, and apart from, the step.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.store import Int64
+from elastable.worker.forward import forward, update_metrics
 from elastable.worker.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, StoreLayer, entered
 from elastable.worker.tensor_specs import flat_spec, pack_flat
 
@@ -31,7 +32,7 @@ _CONSTANT_STATE = ("Placeholder", "LookupTable", "HashTable", "VarHandleOp", "An
 
 @dataclass(frozen=True, slots=True)
 class IdPlan:
-    """Ids of every embedding call as a function of the features.
+    """Ids of every embedding call as a function of the batch.
 
     Attributes:
         layers: The layer of every call, in call order.
@@ -47,16 +48,21 @@ class IdPlan:
         """The table of every planned call, in call order."""
         return tuple(layer.table_name for layer, known in zip(self.layers, self.planned, strict=True) if known)
 
-    def ids(self, x: Any) -> list[Int64]:
-        """int64 `[n]` ids of every planned call for the features `x`."""
+    def ids(self, batch: Any) -> list[Int64]:
+        """int64 `[n]` ids of every planned call for the batch (x, ...), shaped as the plan was told."""
         if self._function is None:
             return []
-        flat = [tf.convert_to_tensor(part) for part in tf.nest.flatten(x, expand_composites=True)]
+        flat = [tf.convert_to_tensor(part) for part in tf.nest.flatten(batch, expand_composites=True)]
         return [np.ascontiguousarray(ids.numpy()) for ids in self._function(*flat)]
 
 
-def plan_ids(model: Any, x_spec: Any, training: bool) -> IdPlan:
-    """Traces `model` on features of `x_spec` and cuts its id plan out.
+def plan_ids(model: Any, spec: Any, training: bool) -> IdPlan:
+    """Traces the step of `model` on a batch of `spec` and cuts its id plan out.
+
+    Args:
+        model: A compiled and built model.
+        spec: TypeSpecs of a batch (x,), (x, y) or (x, y, sample_weight); ids may come from any of them.
+        training: Whether it is a training step, or one of evaluation.
 
     Raises:
         Unsupported: an embedding called inside of a loop or a condition.
@@ -65,10 +71,11 @@ def plan_ids(model: Any, x_spec: Any, training: bool) -> IdPlan:
 
     def trace(*flat: Any) -> Any:
         with entered(scope):
-            model(pack_flat(x_spec, flat), training=training)
+            done = forward(model, pack_flat(spec, flat), training)
+            update_metrics(model, done, done.loss)
         return []
 
-    wrapped = tf.compat.v1.wrap_function(trace, flat_spec(x_spec))
+    wrapped = tf.compat.v1.wrap_function(trace, flat_spec(spec))
     for call in scope.calls:
         if call.ids.graph is not wrapped.graph:
             raise Unsupported(
@@ -87,7 +94,7 @@ def plan_ids(model: Any, x_spec: Any, training: bool) -> IdPlan:
     fetched = [call.ids for call, known in zip(scope.calls, planned, strict=True) if known]
     if not fetched:
         return IdPlan(layers, planned, None)
-    feeds = wrapped.inputs[: len(flat_spec(x_spec))]
+    feeds = wrapped.inputs[: len(flat_spec(spec))]
     return IdPlan(layers, planned, _pruned(wrapped, feeds, fetched))
 
 
@@ -97,7 +104,7 @@ def _pruned(wrapped: Any, feeds: Sequence[Any], fetched: Sequence[Any]) -> Any:
 
 
 def _is_plannable(call: EmbeddingCall) -> bool:
-    """Whether ids come from the features alone: from no row, variable or chance."""
+    """Whether ids come from the batch alone: from no row, variable or chance."""
     waiting, seen = [call.ids.op], set()
     while waiting:
         operation = waiting.pop()

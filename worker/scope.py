@@ -1,8 +1,10 @@
-"""Where an embedding call gets its rows from: the scope that stands while a model runs.
+"""Where an embedding call gets its rows from: the scope that is current while a model runs.
 
 * no scope: the layer's own source, or initial values (eager use, `predict`);
-* `PlanScope`: the model is traced to learn which ids every call needs;
+* `PlanScope`: a step is traced to learn which ids every call needs;
 * `StepScope`: rows come from the Batch Embedding Tensors handed to the step.
+
+A scope lasts for the whole step: the model, its loss and its metrics.
 
 Scopes are per thread, because tracing is.
 """
@@ -40,7 +42,7 @@ class StoreLayer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingCall:
-    """One call of one layer in the model's forward pass.
+    """One call of one layer in a step.
 
     Attributes:
         layer: The layer called.
@@ -94,8 +96,8 @@ class StepScope:
         if call >= len(self.layers) or self.layers[call] is not layer:
             seen = "no call" if call >= len(self.layers) else f"layer {self.layers[call].name!r}"
             raise ModelError(
-                f"embedding layer {layer.name!r}: call {call} of the forward pass was planned as {seen}; "
-                "a model must make the same embedding calls every time it is traced"
+                f"embedding layer {layer.name!r}: call {call} of the step was planned as {seen}; "
+                "a step must make the same embedding calls every time it is traced"
             )
         if self.inverses[call] is None:
             return self._look_up_in_graph(layer, ids)

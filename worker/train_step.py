@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.store import Float32, Int64
 from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Slices, Tensor
+from elastable.worker.forward import forward, update_metrics
 from elastable.worker.id_plan import IdPlan
 from elastable.worker.id_set import IdSets
 from elastable.worker.scope import StepScope, entered
@@ -21,6 +23,8 @@ from elastable.worker.seeds import layers_of, seed_states, set_seeds
 from elastable.worker.tensor_specs import flat_spec, pack_flat
 
 __all__ = ["EvaluateStep", "StepResult", "TrainStep", "refuse_unsupported"]
+
+_log = logging.getLogger(__name__)
 
 #: (table, int64 ids) -> float32 rows: for calls that could not be planned.
 Lookup = Callable[[str, Int64], Float32]
@@ -47,7 +51,12 @@ def refuse_unsupported(model: Any) -> None:
     if getattr(model, "steps_per_execution", 1) != 1:
         raise Unsupported(f"compile(steps_per_execution={model.steps_per_execution}): every step is a version; use 1")
     if model.jit_compile is True:
-        raise Unsupported("compile(jit_compile=True): a batch's unique ids vary in number, which XLA cannot compile")
+        # As Keras itself does for a model that XLA cannot compile; the numbers differ by rounding alone.
+        _log.warning(
+            "model %r: compile(jit_compile=True) has no effect: its steps run without XLA, because the number of "
+            "unique ids differs from batch to batch",
+            model.name,
+        )
 
 
 class _Step:
@@ -93,19 +102,12 @@ class _Step:
 
     def _forward(self, batch: Any, scope: StepScope) -> Any:
         """The loss, with metrics updated from reset."""
-        x, y, weight = (*batch, None, None)[:3]
         for metric in self._model.metrics:
             metric.reset_state()
         with entered(scope):
-            predicted = self._model(x, training=self._training)
-        loss = self._model.compute_loss(
-            x=x, y=y, y_pred=predicted, sample_weight=weight, training=self._training
-        ) + self._penalty(scope.bets)
-        records = tf.shape(tf.nest.flatten(x, expand_composites=True)[0])[0]
-        for metric in self._model.metrics:
-            if metric.name == "loss":
-                metric.update_state(loss, sample_weight=tf.cast(records, tf.float32))
-        self._model.compute_metrics(x, y, predicted, weight)
+            done = forward(self._model, batch, self._training)
+            loss = done.loss + self._penalty(scope.bets)
+            update_metrics(self._model, done, loss)
         return loss
 
     def _penalty(self, bets: Mapping[str, Any]) -> Any:

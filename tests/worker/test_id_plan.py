@@ -14,10 +14,17 @@ from elastable.worker.embedding import Embedding
 from elastable.worker.id_plan import IdPlan, plan_ids
 from elastable.worker.tensor_specs import batch_spec
 
+Y = tf.zeros([1])
+
 
 def _plan(model: keras.Model, x: object, training: bool = True) -> IdPlan:
     model(x)
-    return plan_ids(model, batch_spec(x), training)
+    model.compile("sgd", _total)
+    return plan_ids(model, batch_spec((x, tf.zeros([1]))), training)
+
+
+def _total(_: object, predicted: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(predicted)
 
 
 def test_ids_computed_by_the_model_are_planned_in_call_order() -> None:
@@ -32,7 +39,7 @@ def test_ids_computed_by_the_model_are_planned_in_call_order() -> None:
     plan = _plan(model, x)
     assert plan.planned == (True, True)
     assert plan.tables == ("hashed", "hashed")
-    first, second = plan.ids(x)
+    first, second = plan.ids((x, Y))
     np.testing.assert_array_equal(first, keras.layers.Hashing(100)(x).numpy().reshape(-1))
     np.testing.assert_array_equal(second, np.arange(12) % 7)
 
@@ -45,7 +52,7 @@ def test_a_plan_runs_for_any_batch_size_and_changes_no_state() -> None:
     plan = _plan(model, tf.zeros([4, 2], tf.int64))
     before = [variable.numpy() for variable in model.variables]
     for size in (1, 5, 0):
-        assert [len(ids) for ids in plan.ids(tf.zeros([size, 2], tf.int64))] == [2 * size]
+        assert [len(ids) for ids in plan.ids((tf.zeros([size, 2], tf.int64), Y))] == [2 * size]
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
 
@@ -63,7 +70,7 @@ def test_subclassed_model_with_dict_of_strings_and_ragged_ids() -> None:
 
     x = {"word": tf.constant(["b", "z"]), "tags": tf.ragged.constant([[5, 6], []], dtype=tf.int64)}
     plan = _plan(Model(), x)
-    assert [ids.tolist() for ids in plan.ids(x)] == [[2, 0], [5, 6]]
+    assert [ids.tolist() for ids in plan.ids((x, Y))] == [[2, 0], [5, 6]]
 
 
 def test_ids_that_depend_on_rows_variables_or_chance_are_not_planned(caplog: pytest.LogCaptureFixture) -> None:
@@ -96,12 +103,14 @@ def test_an_embedding_inside_of_a_loop_is_refused_by_name() -> None:
         def call(self, x: tf.Tensor) -> tf.Tensor:
             return tf.map_fn(layer, x, fn_output_signature=tf.float32)
 
+    model = Model()
+    model.compile("sgd", _total)
     with pytest.raises(Unsupported, match="'looped'"):
-        plan_ids(Model(), tf.TensorSpec([None, 3], tf.int64), training=True)
+        plan_ids(model, (tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None])), training=True)
 
 
 def test_a_model_without_planned_calls_has_an_empty_plan() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     plan = _plan(model, tf.zeros([1, 2]))
     assert plan.layers == ()
-    assert plan.ids(tf.zeros([1, 2])) == []
+    assert plan.ids((tf.zeros([1, 2]), Y)) == []

@@ -1,0 +1,180 @@
+"""An embedding may be called wherever Keras runs a model's code; its numbers are those of plain Keras."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.untrained import UntrainedTables
+
+USERS, ITEMS, DIM, BATCH = 20, 30, 4, 16
+RANDOM = np.random.default_rng(3)
+X = {"user": RANDOM.integers(0, USERS, 64), "shown": RANDOM.integers(0, ITEMS, 64)}
+ITEM = RANDOM.integers(0, ITEMS, 64)  # what was bought: the label, and an id
+Layer = Callable[[int, str], Any]
+
+
+def in_store(size: int, name: str, **arguments: Any) -> Any:
+    """A table in a store."""
+    return et.Embedding(DIM, size, name=name, **arguments)
+
+
+def in_keras(size: int, name: str, **arguments: Any) -> Any:
+    """The same in plain Keras."""
+    return keras.layers.Embedding(size, DIM, name=name, **arguments)
+
+
+class TwoTowers(keras.Model):  # type: ignore[misc]
+    """Retrieval as in TFRS: the candidate tower runs in `compute_loss`, on ids that are labels."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.users, self.items, self.biases = layer(USERS, "users"), layer(ITEMS, "items"), layer(ITEMS, "biases")
+        self.tower = keras.layers.Dense(DIM, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+        self.hit = keras.metrics.Mean(name="hit")
+
+    def build(self, input_shape: Any) -> None:
+        for layer in (self.users, self.items, self.biases):
+            layer.build()
+        self.tower.build((None, DIM))
+
+    def call(self, x: Any) -> Any:
+        return self.tower(self.users(x["user"]))
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
+        scores = tf.matmul(y_pred, self.items(y), transpose_b=True) + tf.transpose(self.biases(x["shown"])[:, :1])
+        labels = tf.range(tf.shape(scores)[0])
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores))
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        self.hit.update_state(tf.reduce_sum(y_pred * self.items(x["shown"]), axis=1))
+        return {**super().compute_metrics(x, y, y_pred, sample_weight), "hit": self.hit.result()}
+
+
+class Sums(keras.layers.Layer):  # type: ignore[misc]
+    """Adds a loss of the rows it looks up itself."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.extra = layer(ITEMS, "extra")
+
+    def call(self, ids: Any) -> Any:
+        rows = self.extra(ids)
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(rows)))
+        return rows
+
+
+def added_losses(layer: Layer) -> Any:
+    """`add_loss` in a layer, and activity regularizers on embeddings and on a dense layer."""
+    user, shown = keras.Input((), dtype="int64", name="user"), keras.Input((), dtype="int64", name="shown")
+    items = layer(ITEMS, "items", activity_regularizer=keras.regularizers.L2(0.3))  # type: ignore[call-arg]
+    joined = keras.ops.concatenate([layer(USERS, "users")(user), Sums(layer)(shown), items(shown)], axis=1)
+    start = keras.initializers.GlorotUniform(seed=1)
+    hidden = keras.layers.Dense(3, "tanh", kernel_initializer=start, activity_regularizer="l1")(joined)
+    return keras.Model({"user": user, "shown": shown}, keras.layers.Dense(1, kernel_initializer=start)(hidden))
+
+
+def compare(make: Callable[[Layer], Any], loss: Any, y: Any, tables: dict[str, int]) -> None:
+    """Trains both and compares every row, every dense weight and all logs."""
+    ours, plain = make(in_store), make(in_keras)
+    layers = {layer.name: layer for layer in plain._flatten_layers() if isinstance(layer, keras.layers.Embedding)}
+    initial = {}
+    for layer in ours._flatten_layers():
+        if isinstance(layer, et.Embedding):
+            initial[layer.name] = layer.read_rows(np.arange(layer.input_dim))
+            layers[layer.name].build()
+            layers[layer.name].set_weights([initial[layer.name]])
+    for model in (ours, plain):
+        model.compile(keras.optimizers.SGD(0.2), loss)
+    store = MemoryStore()
+    arguments = {"epochs": 2, "batch_size": BATCH, "validation_data": (X, y), "shuffle": False}
+    mine = et.fit(ours, (X, y), store=store, verbose=False, **arguments)
+    theirs = plain.fit(X, y, verbose=0, **arguments)
+    for name, size in tables.items():
+        expected = np.asarray(layers[name].embeddings)
+        assert np.abs(expected - initial[name]).max() > 1e-4
+        np.testing.assert_allclose(store.lookup({name: np.arange(size)})[name], expected, rtol=1e-4, atol=1e-6)
+    dense = [weight for weight in plain.weights if "embeddings" not in weight.path]
+    for mine_weight, weight in zip(ours.weights, dense, strict=True):
+        np.testing.assert_allclose(mine_weight, weight, rtol=1e-4, atol=1e-6)
+    assert mine.history.keys() == theirs.history.keys()
+    for name, values in theirs.history.items():
+        if name == "hit":
+            continue  # Keras computes training metrics after the update, so what they look up is one step on
+        np.testing.assert_allclose(mine.history[name], values, rtol=1e-5, err_msg=name)
+
+
+def test_two_towers_train_the_candidates_that_compute_loss_embeds() -> None:
+    """Ids from the features and from the labels, in `compute_loss` and in `compute_metrics`; validation too."""
+    compare(TwoTowers, None, ITEM, {"users": USERS, "items": ITEMS, "biases": ITEMS})
+
+
+def test_added_losses_and_activity_regularizers() -> None:
+    labels = (ITEM % 2).astype(np.float32)[:, np.newaxis]
+    compare(added_losses, "mse", labels, {"users": USERS, "items": ITEMS, "extra": ITEMS})
+
+
+def test_a_compute_loss_without_the_training_argument() -> None:
+    class Old(TwoTowers):
+        def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:  # type: ignore[override]
+            return super().compute_loss(x, y, y_pred, sample_weight)
+
+    compare(Old, None, ITEM, {"items": ITEMS})
+
+
+def test_a_call_under_a_tape_of_ones_own_is_an_error_and_no_constant() -> None:
+    layer = et.Embedding(DIM, ITEMS, name="alone")
+    with tf.GradientTape(), pytest.raises(ModelError, match="'alone' is called under"):
+        layer(np.array([1, 2]))
+    layer.trainable = False
+    with tf.GradientTape():
+        assert layer(np.array([1, 2])).shape == (2, DIM)
+
+
+def test_keras_own_fit_cannot_take_the_candidates_for_constants() -> None:
+    model = TwoTowers(in_keras)
+    model.items = in_store(ITEMS, "items")
+    model.compile("sgd")
+    with pytest.raises(ModelError, match="'items'"):
+        model.fit(X, ITEM, batch_size=BATCH, verbose=0)
+
+
+def test_a_table_without_a_gradient_is_warned_of_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    class Idle(TwoTowers):
+        def __init__(self, layer: Layer) -> None:
+            super().__init__(layer)
+            self.idle, self.frozen = layer(ITEMS, "idle"), layer(ITEMS, "frozen")
+            self.frozen.trainable = False
+
+        def build(self, input_shape: Any) -> None:
+            super().build(input_shape)
+            self.idle.build()
+            self.frozen.build()
+
+        def call(self, x: Any) -> Any:
+            self.idle(x["shown"])
+            return super().call(x) + 0.0 * self.frozen(x["shown"])
+
+    model = Idle(in_store)
+    model.compile("sgd")
+    with caplog.at_level(logging.WARNING, "elastable.untrained"):
+        et.fit(model, (X, ITEM), batch_size=BATCH, verbose=False)
+    assert [record.args[0] for record in caplog.records] == ["idle"]
+
+
+def test_only_the_first_versions_are_judged(caplog: pytest.LogCaptureFixture) -> None:
+    model = TwoTowers(in_store)
+    tables = UntrainedTables(model, versions=2)
+    for updated in (["users"], ["items"], []):
+        tables.saw(updated)
+    tables.end()
+    assert [record.args[1] for record in caplog.records] == ["biases"]
