@@ -26,7 +26,6 @@ from elastable.master.core import Master
 from elastable.master.dense import DenseState
 from elastable.master.discovery import create_tables, discover_tables
 from elastable.master.hooks import Hooks, MasterOptions
-from elastable.master.keras_optimizer import table_optimizer
 from elastable.master.metrics import MetricBook
 from elastable.worker.build import build_model, sample_batch
 from elastable.worker.compute import MicroBatchComputer
@@ -87,7 +86,7 @@ def _rate(reader: Reader, held_out: Reader, evaluate_every: int) -> float:
     model = _model(sample)
     job = JobSpec(job="bench", micro_batch_size=_MICRO_BATCH, grads_to_wait=_WORKERS, epochs=100,
                   train_records=len(reader), validation_records=len(held_out))  # fmt: skip
-    tables = discover_tables(model, 0, table_optimizer(model.optimizer))
+    tables = discover_tables(model, 0)
     with MemoryStore() as store:
         create_tables(store, tables)
         options = MasterOptions(evaluate_every=evaluate_every)

@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from elastable.master.core import Master
 from elastable.master.dense import DenseState
 from elastable.master.discovery import create_tables, discover_tables
 from elastable.master.hooks import MasterOptions
-from elastable.master.keras_optimizer import table_optimizer
 from elastable.master.metrics import MetricBook
 from elastable.master.progress import Progress
 from elastable.master.schedule import Schedule
@@ -129,7 +129,7 @@ def fit(
         shuffle=shuffle,
         not_finite=not_finite,
     )
-    tables = discover_tables(model, seed, table_optimizer(model.optimizer, lazy))
+    tables = discover_tables(model, seed, lazy=lazy)
     schedule = Schedule(job)
     # A job counts its versions from epoch 0, also where the rows are older.
     start = (
@@ -202,22 +202,38 @@ def _tables_in_store(
     layers = store_layers(model)
     before = {layer.table_name: layer.source for layer in layers if isinstance(layer.source, EmbeddingStore)}
     given = {**pretrained_rows(layers), **moved}
-    create_tables(held, tables)
+    goes_on = {layer.table_name for layer in layers if layer.trained_by(layer.optimizer or model.optimizer)}
+    before_trained = {layer.table_name for layer in layers if layer.was_trained}
+    there = held.specs()
+    # Every version names its learning rate: a table made at an earlier point of a schedule is the same table.
+    create_tables(held, {name: _as_there(spec, there.get(name)) for name, spec in tables.items()})
     for name, spec in tables.items():
         source = before.get(name)
         if source is not None and source is not held:
-            same = source.specs()[name].optimizer == spec.optimizer
+            same = name in goes_on and source.specs()[name].optimizer.same_but_rate(spec.optimizer)
             blocks = source.scan(name)
             held.put(name, (block if same else fresh_rows(spec, block.ids, block.weights) for block in blocks))
             counters = source.sightings(name) if same else None
             if counters is not None:
                 held.put_sightings(name, counters)
+        elif source is held and name in before_trained and name not in goes_on:
+            # The model was compiled anew: as in Keras, its optimizer begins with nothing.
+            standing = list(held.scan(name))
+            held.put(name, (fresh_rows(spec, block.ids, block.weights) for block in standing))
         elif name in given:
             held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
     held.reset_version(version)
     for layer in layers:
         layer.attach(held, seed)
+        layer.note_trained_by(layer.optimizer or model.optimizer)
     return held
+
+
+def _as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:
+    """The spec, with the learning rate that the table in the store was made with."""
+    if there is None or not there.optimizer.same_but_rate(spec.optimizer):
+        return spec
+    return replace(spec, optimizer=there.optimizer)
 
 
 @contextmanager

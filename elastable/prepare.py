@@ -22,7 +22,6 @@ from elastable.master.checkpoints.places import newest_checkpoint
 from elastable.master.checkpoints.warm_start import warm_start
 from elastable.master.dense import DenseState
 from elastable.master.discovery import discover_tables
-from elastable.master.keras_optimizer import table_optimizer
 from elastable.master.metrics import MetricBook
 from elastable.master.progress import Progress
 from elastable.options import JobOptions
@@ -148,7 +147,7 @@ def _discovered(
     if train is None:
         raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
     model = make_model(file.model, sample_batch(train), seed, offload_above)
-    return train, model, discover_tables(model, seed, table_optimizer(model.optimizer, lazy))
+    return train, model, discover_tables(model, seed, lazy=lazy)
 
 
 def _where_workers_look(options: JobOptions) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.variance_scaling import SCALED_INITIALIZERS, scaled_distribution
@@ -110,9 +112,31 @@ class OptimizerSpec:
         pairs = tuple(sorted((key, float(value)) for key, value in hyperparameters.items()))
         return cls(name, pairs, lazy=lazy)
 
+    def same_but_rate(self, other: OptimizerSpec) -> bool:
+        """Whether both train alike but for the learning rate, which every commit of a job names anew."""
+        return self._without_rate() == other._without_rate()
+
+    def _without_rate(self) -> tuple[object, ...]:
+        pairs = tuple(pair for pair in self.hyperparameters if pair[0] != "learning_rate")
+        return self.name, pairs, _rateless(json.loads(self.keras_config or "null")), self.lazy
+
     def get(self, name: str, default: float) -> float:
         """The hyperparameter `name`, or `default` where the spec has none."""
         return dict(self.hyperparameters).get(name, default)
+
+
+def _rateless(config: Any) -> Any:
+    """A config without its learning rates, however deep they lie; a config within another may be text."""
+    if isinstance(config, dict):
+        return {key: _rateless(value) for key, value in config.items() if key != "learning_rate"}
+    if isinstance(config, list):
+        # The pairs of an optimizer within another, as `elastable.master.constraints` writes them.
+        return [
+            _rateless(value) for value in config if not (isinstance(value, list) and value[:1] == ["learning_rate"])
+        ]
+    if isinstance(config, str) and config.startswith("{"):
+        return _rateless(json.loads(config))
+    return config
 
 
 @dataclass(frozen=True, slots=True)

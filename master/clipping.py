@@ -8,7 +8,7 @@ is clipped as the dense gradient that it stands for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -21,13 +21,32 @@ from elastable.master.keras_optimizer import Clipping
 __all__ = ["clip"]
 
 
-def clip(gradient: Accumulated, clipping: Clipping) -> Accumulated:
+def clip(gradient: Accumulated, clipping: Clipping, own: Mapping[str, Clipping] | None = None) -> Accumulated:
     """The gradient, clipped as `keras.optimizers.Optimizer` does.
 
     clipnorm: each variable and each table by itself is scaled down to that L2
     norm. global_clipnorm: all of them by one factor. clipvalue: each value is
     cut to [-clipvalue, clipvalue].
+
+    Args:
+        gradient: Of the dense variables and of every table.
+        clipping: Of the model's optimizer: of all that it trains.
+        own: Of tables with an optimizer of their own, which the model's neither clips nor counts.
     """
+    own = own or {}
+    updates = dict(gradient.updates)
+    theirs = {table: updates.pop(table) for table in own if table in updates}
+    clipped = _clip_jointly(replace(gradient, updates=updates), clipping)
+    if not theirs:
+        return clipped
+    by_itself = [
+        _clip_jointly(Accumulated(updates={table: update}), own[table]).updates for table, update in theirs.items()
+    ]
+    everything = {table: update for part in (clipped.updates, *by_itself) for table, update in part.items()}
+    return replace(clipped, updates={table: everything[table] for table in gradient.updates})
+
+
+def _clip_jointly(gradient: Accumulated, clipping: Clipping) -> Accumulated:
     if clipping.clipnorm is not None:
         limit = clipping.clipnorm
         return _each(gradient, lambda values: _scaled(values, _factor(_square(values), limit)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import cast
@@ -15,7 +15,7 @@ from elastable.embedding_store.store import Commit, EmbeddingStore
 from elastable.master.accumulate import Accumulated, accumulate
 from elastable.master.api import JobSpec, Push
 from elastable.master.clipping import clip
-from elastable.master.dense import DensePart
+from elastable.master.dense import DensePart, OwnStep
 from elastable.master.keras_optimizer import Clipping
 from elastable.master.patience import patiently
 from elastable.master.progress import Progress
@@ -31,6 +31,7 @@ class _Step:
     number: int | None
     rate: float | None
     clipping: Clipping
+    own: Mapping[str, OwnStep]
 
 
 class Committer:
@@ -68,7 +69,8 @@ class Committer:
 
         Nothing may change them before the next `commit`.
         """
-        self._foreseen = _Step(self._dense.step(), self._dense.learning_rate(), self._dense.clipping)
+        dense = self._dense
+        self._foreseen = _Step(dense.step(), dense.learning_rate(), dense.clipping, dense.own_steps())
 
     def commit(self, version: int, pushes: Sequence[Push], progress: Callable[[Accumulated], Progress]) -> Accumulated:
         """The step from `version - 1` to `version`; returns what it was made of.
@@ -86,9 +88,12 @@ class Committer:
         if self._foreseen is None:
             self.foresee()
         step, self._foreseen = cast(_Step, self._foreseen), None
-        gradient = clip(accumulate(pushes, self._average), step.clipping)
+        own = {table: its.clipping for table, its in step.own.items()}
+        gradient = clip(accumulate(pushes, self._average), step.clipping, own)
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
-        rates = {} if step.rate is None else dict.fromkeys(self._tables(gradient), _times(step.rate, share))
+        rates = {} if step.rate is None else dict.fromkeys(self._tables(gradient), step.rate)
+        rates |= {table: its.rate for table, its in step.own.items() if table in rates}
+        rates = {table: _times(rate, share) for table, rate in rates.items()}
         number = version - 1 if step.number is None else step.number
         commit = Commit(version, gradient.updates, number, rates, ends_chapter=self._ends_chapter(version))
         if self._store.keeps_records:

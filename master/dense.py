@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import keras
@@ -12,10 +13,29 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import CheckpointError
 from elastable.master.api import DenseSnapshot, Tensor
+from elastable.master.discovery import own_optimizers
 from elastable.master.keras_optimizer import Clipping, clipping_of, learning_rate_of, refuse_unsupported
 from elastable.master.push_check import TensorSpec
 
-__all__ = ["DensePart", "DenseState", "NoDense"]
+__all__ = ["DensePart", "DenseState", "NoDense", "OwnStep"]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnStep:
+    """What a step needs of the optimizer that a table has of its own.
+
+    Attributes:
+        rate: Its learning rate.
+        clipping: How it clips the table's gradient.
+    """
+
+    rate: float
+    clipping: Clipping
+
+
+#: What tensors of a version are, as their keys begin; learning rates are those of tables' own optimizers, which a
+#: callback may assign.
+_KINDS = ("variables", "states", "optimizer", "table_learning_rates")
 
 
 class DensePart(Protocol):
@@ -38,6 +58,9 @@ class DensePart(Protocol):
 
     def learning_rate(self) -> float | None:
         """Of the next step; None: no optimizer, tables have their own."""
+
+    def own_steps(self) -> Mapping[str, OwnStep]:
+        """Of the next step, by name: tables that have an optimizer of their own."""
 
     def snapshot(self, version: int) -> DenseSnapshot:
         """Copies of all variables and states."""
@@ -72,6 +95,10 @@ class NoDense:
     def learning_rate(self) -> float | None:
         """None: tables have their own."""
         return None
+
+    def own_steps(self) -> Mapping[str, OwnStep]:
+        """None: there are no layers."""
+        return {}
 
     def snapshot(self, version: int) -> DenseSnapshot:
         """No variables, no states."""
@@ -114,6 +141,7 @@ class DenseState:
         self._states = list(model.non_trainable_weights)
         if not self._optimizer.built:
             self._optimizer.build(self._trainable)
+        self._own = own_optimizers(model)
         self.variables = _specs(self._trainable)
         self.states = _specs(self._states)
         self._traced_rate: Any = None
@@ -133,6 +161,12 @@ class DenseState:
     def learning_rate(self) -> float | None:
         """The schedule's at `iterations`, or what was last assigned, also by a callback."""
         return learning_rate_of(self._optimizer)
+
+    def own_steps(self) -> Mapping[str, OwnStep]:
+        """Schedules count the job's steps, as the model's optimizer does."""
+        for optimizer in self._own.values():
+            optimizer.iterations.assign(self._optimizer.iterations)
+        return {table: OwnStep(learning_rate_of(own), clipping_of(own)) for table, own in self._own.items()}
 
     def snapshot(self, version: int) -> DenseSnapshot:
         """Read-only copies of all variables and states."""
@@ -186,7 +220,7 @@ class DenseState:
         """
         targets = self._by_key()
         for key, tensor in tensors.items():
-            if key.partition("/")[0] in ("variables", "states", "optimizer") and key not in targets:
+            if key.partition("/")[0] in _KINDS and key not in targets:
                 raise CheckpointError(
                     f"the checkpoint has {key} ({tensor.dtype} {list(tensor.shape)}), and the model has no such "
                     "variable: it is of another model"
@@ -207,7 +241,9 @@ class DenseState:
 
     def _by_key(self) -> dict[str, Any]:
         # By place: Keras counts names up with every model made in a process.
-        kinds = {"variables": self._trainable, "states": self._states, "optimizer": self._optimizer.variables}
+        own = [own._learning_rate for own in self._own.values() if isinstance(own._learning_rate, keras.Variable)]
+        found = (self._trainable, self._states, self._optimizer.variables, own)
+        kinds = dict(zip(_KINDS, found, strict=True))
         return {
             f"{kind}/{place:05d}": variable for kind, found in kinds.items() for place, variable in enumerate(found)
         }

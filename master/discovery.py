@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from elastable.embedding_store.errors import ModelError, SpecConflict
+import keras
+
+from elastable.embedding_store.errors import ModelError, SpecConflict, Unsupported
 from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.constraints import constrained
+from elastable.master.keras_optimizer import refuse_unsupported, table_optimizer
 
-__all__ = ["StoreBackedLayer", "create_tables", "discover_tables", "store_backed_layers"]
+__all__ = ["StoreBackedLayer", "create_tables", "discover_tables", "own_optimizers", "store_backed_layers"]
 
 
 @runtime_checkable
 class StoreBackedLayer(Protocol):
     """What a Keras layer has whose table lives in a store; it has no Keras variables.
 
-    A layer may also have `embeddings_constraint`, a Keras constraint or None.
+    A layer may also have `embeddings_constraint`, a Keras constraint or None; `optimizer`, a Keras optimizer of the
+    table's own or None; and `lazy`, as of `table_optimizer`, or None.
     """
 
     @property
@@ -44,7 +48,9 @@ def store_backed_layers(model: Any) -> tuple[StoreBackedLayer, ...]:
     return tuple(layer for layer in layers if not getattr(layer, "on_worker", False))
 
 
-def discover_tables(model: Any, seed: int, optimizer: OptimizerSpec) -> dict[str, TableSpec]:
+def discover_tables(
+    model: Any, seed: int, optimizer: OptimizerSpec | None = None, *, lazy: bool = True
+) -> dict[str, TableSpec]:
     """The tables that a model needs, by name, in the order in which its layers come.
 
     None where all of them were kept on the worker.
@@ -52,13 +58,14 @@ def discover_tables(model: Any, seed: int, optimizer: OptimizerSpec) -> dict[str
     Args:
         model: A built Keras model.
         seed: Of the initial values, where a layer has none of its own.
-        optimizer: Of the rows (`elastable.master.keras_optimizer.table_optimizer`).
+        optimizer: Of the rows of tables without an optimizer of their own; None: what `compile()`'s becomes.
+        lazy: As of `table_optimizer`, where a layer does not say itself.
 
     Raises:
         ModelError: the model has no store-backed layer, or two layers have a
-            table of one name without having named it.
+            table of one name without having named it; or it is not compiled.
         SpecConflict: layers that share a table want different ones.
-        Unsupported: a constraint that is not one of a row alone.
+        Unsupported: a constraint that is not one of a row alone, or something of an optimizer that cannot be honoured.
     """
     layers = store_backed_layers(model)
     if not layers and not any(getattr(layer, "on_worker", False) for layer in model._flatten_layers()):
@@ -66,16 +73,34 @@ def discover_tables(model: Any, seed: int, optimizer: OptimizerSpec) -> dict[str
             f"model {model.name!r} has no embedding layer with a table in a store: use et.Embedding in the place of "
             "keras.layers.Embedding, or move the large ones with --offload-embeddings-above"
         )
+    if optimizer is None:
+        refuse_unsupported(getattr(model, "optimizer", None))
     specs: dict[str, TableSpec] = {}
     owners: dict[str, StoreBackedLayer] = {}
     for layer in layers:
-        own = constrained(layer.name, optimizer, getattr(layer, "embeddings_constraint", None))
-        spec = layer.table_spec(seed, own)
+        given = getattr(layer, "optimizer", None)
+        if given is not None:
+            trained_by = _own_optimizer(layer, given, lazy)
+        else:
+            trained_by = optimizer = optimizer or table_optimizer(model.optimizer, lazy)
+        spec = layer.table_spec(
+            seed, constrained(layer.name, trained_by, getattr(layer, "embeddings_constraint", None))
+        )
         if spec.name in specs:
             _refuse_unlike(owners[spec.name], layer, specs[spec.name], spec)
         else:
             specs[spec.name], owners[spec.name] = spec, layer
     return specs
+
+
+def own_optimizers(model: Any) -> dict[str, Any]:
+    """The Keras optimizers of the tables that have one of their own: table name -> optimizer."""
+    layers = store_backed_layers(model)
+    return {
+        layer.table_name: layer.optimizer  # type: ignore[attr-defined]
+        for layer in layers
+        if getattr(layer, "optimizer", None) is not None
+    }
 
 
 def create_tables(store: EmbeddingStore, specs: Mapping[str, TableSpec]) -> tuple[str, ...]:
@@ -94,12 +119,43 @@ def _refuse_unlike(first: StoreBackedLayer, other: StoreBackedLayer, ours: Table
             f"layers {_where(first)} and {_where(other)} both have a table {name!r} without sharing it on purpose: "
             f"give the layers different names, or share it with table={name!r} on both"
         )
+    _refuse_other_optimizer(first, other)
     differences = ours.differences(theirs)
     if differences:
         told = "; ".join(f"{field} {mine!r} and {other!r}" for field, (mine, other) in differences.items())
         raise SpecConflict(
             f"layers {_where(first)} and {_where(other)} share the table {name!r} but want different ones: {told}"
         )
+
+
+def _own_optimizer(layer: StoreBackedLayer, optimizer: Any, lazy: bool) -> OptimizerSpec:
+    said = getattr(layer, "lazy", None)
+    try:
+        return table_optimizer(optimizer, lazy if said is None else said)
+    except (ModelError, Unsupported) as error:
+        raise type(error)(f"embedding layer {layer.name!r}: {error}") from error
+
+
+def _refuse_other_optimizer(first: StoreBackedLayer, other: StoreBackedLayer) -> None:
+    ours, theirs = (_optimizer_config(layer) for layer in (first, other))
+    if ours != theirs:
+        raise SpecConflict(
+            f"layers {_where(first)} and {_where(other)} share the table {first.table_name!r} and train it with "
+            f"different optimizers: {_told(ours)} and {_told(theirs)}; give both layers the same optimizer="
+        )
+
+
+def _optimizer_config(layer: StoreBackedLayer) -> dict[str, Any] | None:
+    optimizer = getattr(layer, "optimizer", None)
+    if optimizer is None:
+        return None
+    config = keras.optimizers.serialize(optimizer)
+    # The name that Keras counts up says nothing about how it trains.
+    return {"class": config["class_name"], **{key: value for key, value in config["config"].items() if key != "name"}}
+
+
+def _told(config: dict[str, Any] | None) -> str:
+    return "the model's own, from compile()" if config is None else repr(config)
 
 
 def _where(layer: StoreBackedLayer) -> str:

@@ -101,7 +101,10 @@ def refuse_unsupported(optimizer: Any) -> None:
         )
     multi = getattr(keras.optimizers, "MultiOptimizer", None)
     if multi is not None and isinstance(optimizer, multi):
-        raise Unsupported("MultiOptimizer is not supported: compile the model with one optimizer")
+        raise Unsupported(
+            "MultiOptimizer is not supported: compile the model with the optimizer of its dense variables, and give "
+            "tables their own, et.Embedding(..., optimizer=keras.optimizers.Adagrad(0.1))"
+        )
     if optimizer.use_ema:
         raise Unsupported(f"{kind}(use_ema=True) is not supported: the rows of a table keep no moving average")
     if optimizer.loss_scale_factor is not None:

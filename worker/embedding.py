@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, Optimize
 from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowSource
 from elastable.worker.combine import COMBINERS, flatten_ids, shape_rows
 from elastable.worker.embedding_arguments import (
+    optimizer_given,
     order_of_keras,
     refuse_keras_only,
     require_size,
@@ -55,9 +57,11 @@ class StoreBacked:
     admission: AdmissionSpec | None = None
     eviction: EvictionSpec | None = None
     lazy: bool | None = None
+    optimizer: Any = None
     compute_dtype: Any
     _source: RowSource | None
     _seed: int
+    _trained_by: Any = None
     _here: tuple[Any, ...] = ()
     """The variable of a table that stays on the worker."""
 
@@ -108,6 +112,20 @@ class StoreBacked:
         """Reads rows from `source` from now on (None: initial values of `seed`)."""
         self._source = source
         self._seed = seed
+
+    @property
+    def was_trained(self) -> bool:
+        """Whether an optimizer of this process trained the table."""
+        return self._trained_by is not None
+
+    def trained_by(self, optimizer: Any) -> bool:
+        """Whether this very optimizer trained the table last: then the rows' slots are its own, and it goes on."""
+        return self._trained_by is not None and self._trained_by() is optimizer
+
+    def note_trained_by(self, optimizer: Any) -> None:
+        """This optimizer trains the table from now on."""
+        # Past Keras' tracking.
+        object.__setattr__(self, "_trained_by", weakref.ref(optimizer))
 
     @property
     def source(self) -> RowSource | None:
@@ -199,6 +217,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             ids read their initial values again. None: none. Not with `input_dim`.
         lazy: False: rows that a batch does not touch follow its step, too, as in
             Keras; True: they stay as they are; None: as the job says (`et.fit(lazy=)`).
+        optimizer: What trains the table: a Keras optimizer, its name or its config, with a learning rate (or
+            schedule), weight decay and clipping of its own. None: the model's, as given to `compile()`.
         table_dtype: How the store keeps the rows: None or "float32", "bfloat16"
             or "float16". The layer reads float32 in any case; `dtype` is, as in
             Keras, what it computes in.
@@ -215,7 +235,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
     Raises:
         BadSpec: dimensions that are not positive integers or are in another
             order, an unknown combiner or table_dtype; admission or eviction of
-            a fixed vocabulary.
+            a fixed vocabulary; an optimizer that Keras does not know.
         Unsupported: LoRA or quantization.
         BadIds: ids that are not integers.
         IdOutOfRange: ids outside of a fixed vocabulary.
@@ -245,6 +265,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         admission: AdmissionSpec | Mapping[str, Any] | None = None,
         eviction: EvictionSpec | Mapping[str, Any] | None = None,
         lazy: bool | None = None,
+        optimizer: Any = None,
         **kwargs: Any,
     ) -> None:
         refuse_keras_only(kwargs)
@@ -278,6 +299,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.admission = membership_spec(self.name, AdmissionSpec, admission, input_dim)
         self.eviction = membership_spec(self.name, EvictionSpec, eviction, input_dim)
         self.lazy = lazy
+        self.optimizer = None if optimizer is None else optimizer_given(self.name, optimizer)
         self.pretrained = None if weights is None else rows_given(self.name, weights, input_dim, output_dim)
         if self.pretrained is not None:
             self.pretrained = rounded_rows(table_dtype or "float32", self.pretrained)
@@ -329,6 +351,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             "admission": membership_config(self.admission),
             "eviction": membership_config(self.eviction),
             "lazy": self.lazy,
+            "optimizer": None if self.optimizer is None else keras.optimizers.serialize(self.optimizer),
         }
 
     def save_own_variables(self, store: Any) -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.store import Float32
 
-__all__ = ["order_of_keras", "refuse_keras_only", "require_size", "require_table_dtype", "rows_given"]
+__all__ = [
+    "optimizer_given",
+    "order_of_keras",
+    "refuse_keras_only",
+    "require_size",
+    "require_table_dtype",
+    "rows_given",
+]
 
 _TABLE_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -55,3 +63,22 @@ def require_size(layer: str, argument: str, value: object) -> None:
     """Refuses what is not a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise BadSpec(f"embedding layer {layer!r}: {argument} must be a positive integer, got {value!r}")
+
+
+def optimizer_given(layer: str, optimizer: Any) -> Any:
+    """The Keras optimizer that an instance, a name or a config stands for.
+
+    Args:
+        layer: Name of the embedding layer, for messages.
+        optimizer: What the layer was given.
+
+    Raises:
+        BadSpec: Keras makes no optimizer of it.
+    """
+    try:
+        return keras.optimizers.get(optimizer)
+    except (ValueError, TypeError) as error:
+        raise BadSpec(
+            f"embedding layer {layer!r}: optimizer {optimizer!r} is no Keras optimizer ({error}); give an instance "
+            'such as keras.optimizers.Adagrad(0.1), a name such as "adagrad", or the config of an optimizer'
+        ) from error

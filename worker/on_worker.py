@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.initial_values import initial_rows
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32
@@ -36,6 +36,7 @@ def keep_on_worker(model: Any, tables: Mapping[str, TableSpec], given: Mapping[s
 
     Raises:
         ModelError: the optimizer has counted its variables already.
+        Unsupported: a table with an optimizer of its own.
     """
     if tables and getattr(model.optimizer, "built", False):
         raise ModelError(
@@ -47,6 +48,12 @@ def keep_on_worker(model: Any, tables: Mapping[str, TableSpec], given: Mapping[s
         spec = tables.get(layer.table_name)
         if spec is None:
             continue
+        if layer.optimizer is not None:
+            raise Unsupported(
+                f"embedding layer {layer.name!r}: its table {spec.name!r} is placed on the workers, where the model's "
+                f"optimizer trains it, and has an optimizer of its own ({type(layer.optimizer).__name__}): place the "
+                "table in a store, or leave optimizer= out"
+            )
         rows = _rows_of(layer, spec, (given or {}).get(spec.name))
         if isinstance(layer, OffloadedEmbedding):
             bring_back(layer, rows)

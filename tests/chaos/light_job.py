@@ -82,6 +82,9 @@ class _Dense:
     def learning_rate(self) -> float:
         return RATE  # constant, as rows that count must move by the same each time
 
+    def own_steps(self) -> dict[str, Any]:
+        return {}
+
     def snapshot(self, version: int) -> DenseSnapshot:
         return DenseSnapshot(
             version, (self._tensors["variables/00000"],), (self._tensors["states/00000"],), ("weights",), ("seen",)

@@ -9,7 +9,7 @@ import numpy as np
 
 import elastable as et
 
-__all__ = ["USERS", "WORDS", "clicks", "plain_model", "store_model", "tables_and_weights"]
+__all__ = ["DIM", "USERS", "WORDS", "clicks", "model_of", "plain_model", "store_model", "tables_and_weights"]
 
 USERS, WORDS, DIM = 30, 40, 4
 
@@ -22,7 +22,8 @@ def clicks(records: int = 96, seed: int = 0) -> tuple[dict[str, np.ndarray[Any, 
     return {"user": users, "word": words}, (users % 2 == 0).astype(np.float32)
 
 
-def _model(user: Any, word: Any) -> Any:
+def model_of(user: Any, word: Any) -> Any:
+    """The click model with these two embedding layers; not compiled."""
     users = keras.Input((), dtype="int64", name="user")
     words = keras.Input((3,), dtype="int64", name="word")
     said = keras.ops.mean(word(words), axis=1)
@@ -35,7 +36,7 @@ def _model(user: Any, word: Any) -> Any:
 
 def store_model() -> Any:
     """Two tables in a store and two dense layers; not compiled."""
-    return _model(
+    return model_of(
         et.Embedding(USERS, DIM, name="users", embeddings_initializer="ones"),
         et.Embedding(WORDS, DIM, name="words", embeddings_initializer="ones"),
     )
@@ -43,7 +44,7 @@ def store_model() -> Any:
 
 def plain_model() -> Any:
     """The same with `keras.layers.Embedding`, and equal initial values."""
-    return _model(
+    return model_of(
         keras.layers.Embedding(USERS, DIM, name="users", embeddings_initializer="ones"),
         keras.layers.Embedding(WORDS, DIM, name="words", embeddings_initializer="ones"),
     )

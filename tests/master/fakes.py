@@ -33,7 +33,6 @@ from elastable.master.core import Master
 from elastable.master.dense import DenseState
 from elastable.master.discovery import create_tables, discover_tables
 from elastable.master.hooks import MasterOptions
-from elastable.master.keras_optimizer import table_optimizer
 from elastable.master.metrics import MetricBook
 from elastable.master.progress import Progress
 from elastable.master.record_order import record_order
@@ -100,7 +99,7 @@ class Bench:
         self.job = job or job_of()
         self.model = make()
         self.store = store or MemoryStore()
-        create_tables(self.store, discover_tables(self.model, self.job.seed, table_optimizer(self.model.optimizer)))
+        create_tables(self.store, discover_tables(self.model, self.job.seed))
         self.dense = DenseState(self.model)
         if tensors is not None:
             self.dense.restore(tensors)

@@ -21,7 +21,6 @@ from elastable.master.core import Master
 from elastable.master.dense import DenseState
 from elastable.master.discovery import create_tables, discover_tables
 from elastable.master.hooks import Hooks
-from elastable.master.keras_optimizer import table_optimizer
 from elastable.master.metrics import MetricBook
 from elastable.master.service import master_service
 from elastable.worker.build import build_model, sample_batch
@@ -54,7 +53,7 @@ class _Job:
         model = _model()
         build_model(model, self.sample)
         self.job = JobSpec(job=name, micro_batch_size=16, train_records=RECORDS)
-        self.tables = discover_tables(model, 0, table_optimizer(model.optimizer))
+        self.tables = discover_tables(model, 0)
         self.store = MemoryStore()
         create_tables(self.store, self.tables)
         self.master = Master(self.job, self.store, DenseState(model), MetricBook(model))

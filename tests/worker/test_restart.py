@@ -25,7 +25,6 @@ from elastable.master.core import Master
 from elastable.master.dense import DenseState
 from elastable.master.discovery import create_tables, discover_tables
 from elastable.master.hooks import Hooks, MasterOptions
-from elastable.master.keras_optimizer import table_optimizer
 from elastable.master.metrics import MetricBook
 from elastable.master.service import master_service
 from elastable.worker.build import build_model, sample_batch
@@ -48,7 +47,7 @@ class Life:
         model = _model()
         build_model(model, SAMPLE)
         self.store: MemoryStore = SharedMemoryStore() if shared else MemoryStore()
-        create_tables(self.store, discover_tables(model, 0, table_optimizer(model.optimizer)))
+        create_tables(self.store, discover_tables(model, 0))
         options = MasterOptions(no_worker_timeout_s=60)
         self.master = Master(job, self.store, DenseState(model), MetricBook(model), options=options)
         services = [store_service(self.store), master_service(self.master, outboxes_of(self.store))]
