@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROTOS = ("embedding_store/v1/store.proto", "master/v1/master.proto")
+PROTOS = ("elastable/embedding_store/v1/store.proto", "elastable/master/v1/master.proto")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,6 @@ def test_the_stubs_are_current(generated: Path, proto: str, suffix: str) -> None
 
 
 def test_no_stub_is_left_of_a_proto_that_is_gone() -> None:
-    stubs = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("*/v1/*_pb2.py")}
+    stubs = {f"elastable/{path.relative_to(ROOT).as_posix()}" for path in ROOT.glob("*/v1/*_pb2.py")}
     assert stubs == {proto.removesuffix(".proto") + "_pb2.py" for proto in PROTOS}
     assert {path.relative_to(ROOT / "proto").as_posix() for path in (ROOT / "proto").rglob("*.proto")} == set(PROTOS)

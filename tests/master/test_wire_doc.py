@@ -55,9 +55,8 @@ def channel(address: str) -> Iterator[grpc.Channel]:
 def run_client(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs the page's client where nothing of the repository but the generated stubs can be imported."""
     for package in ("embedding_store", "master"):
-        target = folder / package / "v1"
+        target = folder / "elastable" / package / "v1"
         target.mkdir(parents=True)
-        (folder / package / "__init__.py").touch()
         for stub in (ROOT / package / "v1").glob("*.py"):
             (target / stub.name).write_text(stub.read_text())
     client = folder / "client.py"
@@ -76,8 +75,10 @@ RUN = """
 import runpy, sys
 folder, sys.argv = sys.argv[1], sys.argv[2:]
 sys.path.insert(0, folder)
+# Nor from where it is installed, in whatever way that was done.
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
 runpy.run_path(sys.argv[0], run_name="__main__")
-ours = [name for name in sys.modules if name.split(".")[0] in ("embedding_store", "master", "worker", "elastable")]
+ours = [name for name in sys.modules if name.split(".")[0] == "elastable"]
 assert all(getattr(sys.modules[name], "__file__", None) is None or sys.modules[name].__file__.startswith(folder)
            for name in ours), ours
 """
