@@ -108,11 +108,11 @@ class JobHooks(Hooks):
             self.untimed_records = before(version) - before(version - 1)
         self._version = version
         self.stopwatch.version()
-        self._callbacks.version((version - 1) % max(1, self._schedule.versions_per_epoch), logs)
+        self._callbacks.version(self._schedule.step(version - 1), logs)
         now = time.monotonic()
         if self._run is not None and now - self._recorded >= _RECORD_EVERY_S:
             self._recorded = now
-            self._run.record("train", version, (version - 1) // max(1, self._schedule.versions_per_epoch), logs)
+            self._run.record("train", version, self._schedule.epoch(version - 1), logs)
         if self._save is not None and is_due(version, self._every):
             self._save()
 
@@ -123,7 +123,7 @@ class JobHooks(Hooks):
     def on_evaluation(self, version: int, logs: Mapping[str, float]) -> None:
         """Notes what was measured of that very version."""
         if self._run is not None:
-            self._run.record("evaluation", version, (version - 1) // max(1, self._schedule.versions_per_epoch), logs)
+            self._run.record("evaluation", version, self._schedule.epoch(version - 1), logs)
         self._evaluated(version, logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:

@@ -58,7 +58,8 @@ class JobSpec:
         mode: "sync" or "async".
         micro_batch_size: Records in a micro-batch.
         grads_to_wait: Micro-batches that make one version.
-        epochs: Passes over the training records.
+        epochs: Passes over the training records, or, with `steps_per_epoch`,
+            parts of them; the epoch to end at, counted from 0.
         seed: Of the record order, dropout and initial values.
         intra_op_threads: TensorFlow's, on every worker: it changes roundings,
             so it belongs to the job and not to the host.
@@ -77,6 +78,10 @@ class JobSpec:
             computed again. None: any number.
         staleness_modulation: Async: "none", or "inverse": the learning rate of
             a push that is s versions behind is divided by 1 + s.
+        steps_per_epoch: Sync: versions in an epoch, where it is not a whole pass
+            over the records (`elastable.master.schedule.Schedule`); 0: it is.
+        initial_epoch: The epoch that the job begins at.
+        evaluation_batch_size: Records evaluated together; 0: `micro_batch_size`.
     """
 
     job: str = ""
@@ -98,6 +103,9 @@ class JobSpec:
     not_finite: str = "refuse"
     staleness_bound: int | None = None
     staleness_modulation: str = "none"
+    steps_per_epoch: int = 0
+    initial_epoch: int = 0
+    evaluation_batch_size: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on_worker", tuple(self.on_worker))
@@ -113,7 +121,12 @@ class JobSpec:
         for name in ("micro_batch_size", "grads_to_wait", "epochs", "intra_op_threads"):
             if getattr(self, name) < 1:
                 raise BadSpec(f"job {name} must be at least 1, got {getattr(self, name)}")
-        for name in ("train_records", "validation_records", "offload_above"):
+        if self.mode == "async" and self.steps_per_epoch:
+            raise BadSpec("job steps_per_epoch is for mode sync: in async mode an epoch is a pass over the records")
+        for name in (
+            "train_records", "validation_records", "offload_above", "steps_per_epoch", "initial_epoch",
+            "evaluation_batch_size",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise BadSpec(f"job {name} must not be negative, got {getattr(self, name)}")
 
@@ -136,8 +149,8 @@ class Task:
             before training tasks of version v.
         micro_batch: Number within the whole job (for EVALUATE: within the
             validation split).
-        epoch: Counted from 0.
-        start, stop: Positions in the epoch's record order.
+        epoch: The pass over the records, counted from 0.
+        start, stop: Positions in the record order of that pass.
     """
 
     version: int

@@ -170,7 +170,7 @@ class Driver:
                 evaluation.end()
 
     def _end_epoch(self, epoch: int) -> None:
-        evaluated = self._evaluate()
+        evaluated = self._evaluate() if self._options.evaluates(epoch) else ()
         if evaluated is None:
             return
         with self._changed:

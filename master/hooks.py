@@ -74,6 +74,8 @@ class MasterOptions:
             None: it waits for ever, and says so in its status.
         evaluate_every: Versions between evaluations of the validation split; 0:
             it is evaluated at the end of epochs only.
+        validation_freq: As in `model.fit`: it is evaluated at the end of every
+            so many epochs, or of these epochs, counted from 1.
         evaluate_beside: Whether training goes on meanwhile. Not where a worker
             computes with the very model whose variables the master changes.
         checkpoint_every: Versions between the checkpoints that hooks write; 0: none within epochs. Each of them ends a
@@ -88,8 +90,14 @@ class MasterOptions:
     push_deadline_s: float = 60.0
     no_worker_timeout_s: float | None = None
     evaluate_every: int = 0
+    validation_freq: int | tuple[int, ...] = 1
     evaluate_beside: bool = True
     checkpoint_every: int = 0
+
+    def evaluates(self, epoch: int) -> bool:
+        """Whether the validation split is evaluated at the end of an epoch, counted from 0."""
+        often = self.validation_freq
+        return epoch + 1 in often if isinstance(often, tuple) else (epoch + 1) % often == 0
 
 
 def is_due(version: int, every: int) -> bool:

@@ -204,7 +204,7 @@ class AsyncPushes:
         _check_records(self._schedule, push, version, micro_batch)
         if self._board.was_trained(micro_batch):
             return PushOutcome.DUPLICATE, f"micro-batch {micro_batch} was counted before"
-        if micro_batch // self._schedule.micro_batches_per_epoch > self._board.place:
+        if micro_batch // self._schedule.micro_batches_per_pass > self._board.place:
             raise FutureVersion(f"micro-batch {micro_batch} is of an epoch that has not begun")
         return None
 

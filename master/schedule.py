@@ -11,12 +11,17 @@ __all__ = ["Schedule"]
 class Schedule:
     """The whole plan of a job: version -> training tasks, and what is evaluated when.
 
-    An epoch has M = ceil(train_records / micro_batch_size) micro-batches and
-    V = ceil(M / grads_to_wait) versions; its last micro-batch and its last
-    version may be smaller, and no version spans two epochs. In async mode
-    every micro-batch is a version of its own.
+    A pass over the records has M = ceil(train_records / micro_batch_size)
+    micro-batches and V = ceil(M / grads_to_wait) versions; its last micro-batch
+    and its last version may be smaller, and no version spans two passes. In
+    async mode every micro-batch is a version of its own.
 
-    Micro-batch i of epoch e has the number e * M + i within the job.
+    An epoch is a pass. With `steps_per_epoch` an epoch has that many versions,
+    the next one goes on where it ended, and the last epoch of a pass has what
+    is left of it, as in `model.fit` of arrays. The pass at which
+    `initial_epoch` begins has its number.
+
+    Micro-batch i of pass p has the number p * M + i within the job.
 
     Raises:
         BadInput: the job has no training records.
@@ -27,32 +32,50 @@ class Schedule:
             raise BadInput("the job has no training records: data('train') must hold at least one")
         self.job = job
         self.group = job.grads_to_wait if job.mode == "sync" else 1
-        self.micro_batches_per_epoch = _ceil(job.train_records, job.micro_batch_size)
-        self.versions_per_epoch = _ceil(self.micro_batches_per_epoch, self.group)
-        self.versions_total = job.epochs * self.versions_per_epoch
-        self.evaluation_tasks = _ceil(job.validation_records, job.micro_batch_size)
+        self.micro_batches_per_pass = _ceil(job.train_records, job.micro_batch_size)
+        self.versions_per_pass = _ceil(self.micro_batches_per_pass, self.group)
+        self.versions_per_epoch = min(job.steps_per_epoch or self.versions_per_pass, self.versions_per_pass)
+        self._epochs_per_pass = _ceil(self.versions_per_pass, self.versions_per_epoch)
+        self.versions_total = self.first_version(job.epochs)
+        self.evaluation_tasks = _ceil(job.validation_records, self._evaluated_together)
+
+    @property
+    def _evaluated_together(self) -> int:
+        return self.job.evaluation_batch_size or self.job.micro_batch_size
 
     def epoch(self, version: int) -> int:
         """The epoch, counted from 0, that trains on `version`."""
-        return version // self.versions_per_epoch
+        number, place = divmod(version, self.versions_per_pass)
+        first = self.job.initial_epoch
+        return first + (number - first) * self._epochs_per_pass + place // self.versions_per_epoch
+
+    def first_version(self, epoch: int) -> int:
+        """The version that the first step of an epoch trains on."""
+        first = self.job.initial_epoch
+        passes, part = divmod(epoch - first, self._epochs_per_pass)
+        return (first + passes) * self.versions_per_pass + part * self.versions_per_epoch
+
+    def step(self, version: int) -> int:
+        """The place of `version` within its epoch, counted from 0."""
+        return version - self.first_version(self.epoch(version))
 
     def micro_batches(self, version: int) -> range:
         """Numbers within the job of the micro-batches trained on `version`."""
-        epoch, place = divmod(version, self.versions_per_epoch)
-        first = epoch * self.micro_batches_per_epoch
+        number, place = divmod(version, self.versions_per_pass)
+        first = number * self.micro_batches_per_pass
         start = place * self.group
-        return range(first + start, first + min(start + self.group, self.micro_batches_per_epoch))
+        return range(first + start, first + min(start + self.group, self.micro_batches_per_pass))
 
     def micro_batches_of_epoch(self, epoch: int) -> range:
-        """Numbers within the job of an epoch's micro-batches."""
-        first = epoch * self.micro_batches_per_epoch
-        return range(first, first + self.micro_batches_per_epoch)
+        """Numbers within the job of the micro-batches of an epoch that is a pass."""
+        first = epoch * self.micro_batches_per_pass
+        return range(first, first + self.micro_batches_per_pass)
 
     def task(self, version: int, micro_batch: int) -> Task:
         """The training task of micro-batch `micro_batch` (its number within the job) on `version`."""
-        epoch, place = divmod(micro_batch, self.micro_batches_per_epoch)
-        start, stop = self._slice(place, self.job.train_records)
-        return Task(version, TaskKind.TRAIN, micro_batch, epoch, start, stop)
+        number, place = divmod(micro_batch, self.micro_batches_per_pass)
+        start, stop = _slice(place, self.job.micro_batch_size, self.job.train_records)
+        return Task(version, TaskKind.TRAIN, micro_batch, number, start, stop)
 
     def tasks(self, version: int) -> tuple[Task, ...]:
         """The training tasks of `version`, in micro-batch order."""
@@ -60,22 +83,22 @@ class Schedule:
 
     def evaluation(self, version: int, micro_batch: int) -> Task:
         """The task that evaluates micro-batch `micro_batch` of the validation split on `version`."""
-        start, stop = self._slice(micro_batch, self.job.validation_records)
+        start, stop = _slice(micro_batch, self._evaluated_together, self.job.validation_records)
         return Task(version, TaskKind.EVALUATE, micro_batch, self.epoch(version - 1), start, stop)
 
     def ends_epoch(self, version: int) -> bool:
         """Whether `version` is what an epoch leaves behind."""
-        return version > 0 and version % self.versions_per_epoch == 0
+        return version > 0 and self.step(version) == 0
 
     def records_before(self, version: int) -> int:
         """Records trained once `version` is committed, in a job that skipped none."""
-        epoch, place = divmod(version, self.versions_per_epoch)
+        number, place = divmod(version, self.versions_per_pass)
         within = min(place * self.group * self.job.micro_batch_size, self.job.train_records)
-        return epoch * self.job.train_records + within
+        return number * self.job.train_records + within
 
-    def _slice(self, place: int, records: int) -> tuple[int, int]:
-        start = place * self.job.micro_batch_size
-        return start, min(start + self.job.micro_batch_size, records)
+
+def _slice(place: int, size: int, records: int) -> tuple[int, int]:
+    return place * size, min((place + 1) * size, records)
 
 
 def _ceil(count: int, size: int) -> int:

@@ -359,7 +359,7 @@ class TaskBoard:
 
     def _top_up(self) -> None:
         epoch = self._schedule.epoch(self.place) if self._sync else self.place
-        end = (epoch + 1) * self._schedule.versions_per_epoch if self._sync else epoch + 1
+        end = self._schedule.first_version(epoch + 1) if self._sync else epoch + 1
         for place in range(self.place + len(self._groups), min(self.place + self._look_ahead + 1, end, self._total)):
             of = self._schedule.micro_batches if self._sync else self._schedule.micro_batches_of_epoch
             self._groups.append(TaskGroup(TaskKind.TRAIN, of(place)))

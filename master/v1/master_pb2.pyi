@@ -119,6 +119,9 @@ class JobDescription(_message.Message):
     ON_WORKER_FIELD_NUMBER: _builtins.int
     STALENESS_BOUND_FIELD_NUMBER: _builtins.int
     STALENESS_MODULATION_FIELD_NUMBER: _builtins.int
+    STEPS_PER_EPOCH_FIELD_NUMBER: _builtins.int
+    INITIAL_EPOCH_FIELD_NUMBER: _builtins.int
+    EVALUATION_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """unique id of this run"""
     mode: _builtins.str
@@ -149,6 +152,11 @@ class JobDescription(_message.Message):
     """async: versions that a push may be behind; absent: any number"""
     staleness_modulation: _builtins.str
     """async: "none" | "inverse", the learning rate over 1 + staleness"""
+    steps_per_epoch: _builtins.int
+    """versions in an epoch that is a part of a pass over the records; 0: all of it"""
+    initial_epoch: _builtins.int
+    evaluation_batch_size: _builtins.int
+    """records; 0: micro_batch_size"""
     @_builtins.property
     def on_worker(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """tables that are variables of the workers and in no store"""
@@ -175,10 +183,13 @@ class JobDescription(_message.Message):
         on_worker: _abc.Iterable[_builtins.str] | None = ...,
         staleness_bound: _builtins.int | None = ...,
         staleness_modulation: _builtins.str = ...,
+        steps_per_epoch: _builtins.int = ...,
+        initial_epoch: _builtins.int = ...,
+        evaluation_batch_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "staleness_bound", b"staleness_bound"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "epochs", b"epochs", "grads_to_wait", b"grads_to_wait", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound", "average", b"average", "epochs", b"epochs", "evaluation_batch_size", b"evaluation_batch_size", "grads_to_wait", b"grads_to_wait", "initial_epoch", b"initial_epoch", "intra_op_threads", b"intra_op_threads", "job", b"job", "micro_batch_size", b"micro_batch_size", "mode", b"mode", "model_file", b"model_file", "model_sha256", b"model_sha256", "not_finite", b"not_finite", "offload_above", b"offload_above", "on_worker", b"on_worker", "seed", b"seed", "shuffle", b"shuffle", "staleness_bound", b"staleness_bound", "staleness_modulation", b"staleness_modulation", "steps_per_epoch", b"steps_per_epoch", "store_url", b"store_url", "train_records", b"train_records", "validation_records", b"validation_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__staleness_bound: _TypeAlias = _typing.Literal["staleness_bound"]  # noqa: Y015
     _WhichOneofArgType__staleness_bound: _TypeAlias = _typing.Literal["_staleness_bound", b"_staleness_bound"]  # noqa: Y015
@@ -233,8 +244,9 @@ class Task(_message.Message):
     micro_batch: _builtins.int
     """number within the whole job"""
     epoch: _builtins.int
+    """the pass over the records"""
     start: _builtins.int
-    """positions in the epoch's record order"""
+    """positions in the record order of that pass"""
     stop: _builtins.int
     def __init__(
         self,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.master.api import JobSpec, TaskKind
 from elastable.master.schedule import Schedule
 
@@ -18,6 +20,17 @@ jobs = st.builds(
     epochs=st.integers(1, 3),
     train_records=st.integers(1, 200),
     validation_records=st.integers(0, 50),
+    evaluation_batch_size=st.integers(0, 7),
+)
+
+jobs_in_steps = st.builds(
+    JobSpec,
+    micro_batch_size=st.integers(1, 20),
+    grads_to_wait=st.integers(1, 6),
+    epochs=st.integers(3, 9),
+    initial_epoch=st.integers(0, 2),
+    train_records=st.integers(1, 100),
+    steps_per_epoch=st.integers(1, 12),
 )
 
 
@@ -33,7 +46,7 @@ def test_each_record_of_each_epoch_lies_in_exactly_one_micro_batch(job: JobSpec)
             assert task == schedule.task(version, task.micro_batch)
             seen[task.epoch] += range(task.start, task.stop)
             numbers.append(task.micro_batch)
-    assert numbers == list(range(job.epochs * schedule.micro_batches_per_epoch))
+    assert numbers == list(range(job.epochs * schedule.micro_batches_per_pass))
     assert all(positions == list(range(job.train_records)) for positions in seen.values())
 
 
@@ -55,6 +68,7 @@ def test_evaluation_covers_the_validation_split_once(job: JobSpec) -> None:
     tasks = [schedule.evaluation(version, number) for number in range(schedule.evaluation_tasks)]
     positions = [position for task in tasks for position in range(task.start, task.stop)]
     assert positions == list(range(job.validation_records))
+    assert all(task.stop - task.start <= (job.evaluation_batch_size or job.micro_batch_size) for task in tasks)
     assert all((task.kind, task.epoch) == (TaskKind.EVALUATE, 0) for task in tasks)
     assert all(task < schedule.task(version, 0) for task in tasks)
 
@@ -62,3 +76,33 @@ def test_evaluation_covers_the_validation_split_once(job: JobSpec) -> None:
 def test_a_job_without_records_is_refused() -> None:
     with pytest.raises(BadInput, match="no training records"):
         Schedule(JobSpec(train_records=0))
+
+
+@given(jobs_in_steps)
+def test_epochs_of_steps_go_on_where_they_ended_and_end_with_a_pass(job: JobSpec) -> None:
+    """Batches are those of whole passes; an epoch takes `steps_per_epoch` of them, or what is left of its pass."""
+    schedule = Schedule(job)
+    expected = []  # (epoch, step, pass) of each version, as `model.fit` of arrays would go
+    number, place = job.initial_epoch, 0
+    for epoch in range(job.initial_epoch, job.epochs):
+        assert schedule.first_version(epoch) == number * schedule.versions_per_pass + place
+        for step in range(job.steps_per_epoch):
+            expected.append((epoch, step, number))
+            place += 1
+            if place == schedule.versions_per_pass:
+                number, place = number + 1, 0
+                break
+    begin = job.initial_epoch * schedule.versions_per_pass
+    versions = range(begin, schedule.versions_total)
+    found = [
+        (schedule.epoch(version), schedule.step(version), schedule.tasks(version)[0].epoch) for version in versions
+    ]
+    assert found == expected
+    ends = {version for version in versions if schedule.ends_epoch(version + 1)}
+    last = {version for version, after in pairwise(versions) if schedule.step(after) == 0}
+    assert ends == last | {versions[-1]}
+
+
+def test_an_epoch_of_steps_is_for_sync_jobs() -> None:
+    with pytest.raises(BadSpec, match="steps_per_epoch is for mode sync"):
+        JobSpec(mode="async", steps_per_epoch=2)
