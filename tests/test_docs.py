@@ -1,4 +1,4 @@
-"""The pages say what is there: modules, links, and Python that compiles."""
+"""The pages say what is there: modules, names and links. `tests/pages` runs their code."""
 
 from __future__ import annotations
 
@@ -47,10 +47,8 @@ def test_names_of_the_architecture_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_python_of_a_page(page: Path) -> None:
+def test_links_of_a_page(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"\]\(([^)#\s]+)\)", text):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
-    for snippet in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        compile(snippet, str(page), "exec")
