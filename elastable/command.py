@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,12 +16,14 @@ from elastable.commands.kg import kg
 from elastable.commands.look import lookup, status
 from elastable.commands.plan import plan
 from elastable.commands.replicas import REPLICAS_SETTINGS, replicas
+from elastable.commands.serve import serve
 from elastable.commands.use import evaluate, export, predict
 from elastable.commands.work import worker
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.rpc.credentials import ENVIRONMENT
 from elastable.exit_codes import ExitCode, exit_code_of, exit_code_table
 from elastable.heap import keep_freed_memory
+from elastable.version import distribution_version
 
 __all__ = ["app", "main"]
 
@@ -35,11 +38,26 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     add_completion=False,
 )
-for command in (train, master, worker, evaluate, predict, export, plan, status, lookup):
+for command in (train, master, worker, serve, evaluate, predict, export, plan, status, lookup):
     app.command()(command)
 app.command(context_settings=REPLICAS_SETTINGS)(replicas)
 app.add_typer(checkpoint)
 app.add_typer(kg)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"elastable {distribution_version()}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

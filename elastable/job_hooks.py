@@ -54,6 +54,7 @@ class JobHooks(Hooks):
         told: Called with (epoch, logs) after each epoch.
         evaluated: Called with (version, logs) after each evaluation beside training.
         rows_changed: Called with the updates of each commit.
+        version: That the job begins with: 0, or where an earlier run of it ended.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class JobHooks(Hooks):
         told: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None,
         evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None,
         rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,
+        version: int = 0,
     ) -> None:
         self._callbacks = callbacks
         self._schedule = schedule
@@ -79,7 +81,8 @@ class JobHooks(Hooks):
         self._rows_changed = rows_changed
         self._untrained = UntrainedTables(callbacks.model)
         self._recorded = 0.0
-        self._version = 0
+        self._version = version
+        self._made_one = False
         self.stopwatch = Stopwatch()
         self.untimed_records = 0
         """Records of the version that started the watch: its seconds were the workers' way here."""
@@ -92,7 +95,7 @@ class JobHooks(Hooks):
     def on_epoch_begin(self, epoch: int) -> None:
         """Tells the callbacks."""
         self._callbacks.begin_epoch(epoch)
-        if self._version:
+        if self._made_one:
             # Not in the first one: the workers are still on their way.
             self.stopwatch.start()
 
@@ -103,10 +106,10 @@ class JobHooks(Hooks):
 
     def on_version(self, version: int, logs: Mapping[str, float]) -> None:
         """Tells the callbacks, notes metrics now and then, saves when it is time."""
-        if not self._version:
+        if not self._made_one:
             before = self._schedule.records_before
             self.untimed_records = before(version) - before(version - 1)
-        self._version = version
+        self._version, self._made_one = version, True
         self.stopwatch.version()
         self._callbacks.version(self._schedule.step(version - 1), logs)
         now = time.monotonic()

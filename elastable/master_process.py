@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -49,13 +50,15 @@ _LOOK_EVERY_S = 0.5
 _LEAVE_WAIT_S = 10.0
 
 
-def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
+def run_job(options: JobOptions, local_workers: int, console: Console, command: Sequence[str] = ()) -> int:
     """Trains as the options say; the exit code.
 
     Args:
         options: The job.
         local_workers: Worker processes to start here; 0: they come by themselves.
         console: Where a person looks.
+        command: The words of the command that runs this job, without what says where it begins; shown with
+            `--resume` when the job is interrupted.
     """
     set_intra_op_threads(options.intra_op_threads)
     began = time.monotonic()
@@ -91,7 +94,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console) -> int:
             )
         )
         _introduce(console, options, prepared, run, server.address)
-        job = _Job(options, prepared, master, run, console)
+        job = _Job(options, prepared, master, run, console, command)
         held.enter_context(stopping_on_signals(master.stop, console))
         if local_workers:
             # A certificate names hosts, and 0.0.0.0 is none.
@@ -125,16 +128,24 @@ class _Job:
     """One run: its display, its hooks, its end."""
 
     def __init__(
-        self, options: JobOptions, prepared: PreparedJob, master: Master, run: RunDirectory, console: Console
+        self,
+        options: JobOptions,
+        prepared: PreparedJob,
+        master: Master,
+        run: RunDirectory,
+        console: Console,
+        command: Sequence[str],
     ) -> None:
         self._options = options
+        self._command = command
         self._prepared = prepared
         self._master = master
         self._run = run
         self._console = console
         self.workers: LocalWorkers | None = None
+        self._checkpoints = options.checkpoint_dir or run.path / "checkpoints"
         self._series = CheckpointSeries(
-            options.checkpoint_dir or run.path / "checkpoints",
+            self._checkpoints,
             prepared.store,
             keep=options.keep,
             full_every=options.full_every if options.checkpoint_every else 1,
@@ -146,7 +157,8 @@ class _Job:
         """Drives the job to its end; the exit code."""
         job = self._prepared.job
         schedule = Schedule(job)
-        progress = JobProgress(self._console, job.train_records * job.epochs)
+        begin = self._prepared.progress
+        progress = JobProgress(self._console, job.train_records * job.epochs, begin.records)
         callbacks = JobCallbacks(
             self._prepared.file.callbacks(), self._prepared.model, job.epochs, schedule.versions_per_epoch
         )
@@ -160,11 +172,12 @@ class _Job:
             lambda epoch, logs: progress.epoch(epoch, job.epochs, logs),
             progress.evaluation,
             self._series.rows_changed,
+            begin.version,
         )
         # Of a job that is resumed: it may have nothing left to do.
-        hooks.logs = self._prepared.progress.logs
+        hooks.logs = begin.logs
         with progress, closing(self._writer), self._watching(progress):
-            callbacks.begin(self._prepared.progress.hooks)
+            callbacks.begin(begin.hooks)
             try:
                 status = self._master.run(hooks)
             except Exception as error:
@@ -174,8 +187,13 @@ class _Job:
             callbacks.end(hooks.logs)
             checkpoint = self._writer.finish(self._prepared.dense.tensors(), self._master.progress())
         self._finish(hooks, checkpoint, status.version, status.records_trained, time.monotonic() - began)
-        interrupted = self._master.stop_reason in SIGNAL_REASONS.values()
-        return ExitCode.INTERRUPTED if interrupted else ExitCode.DONE
+        if self._master.stop_reason not in SIGNAL_REASONS.values():
+            return ExitCode.DONE
+        if self._command:
+            again = shlex.join([*self._command, "--resume", "--checkpoint-dir", str(self._checkpoints)])
+            told = f"{self._master.stop_reason} at version {status.version:,}; go on with:\n{again}"
+            self._console.print(told, highlight=False, markup=False, soft_wrap=True)
+        return ExitCode.INTERRUPTED
 
     def _save(self) -> None:
         self._writer.begin(self._prepared.dense.tensors(), self._master.progress())

@@ -35,14 +35,16 @@ def locations_of(file: Path | None, store: str) -> Locations:
     return Locations(LocationSettings(everywhere, everywhere), {storage_of_url(store): store})
 
 
-def open_places(locations: Locations, places: Places, default: str, shared: bool = False) -> EmbeddingStore:
+def open_places(
+    locations: Locations, places: Places, default: str, shared: bool = False, deadline_s: float | None = None
+) -> EmbeddingStore:
     """Opens the stores that the places need, as one store.
 
     Args:
         locations: With the URLs.
         places: Of every table.
         default: URL of the store for what is nowhere else.
-        shared: As of `open_store`.
+        shared, deadline_s: As of `open_store`.
 
     Raises:
         BadInput: a table is placed where the locations name no store.
@@ -56,7 +58,9 @@ def open_places(locations: Locations, places: Places, default: str, shared: bool
                 raise BadInput(
                     f"tables are placed in {storage} ({placed}): name its URL in [stores] of the location file"
                 )
-            stores[storage] = opened.enter_context(open_store(locations.stores[storage], shared=shared))
+            stores[storage] = opened.enter_context(
+                open_store(locations.stores[storage], shared=shared, deadline_s=deadline_s)
+            )
         opened.pop_all()
     return join_stores(stores, places)
 

@@ -14,6 +14,7 @@ from elastable.embedding_store.errors import ModelError
 from elastable.embedding_store.fresh_rows import fresh_rows
 from elastable.embedding_store.location_file import storage_of_url
 from elastable.embedding_store.locations import plan_tables, refuse_sharding, storage_of_tables
+from elastable.embedding_store.open_store import operation_deadline
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.api import JobSpec
@@ -102,7 +103,8 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     )
     dense = DenseState(model)
     checkpoint = _checkpoint_to_resume(options)
-    store = open_places(locations, places, options.store, shared=options.transport != "grpc")
+    deadline_s = operation_deadline(options.deadline_s)
+    store = open_places(locations, places, options.store, shared=options.transport != "grpc", deadline_s=deadline_s)
     try:
         beginning = fill_store(
             store,

@@ -40,16 +40,23 @@ class _Rate(ProgressColumn):
 class JobProgress:
     """One live line: examples/s, loss, version, workers, time left.
 
-    Where there is no terminal, a line of plain text every ten seconds.
+    Where there is no terminal, a line of plain text every ten seconds. The
+    speed is that of the time since the line before.
+
+    Args:
+        console: Where a person looks.
+        examples: That the whole job trains, earlier runs of it included.
+        trained: Of them, by earlier runs.
     """
 
-    def __init__(self, console: Console, examples: int) -> None:
+    def __init__(self, console: Console, examples: int, trained: int = 0) -> None:
         self._console = console
         self._live = console.is_terminal
         self._examples = examples
-        self._said = 0.0
+        self._said: float | None = None
+        self._trained = trained
         self._refused: dict[tuple[str, str], int] = {}
-        self._began = time.monotonic()
+        self._since = time.monotonic()
         self._progress = Progress(
             TextColumn("[bold]epoch {task.fields[epoch]}[/bold]"),
             BarColumn(bar_width=24),
@@ -63,7 +70,7 @@ class JobProgress:
             disable=not self._live,
         )
         self._task = self._progress.add_task(
-            "train", total=examples, epoch="1", metrics="", version="0", workers=0, start=True
+            "train", total=examples, completed=trained, epoch="1", metrics="", version="0", workers=0, start=True
         )
 
     def __enter__(self) -> Self:
@@ -87,9 +94,10 @@ class JobProgress:
         }
         self._progress.update(self._task, completed=status.records_trained, **fields)
         now = time.monotonic()
-        if not self._live and now - self._said >= 10.0:
-            self._said = now
-            rate = status.records_trained / max(1e-9, now - self._began)
+        if not self._live and (self._said is None or now - self._said >= 10.0):
+            rate = (status.records_trained - self._trained) / max(1e-9, now - self._since)
+            self._said = self._since = now
+            self._trained = status.records_trained
             self._console.print(
                 f"epoch {fields['epoch']}  version {fields['version']}  {rate:,.0f} examples/s  {metrics}  "
                 f"{fields['workers']} workers  {status.state}",
@@ -133,6 +141,8 @@ def summary_table(result: Mapping[str, Any], metrics: Mapping[str, float], paths
     table.add_row("examples/s", f"{result['examples_per_second']:,.0f}")
     for name in ("version", "workers", "store"):
         table.add_row(name, str(result[name]))
+    if result["stopped"]:
+        table.add_row("stopped", escape(result["stopped"]))
     for name, path in paths.items():
         table.add_row(name, path)
     return table

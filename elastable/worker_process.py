@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from elastable.embedding_store.errors import ElastableError, ModelError, Unauthenticated, Unavailable
-from elastable.embedding_store.open_store import open_source
+from elastable.embedding_store.open_store import open_source, operation_deadline
 from elastable.embedding_store.shared.source import SharedSource
 from elastable.embedding_store.store import RowSource
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
@@ -52,7 +52,7 @@ def run_worker(master_address: str, model: Path | None, deadline_s: float, trans
     everywhere = False
     try:
         set_intra_op_threads(job.intra_op_threads)
-        source = _source(job, client, transport)
+        source = _source(job, client, transport, deadline_s)
         file = _model_file(job, model)
         readers = _readers(job, file)
         everywhere = True
@@ -74,9 +74,9 @@ def run_worker(master_address: str, model: Path | None, deadline_s: float, trans
     return worker.run()
 
 
-def _source(job: JobSpec, client: MasterClient, transport: str) -> RowSource:
+def _source(job: JobSpec, client: MasterClient, transport: str, deadline_s: float) -> RowSource:
     if job.store_url != "master":
-        return open_source(job.store_url)
+        return open_source(job.store_url, operation_deadline(deadline_s))
     if transport == "grpc":
         return client.store()
     client.share_memory()
@@ -85,7 +85,9 @@ def _source(job: JobSpec, client: MasterClient, transport: str) -> RowSource:
 
 def _model_file(job: JobSpec, model: Path | None) -> ModelFile:
     if model is None and not job.model_file:
-        raise ModelError("the master trains no model (it is a bare parameter server); it has no work for workers")
+        raise ModelError(
+            "the server trains no model (it is the parameter server of elastable serve); it has no work for workers"
+        )
     file = load_model_file(model or job.model_file)
     if file.sha256 != job.model_sha256:
         raise ModelError(

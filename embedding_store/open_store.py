@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
+from urllib.parse import parse_qsl
 
 from elastable.embedding_store.cached.source import CachedSource
 from elastable.embedding_store.cached.store import CachedStore
@@ -14,7 +16,7 @@ from elastable.embedding_store.partitions.source import PartitionedSource
 from elastable.embedding_store.partitions.store import PartitionedStore
 from elastable.embedding_store.redis.reader import RedisReader
 from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.redis.url import SCHEMES
+from elastable.embedding_store.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl
 from elastable.embedding_store.rpc.remote import RemoteSource
 from elastable.embedding_store.rpc.remote_store import RemoteStore
 from elastable.embedding_store.shared.source import SharedSource
@@ -22,23 +24,38 @@ from elastable.embedding_store.shared.store import SharedMemoryStore
 from elastable.embedding_store.store import EmbeddingStore, RowSource
 from elastable.embedding_store.store_url import CachedUrl, FileUrl, shard_urls
 
-__all__ = ["open_source", "open_store"]
+__all__ = ["open_source", "open_store", "operation_deadline"]
 
 _LOG = logging.getLogger(__name__)
 
+_GRPC_DEADLINE_S = 30.0
 
-def open_store(url: str, threads: int | None = None, shared: bool = False) -> EmbeddingStore:
+
+def operation_deadline(job_deadline_s: float) -> float | None:
+    """What `open_store` takes as its `deadline_s` where a job gives up after so many seconds.
+
+    A job repeats operations that fail, so each of them keeps its own, shorter
+    deadline (None), unless the job's is shorter still.
+    """
+    return job_deadline_s if job_deadline_s < DEFAULT_DEADLINE_S else None
+
+
+def open_store(
+    url: str, threads: int | None = None, shared: bool = False, deadline_s: float | None = None
+) -> EmbeddingStore:
     """The store at a URL, to read and to write.
 
     Args:
-        url: "memory", `grpc://host:port` of a bare parameter server (`elastable master`
-            without a model), `file:///folder` as `FileUrl` describes, or `redis://...` or
+        url: "memory", `grpc://host:port` of a parameter server (`elastable serve`),
+            `file:///folder` as `FileUrl` describes, or `redis://...` or
             `rediss://...` as `RedisUrl` does; `cached+URL?rows=...` for any of the last four
             with its hot rows in memory;
             `token:URL,URL,...` or `encoding:URL,URL,...` for tables that are split over several of them.
         threads: Of a memory or file store, or a cache; None: one a core.
         shared: Whether other processes of this host may read the rows of a memory
             store from its memory; where the system has no such memory, nobody does.
+        deadline_s: Seconds that one operation of a store elsewhere may take, connecting and repeats included, where
+            its URL does not say (`deadline=`); None: 10 for Redis, 30 for gRPC.
 
     Raises:
         BadInput: no such URL can be.
@@ -47,7 +64,7 @@ def open_store(url: str, threads: int | None = None, shared: bool = False) -> Em
     strategy, shards = shard_urls(url)
     if strategy:
         with ExitStack() as opened:
-            stores = [opened.enter_context(open_store(shard, threads)) for shard in shards]
+            stores = [opened.enter_context(open_store(shard, threads, deadline_s=deadline_s)) for shard in shards]
             store = PartitionedStore(stores, strategy)
             opened.pop_all()  # which are the store's to close now
         return store
@@ -55,7 +72,7 @@ def open_store(url: str, threads: int | None = None, shared: bool = False) -> Em
         return _memory_store(threads, shared)
     if _scheme(url).startswith("cached+"):
         cached = CachedUrl.parse(url)
-        behind = open_store(_not_twice(cached.behind), threads)
+        behind = open_store(_not_twice(cached.behind), threads, deadline_s=deadline_s)
         try:
             return CachedStore(behind, rows=cached.rows, bytes=cached.bytes, threads=threads)
         except BaseException:
@@ -66,21 +83,22 @@ def open_store(url: str, threads: int | None = None, shared: bool = False) -> Em
         budget = DEFAULT_BUDGET if place.budget is None else place.budget
         return FileStore(place.folder, budget, threads, unclean=place.unclean)
     if _scheme(url) == "grpc":
-        return RemoteStore(url.removeprefix("grpc://"))
+        return RemoteStore(url.removeprefix("grpc://"), _or(deadline_s, _GRPC_DEADLINE_S))
     if _scheme(url) in SCHEMES:
-        return RedisStore(url)
+        return RedisStore(_redis_url(url, deadline_s))
     raise _unknown(
         url, ("memory", "file:///folder", "grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES))
     )
 
 
-def open_source(url: str) -> RowSource:
+def open_source(url: str, deadline_s: float | None = None) -> RowSource:
     """The rows at a URL, to read from any process.
 
     Args:
         url: `grpc://host:port` of a master, or `redis://...` or `rediss://...`;
             `cached+URL?rows=...` for one of these with its hot rows in memory;
             `token:URL,URL,...` or `encoding:URL,URL,...` where tables are split over several of them.
+        deadline_s: As of `open_store`.
 
     Raises:
         BadInput: no such URL can be.
@@ -89,17 +107,28 @@ def open_source(url: str) -> RowSource:
     strategy, shards = shard_urls(url)
     if strategy:
         with ExitStack() as opened:
-            source = PartitionedSource([opened.enter_context(open_source(shard)) for shard in shards])
+            source = PartitionedSource([opened.enter_context(open_source(shard, deadline_s)) for shard in shards])
             opened.pop_all()
         return source
     if _scheme(url).startswith("cached+"):
         cached = CachedUrl.parse(url)
-        return CachedSource(open_source(_not_twice(cached.behind)), rows=cached.rows, bytes=cached.bytes)
+        return CachedSource(open_source(_not_twice(cached.behind), deadline_s), rows=cached.rows, bytes=cached.bytes)
     if _scheme(url) == "grpc":
-        return SharedSource(RemoteSource(url.removeprefix("grpc://")))
+        return SharedSource(RemoteSource(url.removeprefix("grpc://"), _or(deadline_s, _GRPC_DEADLINE_S)))
     if _scheme(url) in SCHEMES:
-        return RedisReader(url)
+        return RedisReader(_redis_url(url, deadline_s))
     raise _unknown(url, ("grpc://host:port", *(f"{scheme}://host:port" for scheme in SCHEMES)))
+
+
+def _redis_url(url: str, deadline_s: float | None) -> RedisUrl:
+    """The URL with this deadline, unless it has one."""
+    parsed = RedisUrl.parse(url)
+    stated = "deadline" in dict(parse_qsl(url.partition("?")[2], keep_blank_values=True))
+    return parsed if deadline_s is None or stated else replace(parsed, deadline=deadline_s)
+
+
+def _or(deadline_s: float | None, default_s: float) -> float:
+    return default_s if deadline_s is None else deadline_s
 
 
 def _memory_store(threads: int | None, shared: bool) -> MemoryStore:

@@ -13,7 +13,7 @@ ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.py", help="Model file:
 MasterAddress = Annotated[
     str,
     typer.Option(
-        "--master", metavar="HOST:PORT[,...]", help="Address of the master; several, where it may come back at another."
+        "--master", metavar="HOST:PORT[,...]", help="Address of the master; several if it may restart at another one."
     ),
 ]
 Deadline = Annotated[
@@ -25,7 +25,7 @@ CheckpointPath = Annotated[
 Transport = Annotated[
     str,
     typer.Option(
-        "--transport", help="How rows come to workers: auto (from the master's memory, or over gRPC), grpc, shared."
+        "--transport", help="How workers read rows: auto (the master's shared memory, or gRPC), grpc, or shared."
     ),
 ]
-Split = Annotated[str, typer.Option("--split", help="train or validation.")]
+Split = Annotated[str, typer.Option("--split", help="Which split to use: train or validation.")]

@@ -87,9 +87,11 @@ def verify(place: Place, as_json: AsJson = False) -> None:
 def restore(
     place: Place,
     store: Annotated[str, typer.Option("--store", metavar="URL", help="Where the tables are made.")],
-    tables: Annotated[str | None, typer.Option("--tables", metavar="A,B", help="Of them \\[default: all].")] = None,
+    tables: Annotated[
+        str | None, typer.Option("--tables", metavar="A,B", help="Only these tables \\[default: all].")
+    ] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, float16, bfloat16 or int8 \\[default: as they were].")
+        str | None, typer.Option("--dtype", help="float32, float16, bfloat16 or int8 \\[default: unchanged].")
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Drop the tables that the store holds.")] = False,
 ) -> None:

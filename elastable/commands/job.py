@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
-from elastable.commands.arguments import Transport
+from elastable.commands.arguments import ModelPath, Transport
+from elastable.embedding_store.redis.url import redacted
 from elastable.options import JobOptions
 from elastable.progress import JobConsole
 from elastable.quiet import import_tensorflow
 
 __all__ = ["master", "train"]
 
+_ANY_PORT, _MASTER_PORT = "127.0.0.1:0", "127.0.0.1:50051"
 _JOB, _DATA, _PLACES, _WORKERS = "The job", "Data and model", "Where things go", "Workers, slow or late"
 
 
@@ -32,10 +34,18 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         "--store",
         help="memory, file:///folder, or redis://\\[user:pass@]host:port (rediss:// for TLS); docs/tiers.md says more.",
     ),
-    "mode": _option(_JOB, str, "sync", "--mode", help="sync: the same numbers for any workers; async: no waiting."),
+    "mode": _option(
+        _JOB, str, "sync", "--mode", help="sync: the same numbers for any number of workers; async: no waiting."
+    ),
     "epochs": _option(_JOB, int, 1, "--epochs", min=1, help="Passes over the training data."),
     "micro_batch_size": _option(
-        _JOB, int, 256, "--micro-batch-size", "--minibatch-size", min=1, help="Records of one gradient."
+        _JOB,
+        int,
+        256,
+        "--micro-batch-size",
+        "--minibatch-size",
+        min=1,
+        help="Records in a micro-batch, the unit of work of a worker.",
     ),
     "grads_to_wait": _option(
         _JOB,
@@ -43,9 +53,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
         "--grads-to-wait",
         min=1,
-        help="Micro-batches averaged into one update \\[default: the number of --workers, or 1].",
+        help="Micro-batches averaged into one update \\[default: --workers in sync mode, or 1].",
     ),
-    "seed": _option(_JOB, int, 0, "--seed", help="Of record order, initial values and dropout."),
+    "seed": _option(_JOB, int, 0, "--seed", help="Seed of record order, initial values and dropout."),
     "intra_op_threads": _option(
         _JOB,
         int,
@@ -81,14 +91,14 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         metavar="FILE.toml",
         help="Which tables live where; elastable plan shows it \\[default: all in --store].",
     ),
-    "run_dir": _option(_PLACES, Path, Path("runs"), "--run-dir", help="Home of run directories."),
+    "run_dir": _option(_PLACES, Path, Path("runs"), "--run-dir", help="Directory for run directories."),
     "checkpoint_dir": _option(
         _PLACES,
         str | None,
         None,
         "--checkpoint-dir",
         metavar="DIR|URL",
-        help="Checkpoints, s3://... too \\[default: in the run directory].",
+        help="Where checkpoints are written, a path or a URL such as s3://... \\[default: in the run directory].",
     ),
     "checkpoint_every": _option(
         _PLACES,
@@ -99,7 +109,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         metavar="VERSIONS",
         help="Versions between checkpoints; 0: at the end only.",
     ),
-    "keep": _option(_PLACES, int, 3, "--keep", min=0, help="Checkpoints that stay; 0: all."),
+    "keep": _option(_PLACES, int, 3, "--keep", min=0, help="How many checkpoints to keep; 0: all."),
     "full_every": _option(
         _PLACES,
         int,
@@ -107,7 +117,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         "--full-every",
         min=1,
         metavar="CHECKPOINTS",
-        help="Of so many one is full, the others hold what changed; 1: all are full.",
+        help="Write a full checkpoint every N; those between hold what changed; 1: all are full.",
     ),
     "warm_start": _option(
         _PLACES,
@@ -115,10 +125,15 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
         "--warm-start",
         metavar="CKPT",
-        help="Begin with rows of another model's checkpoint, of the tables that both have.",
+        help="Begin with the rows of another model's checkpoint, in the tables that both models have.",
     ),
     "warm_tables": _option(
-        _PLACES, str | None, None, "--warm-tables", metavar="A,B", help="Of these tables only \\[default: of all]."
+        _PLACES,
+        str | None,
+        None,
+        "--warm-tables",
+        metavar="A,B",
+        help="Take only these tables from --warm-start \\[default: all].",
     ),
     "evaluate_every": _option(
         _JOB,
@@ -127,14 +142,21 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         "--evaluate-every",
         min=0,
         metavar="VERSIONS",
-        help="Versions between evaluations beside training; 0: at the end of epochs only.",
+        help="Versions between evaluations during training; 0: only at the end of epochs.",
     ),
-    "resume": _option(_PLACES, bool, False, "--resume", help="Go on in Redis, or from the newest checkpoint."),
+    "resume": _option(
+        _PLACES, bool, False, "--resume", help="Continue an earlier job: in Redis, or from the newest checkpoint."
+    ),
     "overwrite": _option(_PLACES, bool, False, "--overwrite", help="Drop tables of an earlier job from the store."),
     "export": _option(_PLACES, bool, True, "--export/--no-export", help="Write the trained model as plain .keras."),
     "transport": (Transport, "auto"),
     "lease_s": _option(
-        _WORKERS, float, 60.0, "--lease", metavar="SECONDS", help="After it a worker's micro-batch is another's, too."
+        _WORKERS,
+        float,
+        60.0,
+        "--lease",
+        metavar="SECONDS",
+        help="Seconds before an unfinished micro-batch is also given to another worker.",
     ),
     "backup_after_s": _option(
         _WORKERS,
@@ -142,7 +164,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
         "--backup-after",
         metavar="SECONDS",
-        help="After it an idle worker computes a slow one's micro-batch as well; the first counts \\[default: never].",
+        help="Seconds before an idle worker also computes a slow worker's micro-batch; the first result counts "
+        "\\[default: never].",
     ),
     "staleness_bound": _option(
         _WORKERS,
@@ -151,17 +174,17 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         "--staleness-bound",
         min=0,
         metavar="VERSIONS",
-        help="Of --mode async: a gradient that is further behind is computed again \\[default: none].",
+        help="With --mode async: gradients further behind than this are computed again \\[default: no bound].",
     ),
     "staleness_modulation": _option(
         _WORKERS,
         str,
         "none",
         "--staleness-modulation",
-        help="Of --mode async: none, or inverse: learning rate / (1 + versions behind).",
+        help="With --mode async: none, or inverse: learning rate / (1 + versions behind).",
     ),
     "deadline_s": _option(
-        _JOB, float, 60.0, "--deadline", metavar="SECONDS", help="How long a worker or the store may stay away."
+        _JOB, float, 60.0, "--deadline", metavar="SECONDS", help="How long a worker or the store may be unreachable."
     ),
 }
 
@@ -178,6 +201,29 @@ def _with_job_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def _words(command: str, model_file: Path, own: Mapping[str, tuple[Any, Any]], options: Mapping[str, Any]) -> list[str]:
+    """The words of a command with these options, but for those that say where a job begins.
+
+    Args:
+        command: Its name.
+        model_file: Its argument.
+        own: Name of each option that only this command has -> its value and its default.
+        options: By field, as `_OPTIONS`; those left at their defaults are left out.
+    """
+    words = ["elastable", command, str(model_file)]
+    for name, (value, default) in own.items():
+        words += [name, str(value)] if value != default else []
+    for field, (annotation, default) in _OPTIONS.items():
+        if (value := options[field]) != default and field not in ("resume", "overwrite", "checkpoint_dir"):
+            name = get_args(annotation)[1].default  # where typer keeps the first of an option's names
+            if isinstance(value, bool):
+                yes, _, no = name.partition("/")
+                words.append(yes if value else no)
+            else:
+                words += [name, redacted(str(value)) if field == "store" else str(value)]
+    return words
+
+
 def _as_settings(options: dict[str, Any]) -> dict[str, Any]:
     """Options as `JobOptions` takes them."""
     tables = str(options["warm_tables"] or "").split(",")
@@ -186,42 +232,37 @@ def _as_settings(options: dict[str, Any]) -> dict[str, Any]:
 
 @_with_job_options
 def train(
-    model_file: Annotated[Path, typer.Argument(metavar="MODEL.py", help="Defines model() and data(split).")],
+    model_file: ModelPath,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Worker processes here.")] = 2,
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where the master listens; port 0: a free one.")
-    ] = "127.0.0.1:0",
+    ] = _ANY_PORT,
     **options: Any,
 ) -> None:
     """Train a model with a master and worker processes on this machine."""
+    words = _words("train", model_file, {"--workers": (workers, 2), "--listen": (listen, _ANY_PORT)}, options)
     default = workers if options["mode"] == "sync" else 1
     options["grads_to_wait"] = options["grads_to_wait"] or default
     job = JobOptions(model_file=model_file, listen=listen, **_as_settings(options))
     import_tensorflow()
     from elastable.master_process import run_job
 
-    raise typer.Exit(run_job(job, local_workers=workers, console=JobConsole()))
+    raise typer.Exit(run_job(job, local_workers=workers, console=JobConsole(), command=words))
 
 
 @_with_job_options
 def master(
-    model_file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[MODEL.py]", help="Model file; without one: a bare parameter server for any client."),
-    ] = None,
+    model_file: ModelPath,
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where the master listens; port 0: a free one.")
-    ] = "127.0.0.1:50051",
+    ] = _MASTER_PORT,
     **options: Any,
 ) -> None:
     """Run a job's master and wait for workers, wherever they are."""
-    import_tensorflow()
-    if model_file is None:
-        from elastable.bare_server import run_bare_server
-
-        raise typer.Exit(run_bare_server(options["store"], listen, JobConsole(), options["transport"]))
+    words = _words("master", model_file, {"--listen": (listen, _MASTER_PORT)}, options)
     options["grads_to_wait"] = options["grads_to_wait"] or 1
     job = JobOptions(model_file=model_file, listen=listen, **_as_settings(options))
+    import_tensorflow()
     from elastable.master_process import run_job
 
-    raise typer.Exit(run_job(job, local_workers=0, console=JobConsole()))
+    raise typer.Exit(run_job(job, local_workers=0, console=JobConsole(), command=words))

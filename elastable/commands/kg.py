@@ -29,52 +29,70 @@ def train(
     workers: Annotated[
         int, typer.Option("--workers", min=1, help="Threads here; under `elastable replicas` its -n counts.")
     ] = 1,
-    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="At most.")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="Epochs at most.")] = None,
     dim: Annotated[int | None, typer.Option("--dim", min=1, rich_help_panel=_MODEL)] = None,
-    norm: Annotated[int | None, typer.Option("--norm", help="1 or 2, of distances.", rich_help_panel=_MODEL)] = None,
+    norm: Annotated[
+        int | None, typer.Option("--norm", help="Norm of distances: 1 or 2.", rich_help_panel=_MODEL)
+    ] = None,
     loss: Annotated[
         str | None,
-        typer.Option("--loss", help="whole-softmax, log-sigmoid, margin, softmax.", rich_help_panel=_MODEL),
+        typer.Option("--loss", help="Loss: whole-softmax, log-sigmoid, margin or softmax.", rich_help_panel=_MODEL),
     ] = None,
     margin: Annotated[float | None, typer.Option("--margin", rich_help_panel=_MODEL)] = None,
     adversarial: Annotated[
-        float | None, typer.Option("--adversarial", help="Temperature of negatives.", rich_help_panel=_MODEL)
+        float | None,
+        typer.Option(
+            "--adversarial", help="Temperature of self-adversarial weights of negatives.", rich_help_panel=_MODEL
+        ),
     ] = None,
     negatives: Annotated[
-        int | None, typer.Option("--negatives", min=1, help="Of a triple.", rich_help_panel=_MODEL)
+        int | None,
+        typer.Option("--negatives", min=1, help="Negatives sampled for each triple.", rich_help_panel=_MODEL),
     ] = None,
     shared: Annotated[bool | None, typer.Option("--shared/--per-triple", rich_help_panel=_MODEL)] = None,
     candidates: Annotated[
         str | None,
-        typer.Option("--candidates", help="random; typed: of the type of what they replace.", rich_help_panel=_MODEL),
+        typer.Option(
+            "--candidates",
+            help="Where negatives come from: random, or typed (same entity type).",
+            rich_help_panel=_MODEL,
+        ),
     ] = None,
     corruption: Annotated[
-        str | None, typer.Option("--corruption", help="Ends replaced: h, t, ht.", rich_help_panel=_MODEL)
+        str | None,
+        typer.Option("--corruption", help="Which end of a triple is replaced: h, t or ht.", rich_help_panel=_MODEL),
     ] = None,
     filtered: Annotated[
-        bool | None, typer.Option("--filtered/--unfiltered", help="Leave out true ones.", rich_help_panel=_MODEL)
+        bool | None,
+        typer.Option(
+            "--filtered/--unfiltered", help="Leave true triples out of the negatives.", rich_help_panel=_MODEL
+        ),
     ] = None,
     reciprocal: Annotated[bool | None, typer.Option("--reciprocal/--no-reciprocal", rich_help_panel=_MODEL)] = None,
     scheme: Annotated[
-        str | None, typer.Option("--scheme", help="score-moving, embedding-moving.", rich_help_panel=_MODEL)
+        str | None, typer.Option("--scheme", help="Scheme: score-moving or embedding-moving.", rich_help_panel=_MODEL)
     ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Triples of a step, of all workers.")] = None,
+    batch: Annotated[int | None, typer.Option("--batch", min=1, help="Triples in a step, over all workers.")] = None,
     sampling: Annotated[
         str | None, typer.Option("--sampling", help="rigid: each triple once an epoch; random: with replacement.")
     ] = None,
-    weighting: Annotated[str | None, typer.Option("--weighting", help="Of triples: equal, frequency.")] = None,
+    weighting: Annotated[
+        str | None, typer.Option("--weighting", help="Weights of triples: equal or frequency.")
+    ] = None,
     optimizer: Annotated[str | None, typer.Option("--optimizer", help="A fused one: adagrad, adam, ...")] = None,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate")] = None,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="constant, linear, cosine.")] = None,
-    regularizer: Annotated[str | None, typer.Option("--regularizer", help="none, l2, n3.")] = None,
-    regularization: Annotated[float | None, typer.Option("--regularization", help="Its weight.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option("--schedule", help="Learning-rate schedule: constant, linear or cosine.")
+    ] = None,
+    regularizer: Annotated[str | None, typer.Option("--regularizer", help="Regularizer: none, l2 or n3.")] = None,
+    regularization: Annotated[float | None, typer.Option("--regularization", help="Weight of the regularizer.")] = None,
     patience: Annotated[
         int | None, typer.Option("--patience", min=0, help="Evaluations without a better one; 0: never stop early.")
     ] = None,
     evaluate_every: Annotated[int | None, typer.Option("--evaluate-every", min=1, metavar="EPOCHS")] = None,
     seed: Annotated[int | None, typer.Option("--seed")] = None,
     run_dir: Annotated[
-        Path, typer.Option("--run-dir", help="Home of run directories.", rich_help_panel=_PLACES)
+        Path, typer.Option("--run-dir", help="Directory for run directories.", rich_help_panel=_PLACES)
     ] = Path("runs"),
     resume: Annotated[
         Path | None,
@@ -111,12 +129,12 @@ def train(
 @kg.command()
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory of `elastable kg train`.")],
-    relation: Annotated[str, typer.Option("--relation", help="By name.")],
-    head: Annotated[str | None, typer.Option("--head", help="By name: ask for tails.")] = None,
-    tail: Annotated[str | None, typer.Option("--tail", help="By name: ask for heads.")] = None,
-    k: Annotated[int, typer.Option("--top", "-k", min=1, help="Answers.")] = 10,
-    new: Annotated[bool, typer.Option("--new", help="Leave out what the graph holds already.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line.")] = False,
+    relation: Annotated[str, typer.Option("--relation", help="Name of the relation.")],
+    head: Annotated[str | None, typer.Option("--head", help="Name of the head; asks for tails.")] = None,
+    tail: Annotated[str | None, typer.Option("--tail", help="Name of the tail; asks for heads.")] = None,
+    k: Annotated[int, typer.Option("--top", "-k", min=1, help="How many answers.")] = 10,
+    new: Annotated[bool, typer.Option("--new", help="Leave out triples that the graph already has.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Answer (head, relation, ?) or (?, relation, tail)."""
     import_tensorflow()

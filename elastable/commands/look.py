@@ -40,16 +40,7 @@ def status(
         typer.echo(json.dumps({**_as_json(told), "pins": [asdict(pin) for pin in pins]}, indent=2))
         return
     console = Console()
-    table = Table(title=f"job {told.job or '(bare parameter server)'}", show_header=False, title_justify="left")
-    table.add_row("state", told.state)
-    table.add_row("mode", told.mode)
-    table.add_row("store", told.store)
-    table.add_row("version", f"{told.version:,} of {told.versions_total:,}")
-    table.add_row("epoch", f"{min(told.epoch + 1, told.epochs)} of {told.epochs}")
-    table.add_row("records trained", f"{told.records_trained:,}")
-    for name, value in told.metrics.items():
-        table.add_row(name, f"{value:.4f}")
-    console.print(table)
+    console.print(_progress_table(told))
     workers = Table("host", "pid", "leases", "micro-batches", title=f"{len(told.workers)} workers")
     for worker in told.workers:
         identity = worker.identity
@@ -68,6 +59,26 @@ def status(
         console.print(refused)
 
 
+def _progress_table(told: JobStatus) -> Table:
+    """How far a job is; of a parameter server without a model, which has no end, at which version it is."""
+    endless = not told.versions_total
+    title = "parameter server" if endless else f"job {told.job}"
+    table = Table(title=title, show_header=False, title_justify="left")
+    if endless:
+        table.add_row("version", f"{told.version:,}")
+        table.add_row("records pushed", f"{told.records_trained:,}")
+        return table
+    table.add_row("state", told.state)
+    table.add_row("mode", told.mode)
+    table.add_row("store", told.store)
+    table.add_row("version", f"{told.version:,} of {told.versions_total:,}")
+    table.add_row("epoch", f"{min(told.epoch + 1, told.epochs)} of {told.epochs}")
+    table.add_row("records trained", f"{told.records_trained:,}")
+    for name, value in told.metrics.items():
+        table.add_row(name, f"{value:.4f}")
+    return table
+
+
 def _as_json(told: JobStatus) -> dict[str, Any]:
     plain = {name: getattr(told, name) for name in told.__slots__ if name not in ("workers", "refusals")}
     plain["metrics"] = dict(told.metrics)
@@ -84,10 +95,18 @@ def _as_json(told: JobStatus) -> dict[str, Any]:
 
 def lookup(
     table: Annotated[str, typer.Argument(help="Name of the table.")],
-    ids: Annotated[list[int], typer.Argument(help="Ids; put -- before negative ones.")],
-    master: Annotated[str | None, typer.Option("--master", metavar="HOST:PORT", help="Of a running master.")] = None,
-    store: Annotated[str | None, typer.Option("--store", metavar="URL", help="A store, redis://host:port.")] = None,
-    checkpoint: Annotated[str | None, typer.Option("--checkpoint", metavar="DIR|URL", help="A checkpoint.")] = None,
+    ids: Annotated[list[int], typer.Argument(help="Ids; write -- before negative ones.")],
+    master: Annotated[
+        str | None, typer.Option("--master", metavar="HOST:PORT", help="Address of a running master.")
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option("--store", metavar="URL", help="URL of a store: redis://host:port or grpc://host:port."),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", metavar="DIR|URL", help="A checkpoint, or a directory of them (the newest)."),
+    ] = None,
     deadline: Deadline = 5.0,
 ) -> None:
     """Print rows of a table as JSON, one line an id."""
@@ -103,7 +122,7 @@ def _source(master: str | None, store: str | None, checkpoint: str | None, deadl
     if master is not None:
         return RemoteSource(master, deadline_s=deadline)
     if store is not None:
-        return open_source(store)
+        return open_source(store, deadline)
     memory = MemoryStore()
     restore_tables(open_checkpoint(checkpoint or "."), memory)
     return memory

@@ -24,15 +24,17 @@ def replicas(
     count: Annotated[int, typer.Option("-n", min=1, help="How many processes.")],
     deadline: Annotated[
         float,
-        typer.Option("--deadline", metavar="SECONDS", help="A member that lets others wait for longer has failed."),
+        typer.Option(
+            "--deadline", metavar="SECONDS", help="Time after which a process that others wait for counts as failed."
+        ),
     ] = 60.0,
     hosts: Annotated[
         str | None,
-        typer.Option("--hosts", metavar="HOST[:COUNT],...", help="Where they run, by ssh \\[default: all here]."),
+        typer.Option("--hosts", metavar="HOST[:COUNT],...", help="Hosts to run on, by ssh \\[default: this one]."),
     ] = None,
     grace: Annotated[
         float,
-        typer.Option("--grace", metavar="SECONDS", help="For the others to end once one has failed."),
+        typer.Option("--grace", metavar="SECONDS", help="Time for the others to end after one has failed."),
     ] = 5.0,
 ) -> None:
     """Run a program in several processes; et.replica_group() joins them. All end when one fails."""

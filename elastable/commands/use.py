@@ -23,7 +23,7 @@ def evaluate(
     checkpoint: CheckpointPath,
     split: Split = "validation",
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Records at a time [default: the job's micro-batches].")
+        int | None, typer.Option("--batch-size", min=1, help="Records at a time \\[default: the job's micro-batches].")
     ] = None,
 ) -> None:
     """Print the loss and metrics of a checkpoint on a split, as JSON."""

@@ -19,7 +19,7 @@ def worker(
     master: MasterAddress,
     model: Annotated[
         Path | None,
-        typer.Option("--model", metavar="MODEL.py", help="The model file here [default: the path the master names]."),
+        typer.Option("--model", metavar="MODEL.py", help="The model file here \\[default: the path the master names]."),
     ] = None,
     deadline: Deadline = 60.0,
     transport: Transport = "auto",

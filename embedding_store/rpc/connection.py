@@ -126,25 +126,28 @@ class Connection:
             attempt: Makes one call of at most the seconds given, and may be
                 made twice: the server may have done the work of an attempt
                 whose answer was lost.
-            wait_s: Seconds that the server is asked to wait, on top of the deadline.
+            wait_s: Seconds that the server is asked to wait, on top of the deadline. They are for a server
+                that is there: one that is not reached is given up after the deadline alone.
 
         Raises:
             Unavailable, DeadlineExceeded: naming address and deadline.
             Unauthenticated: one end does not accept the other; at once where gRPC can tell.
             ElastableError: whatever the server answered.
         """
-        allowed = self.deadline_s + wait_s
-        end = time.monotonic() + allowed
+        latest = time.monotonic() + self.deadline_s + wait_s
+        end = latest - wait_s  # when a server that is not reached is given up
         pause = _FIRST_PAUSE_S
         before = ""
-        with raising(self.address, allowed):
+        with raising(self.address, self.deadline_s, wait_s):
             while True:
                 at = self._turning.at
                 try:
-                    return attempt(max(end - time.monotonic(), 0.001))
+                    return attempt(max(end + wait_s - time.monotonic(), 0.001))
                 except grpc.RpcError as error:
                     if not is_transient(error):
-                        raise translated(error, self.address, allowed, before) from error
+                        raise translated(error, self.address, self.deadline_s, before, wait_s) from error
+                    if not before:  # it may have been there, waiting as it was asked to, until now
+                        end = min(latest, time.monotonic() + self.deadline_s)
                     before = details_of(error)
                     self._turning.leave(at)
                     # Pauses of many workers spread out, so that they do not return all at once.

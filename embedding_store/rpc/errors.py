@@ -128,13 +128,15 @@ class raising:  # noqa: N801 - as `answering`
     Args:
         address: Of the server, for messages.
         deadline_s: The caller's deadline in seconds, for messages.
+        wait_s: Seconds that the server was asked to wait before that, for messages.
     """
 
-    __slots__ = ("_address", "_deadline_s")
+    __slots__ = ("_address", "_deadline_s", "_wait_s")
 
-    def __init__(self, address: str, deadline_s: float) -> None:
+    def __init__(self, address: str, deadline_s: float, wait_s: float = 0.0) -> None:
         self._address = address
         self._deadline_s = deadline_s
+        self._wait_s = wait_s
 
     def __enter__(self) -> None:
         return None
@@ -143,21 +145,32 @@ class raising:  # noqa: N801 - as `answering`
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, grpc.RpcError):
-            raise translated(error, self._address, self._deadline_s) from error
+            raise translated(error, self._address, self._deadline_s, wait_s=self._wait_s) from error
         # gRPC's only sign for it; errors of our own that are ValueErrors pass.
         if isinstance(error, ValueError) and "closed channel" in str(error) and not isinstance(error, ElastableError):
             raise Unavailable(f"{self._address}: this connection was closed") from error
 
 
-def translated(error: grpc.RpcError, address: str, deadline_s: float, before: str = "") -> ElastableError:
-    """The `ElastableError` that stands for what a call ended with; `before`: the details of an attempt before it."""
+def translated(
+    error: grpc.RpcError, address: str, deadline_s: float, before: str = "", wait_s: float = 0.0
+) -> ElastableError:
+    """The `ElastableError` that stands for what a call ended with.
+
+    Args:
+        error: What gRPC raised.
+        address: Of the server.
+        deadline_s: The caller's deadline in seconds.
+        before: The details of an attempt before it; "" for none.
+        wait_s: Seconds that the server was asked to wait, on top of the deadline.
+    """
     code, details, name = _parts(error)
     if name:
         return _CLASSES.get(name, ElastableError)(details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         # The last attempt may have had no time left to fail by itself.
         earlier = f"; before that it could not be reached{_told(before)}" if before else ""
-        return DeadlineExceeded(f"{address} gave no answer within the deadline of {deadline_s:g} s{earlier}")
+        waited = f" after the {wait_s:g} s that it was asked to wait" if wait_s else ""
+        return DeadlineExceeded(f"{address} gave no answer within the deadline of {deadline_s:g} s{waited}{earlier}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Unsupported(f"{address} does not serve this call ({details})")
     if code is grpc.StatusCode.UNAUTHENTICATED:

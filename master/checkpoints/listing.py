@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.redis.url import redacted
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
 from elastable.master.checkpoints.places import checkpoint_names, files_at
 
@@ -36,7 +37,7 @@ def list_checkpoints(directory: str | Path, verify: bool = False) -> list[Listed
             files only have to be there and of the right size.
 
     Raises:
-        CheckpointError: the directory cannot be read.
+        CheckpointError: the directory cannot be read, or holds no checkpoint.
         BadInput: as `files_at`.
     """
     try:
@@ -47,6 +48,8 @@ def list_checkpoints(directory: str | Path, verify: bool = False) -> list[Listed
                 break
     except OSError as error:
         raise CheckpointError(f"{directory}: cannot be read: {error}") from error
+    if not names:
+        raise CheckpointError(f"{redacted(str(directory))}: no checkpoint there; expected folders ckpt-<version>")
     found = []
     for name in names:
         try:

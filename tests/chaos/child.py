@@ -73,10 +73,10 @@ def import_everything() -> None:
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     import matplotlib
 
-    import elastable.bare_server
     import elastable.commands.job
     import elastable.commands.work
     import elastable.master_process
+    import elastable.parameter_server
     import elastable.worker_process  # noqa: F401
     from elastable.embedding_store.spec import OptimizerSpec
     from elastable.embedding_store.warm import warm_lookups, warm_updates
@@ -152,12 +152,12 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
     """Makes a worker reach the store through links of its own, and not through those that the master names."""
     from elastable import worker_process
 
-    plain: Callable[[str], Any] = worker_process.open_source  # type: ignore[attr-defined]
+    plain: Callable[..., Any] = worker_process.open_source  # type: ignore[attr-defined]
 
-    def through_own_link(url: str) -> Any:
+    def through_own_link(url: str, deadline_s: float | None = None) -> Any:
         for theirs, own in ports.items():
             url = url.replace(f"127.0.0.1:{theirs}", f"127.0.0.1:{own}")
-        return plain(url)
+        return plain(url, deadline_s)
 
     worker_process.open_source = through_own_link  # type: ignore[attr-defined]
 

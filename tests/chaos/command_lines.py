@@ -34,7 +34,7 @@ def arguments_of(
         address = f"127.0.0.1:{links['worker-master'][number].port}"
         return ["worker", "--master", address, "--deadline", f"{_DEADLINE_S:g}", *transport]
     if role == "store":
-        return ["master", "--listen", f"127.0.0.1:{links['master-store'][0].target or 0}", *transport]
+        return ["serve", "--listen", f"127.0.0.1:{links['master-store'][0].target or 0}", *transport]
     words = ["master", str(_MODELS[schedule.shape.model]), "--listen", "127.0.0.1:0", *transport]
     words += ["--store", store_url(schedule, home, links), "--deadline", f"{_DEADLINE_S:g}", "--lease", f"{LEASE_S:g}"]
     words += ["--epochs", str(schedule.shape.epochs), "--micro-batch-size", str(MICRO_BATCH)]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import typer
+from rich.text import Text
 from typer.testing import CliRunner
 
 from elastable.command import app
@@ -18,11 +22,11 @@ from elastable.embedding_store.rpc.remote_store import RemoteStore
 from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.store import Int64
 from elastable.exit_codes import ExitCode, error_of, exit_code_of
-from elastable.master.api import AsyncPushId, Push, Slices
+from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
 from elastable.master.client import MasterClient
 from tests.elastable.processes import CLICK_JOB, Finished, elastable, run_elastable, run_in_one_process
 
-COMMANDS = ("train", "master", "worker", "evaluate", "predict", "export", "plan", "status", "lookup")
+COMMANDS = ("train", "master", "worker", "serve", "evaluate", "predict", "export", "plan", "status", "lookup")
 
 BROKEN = {
     "raises_at_once": "x = 1\nraise RuntimeError('no such luck')\n",
@@ -47,6 +51,16 @@ BROKEN = {
 }
 
 
+def _help_texts(command: Any, name: str) -> Iterator[tuple[str, str]]:
+    """Help of a command, of its options and of the commands below it, as (name, text)."""
+    yield name, command.help
+    for parameter in command.params:
+        if text := getattr(parameter, "help", None):
+            yield f"{name} {parameter.name}", text
+    for below, inner in getattr(command, "commands", {}).items():
+        yield from _help_texts(inner, f"{name} {below}")
+
+
 class TestHelp:
     def test_lists_commands_and_exit_codes(self) -> None:
         ran = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200"})
@@ -60,12 +74,32 @@ class TestHelp:
         assert ran.exit_code == 0
         assert f"elastable {command} [OPTIONS]" in ran.output.replace("root", "elastable")
 
+    def test_no_help_text_has_a_hole(self) -> None:
+        """What stands in brackets without a backslash is markup to rich, and is not shown."""
+        texts = dict(_help_texts(typer.main.get_command(app), "elastable"))
+        assert len(texts) > 100
+        for where, text in texts.items():
+            assert Text.from_markup(text).plain == text.replace("\\[", "["), where
+            assert text[0].isupper() or text.split()[0].strip(":,;") == text.split()[0].strip(":,;").lower(), where
+
+    def test_version_is_the_one_of_the_project(self) -> None:
+        ran = CliRunner().invoke(app, ["--version"])
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+        assert (ran.exit_code, ran.output) == (0, f"elastable {project['version']}\n")
+
     def test_without_arguments_it_says_what_there_is(self) -> None:
         assert "Usage" in CliRunner().invoke(app, []).output
 
     @pytest.mark.parametrize(
         "arguments",
-        [["unheard-of"], ["train"], ["train", "m.py", "--workers", "0"], ["train", "m.py", "--epochs", "many"]],
+        [
+            ["unheard-of"],
+            ["train"],
+            ["master"],
+            ["master", "--store", "memory"],
+            ["train", "m.py", "--workers", "0"],
+            ["train", "m.py", "--epochs", "many"],
+        ],
     )
     def test_a_wrong_command_line(self, arguments: list[str]) -> None:
         assert CliRunner().invoke(app, arguments).exit_code == ExitCode.USAGE
@@ -124,9 +158,19 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Finished]:
         "status_away": ("status", "--master", "127.0.0.1:1", "--deadline", "0.5"),
         "lookup_nowhere": ("lookup", "users", "3"),
         "lookup_redis_away": ("lookup", "users", "3", "--store", "redis://127.0.0.1:1?deadline=0.5"),
+        "lookup_redis_deadline": ("lookup", "users", "3", "--store", "redis://127.0.0.1:1", "--deadline", "0.5"),
+        "lookup_grpc_deadline": ("lookup", "users", "3", "--store", "grpc://127.0.0.1:1", "--deadline", "0.5"),
+        "lookup_url_deadline": ("lookup", "u", "3", "--store", "redis://127.0.0.1:1?deadline=0.3", "--deadline", "9"),
+        "job_deadline": (*train, CLICK_JOB, "--store", "redis://127.0.0.1:1", "--deadline", "0.5"),
+        "list_nowhere": ("checkpoint", "list", home / "nowhere"),
+        "list_empty": ("checkpoint", "list", home / "file", "--json"),
+        "serve_not_finite": ("serve", "--not-finite", "ignore"),
+        "serve_deadline": ("serve", "--deadline", "-1"),
+        "serve_transport": ("serve", "--transport", "pigeon"),
+        "serve_shared": ("serve", "--store", f"file://{home}/rows", "--transport", "shared"),
     }
-    with elastable(home, "master", "--listen", "127.0.0.1:0") as bare:
-        commands["bare_master"] = ("worker", "--master", bare.address())
+    with elastable(home, "serve", "--listen", "127.0.0.1:0") as bare:
+        commands["no_model_there"] = ("worker", "--master", bare.address())
         ran = run_in_one_process(list(commands.values()))
         bare.signal(signal.SIGTERM)
         assert bare.wait() == ExitCode.DONE, bare.err
@@ -156,13 +200,27 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Finished]:
         ("deadline", ExitCode.BAD_INPUT, "deadline must be above 0 seconds"),
         ("master_away", ExitCode.UNAVAILABLE, "127.0.0.1:1 cannot be reached within the deadline of 0.5 s"),
         ("master_address", ExitCode.BAD_INPUT, "address 'nowhere': write host:port"),
-        ("bare_master", ExitCode.BAD_MODEL, "bare parameter server"),
+        (
+            "no_model_there",
+            ExitCode.BAD_MODEL,
+            "the server trains no model (it is the parameter server of elastable serve)",
+        ),
         ("no_checkpoint", ExitCode.BAD_CHECKPOINT, "no checkpoint there"),
         ("predict_suffix", ExitCode.BAD_INPUT, "predictions are written as .npy"),
         ("export_suffix", ExitCode.BAD_INPUT, "models are written as .keras"),
         ("status_away", ExitCode.UNAVAILABLE, "127.0.0.1:1 cannot be reached within the deadline of 0.5 s"),
         ("lookup_nowhere", ExitCode.BAD_INPUT, "exactly one of --master, --store and --checkpoint"),
         ("lookup_redis_away", ExitCode.UNAVAILABLE, "redis at 127.0.0.1:1 cannot be reached"),
+        ("lookup_redis_deadline", ExitCode.UNAVAILABLE, "(the deadline was 0.5 s)"),
+        ("lookup_grpc_deadline", ExitCode.UNAVAILABLE, "within the deadline of 0.5 s"),
+        ("lookup_url_deadline", ExitCode.UNAVAILABLE, "(the deadline was 0.3 s)"),
+        ("job_deadline", ExitCode.UNAVAILABLE, "(the deadline was 0.5 s)"),
+        ("list_nowhere", ExitCode.BAD_CHECKPOINT, "nowhere: no checkpoint there"),
+        ("list_empty", ExitCode.BAD_CHECKPOINT, "no checkpoint there"),
+        ("serve_not_finite", ExitCode.BAD_INPUT, "--not-finite ignore: write refuse or skip"),
+        ("serve_deadline", ExitCode.BAD_INPUT, "--deadline must be above 0 seconds, got -1"),
+        ("serve_transport", ExitCode.BAD_INPUT, "transport 'pigeon' is unknown"),
+        ("serve_shared", ExitCode.BAD_INPUT, "are not in shared memory"),
     ],
 )
 def test_refused(refused: Mapping[str, Finished], name: str, code: ExitCode, told: str) -> None:
@@ -173,9 +231,9 @@ def test_refused(refused: Mapping[str, Finished], name: str, code: ExitCode, tol
     assert "Traceback" not in ran.err
 
 
-class TestBareServer:
+class TestServe:
     def test_serves_tables_until_it_is_stopped(self, tmp_path: Path) -> None:
-        with elastable(tmp_path, "master", "--listen", "127.0.0.1:0") as server:
+        with elastable(tmp_path, "serve", "--listen", "127.0.0.1:0") as server:
             address = server.address()
             ids: Int64 = np.array([5], np.int64)
             with MasterClient(address, deadline_s=30) as client:
@@ -186,16 +244,28 @@ class TestBareServer:
             ran = run_elastable("lookup", "t", "5", "--master", address)
             np.testing.assert_allclose(json.loads(ran.out)["row"], before[0] - 1, rtol=1e-6)
             told = run_elastable("status", "--master", address)
-            assert "bare" in told.out
+            assert "parameter server" in told.out
             assert "version" in told.out
+            assert " of 0" not in told.out
             assert "pinned" not in told.out
             with RemoteStore(address, deadline_s=30) as store, store.pin(lease_s=600.0):
                 told = run_elastable("status", "--master", address, "--json")
             (pin,) = json.loads(told.out)["pins"]
             assert (pin["version"], pin["rows"], pin["bytes"]) == (1, 0, 0)
             assert 500 < pin["lease_left_s"] <= 600
-            occupied = run_elastable("master", "--listen", address)
+            occupied = run_elastable("serve", "--listen", address)
             assert occupied.code == ExitCode.BAD_INPUT
             assert f"cannot listen on {address}: Address already in use" in occupied.err
             server.signal(signal.SIGINT)
+            assert server.wait() == ExitCode.DONE, server.err
+
+    def test_its_options_are_in_force(self, tmp_path: Path) -> None:
+        ids: Int64 = np.array([5], np.int64)
+        with elastable(tmp_path, "serve", "--listen", "127.0.0.1:0", "--not-finite", "skip") as server:
+            with MasterClient(server.address(), deadline_s=30) as client:
+                client.store().create_table(TableSpec("t", 2, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0)))
+                slices = {"t": Slices(ids, np.full((1, 2), np.nan, np.float32))}
+                reply = client.report_gradient(Push(AsyncPushId("a", 1), 1, slices=slices))
+            assert (reply.outcome, reply.version) == (PushOutcome.SKIPPED, 0)
+            server.signal(signal.SIGTERM)
             assert server.wait() == ExitCode.DONE, server.err

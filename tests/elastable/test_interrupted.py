@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from pathlib import Path
 
@@ -37,12 +38,16 @@ def assert_same_model(one: str | Path, other: str | Path) -> None:
             np.testing.assert_array_equal(parts[0][order[0]], parts[1][order[1]], err_msg=f"{table} {field}")
 
 
-def stopped_at(version: int, number: signal.Signals, home: Path, workers: int) -> None:
-    """Starts or resumes the job, and sends it a signal at a version."""
+def command_to_go_on(out: str) -> list[str]:
+    """The words behind `elastable` of the command that an interrupted job shows."""
+    (line,) = [line for line in out.splitlines() if line.startswith("elastable ")]
+    return shlex.split(line)[1:]
+
+
+def stopped_at(version: int, number: signal.Signals, home: Path, command: list[str], workers: int) -> list[str]:
+    """Runs a command, sends it a signal at a version, and returns the command that it says goes on."""
     hold = Hold(home / f"hold-{version}", version)
-    arguments = ["train", CLICK_JOB, "--workers", workers, *JOB, "--deadline", "30", "--no-export"]
-    places = ["--run-dir", home / "runs", "--checkpoint-dir", home / "checkpoints", "--resume"]
-    with elastable(home, *map(str, [*arguments, *places]), env=hold.environment, name=f"to-{version}") as train:
+    with elastable(home, *command, env=hold.environment, name=f"to-{version}") as train:
         hold.wait(train)
         children = train.children()
         assert len(children) == workers
@@ -53,26 +58,32 @@ def stopped_at(version: int, number: signal.Signals, home: Path, workers: int) -
     assert not any(is_running(pid) for pid in children)
     result = json.loads((home / "runs" / "latest" / "result.json").read_text())
     assert result["stopped"] in ("interrupted", "terminated")
-    saved = find_checkpoint(home / "checkpoints")
-    assert Path(saved).name == f"ckpt-{result['version']:010d}"
     assert version <= result["version"] < 40
+    assert f"{result['stopped']} at version {result['version']}; go on with:\n" in train.out
+    again = command_to_go_on(train.out)
+    saved = find_checkpoint(again[again.index("--checkpoint-dir") + 1])
+    assert Path(saved).name == f"ckpt-{result['version']:010d}"
+    return again
 
 
 @pytest.mark.timeout(900)
 def test_interrupted_twice_and_resumed_equals_uninterrupted(trained: Trained, tmp_path: Path) -> None:
     # In the middle of the first epoch, and of the second; with other numbers of workers than the whole run.
-    stopped_at(7, signal.SIGINT, tmp_path, workers=2)
-    stopped_at(27, signal.SIGTERM, tmp_path, workers=1)
-    arguments = ["train", CLICK_JOB, "--workers", "1", *JOB, "--deadline", "30"]
-    places = ["--run-dir", tmp_path / "runs", "--checkpoint-dir", tmp_path / "checkpoints", "--resume"]
-    with elastable(tmp_path, *arguments, *places, name="to-the-end") as train:
+    first = ["train", str(CLICK_JOB), *JOB, "--deadline", "30", "--run-dir", str(tmp_path / "runs"), "--no-export"]
+    second = stopped_at(7, signal.SIGINT, tmp_path, [*first, "--overwrite", "--workers", "2"], workers=2)
+    assert "--overwrite" not in second
+    third = stopped_at(27, signal.SIGTERM, tmp_path, [*second, "--workers", "1"], workers=1)
+    assert third[third.index("--workers") + 1] == "1"
+    with elastable(tmp_path, *third, name="to-the-end") as train:
         assert train.wait() == 0, train.err
         assert "resuming at version" in train.out
-    assert_same_model(find_checkpoint(tmp_path / "checkpoints"), trained.checkpoint)
+        assert "go on with" not in train.out
+    checkpoints = third[third.index("--checkpoint-dir") + 1]
+    assert_same_model(find_checkpoint(checkpoints), trained.checkpoint)
     result = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
     assert result["metrics"] == trained.result["metrics"]
     # There is nothing left to do: it says what there was.
-    again = run_elastable(*arguments, *places)
+    again = run_elastable(*third)
     assert again.code == 0, again.err
     told = json.loads((tmp_path / "runs" / "latest" / "result.json").read_text())
     assert (told["version"], told["examples"]) == (40, 0)

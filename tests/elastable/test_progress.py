@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 
+import keras
 import pytest
 from rich.console import Console
 
+from elastable.callbacks import JobCallbacks
 from elastable.command import main
 from elastable.exit_codes import ExitCode
+from elastable.job_hooks import JobHooks
+from elastable.master.api import JobSpec, JobStatus
+from elastable.master.schedule import Schedule
 from elastable.progress import JobConsole, JobProgress
+from elastable.run_directory import RunDirectory
 
 
 def full_disk() -> io.TextIOWrapper:
@@ -32,3 +40,38 @@ def test_an_error_that_nobody_can_be_told_keeps_its_exit_code(monkeypatch: pytes
         with pytest.raises(SystemExit) as ended:
             main()
     assert ended.value.code == ExitCode.BAD_INPUT
+
+
+def at(version: int, records: int) -> JobStatus:
+    return JobStatus("j", "training", "sync", version, 40, 0, 2, records, {}, (), "memory")
+
+
+def test_the_speed_of_a_job_that_goes_on_does_not_count_what_was_trained_before() -> None:
+    written = io.StringIO()
+    with JobProgress(JobConsole(file=written, width=200), 1_000_000, trained=800_000) as progress:
+        progress.show(at(879, 800_000))
+    assert " 0 examples/s" in written.getvalue()
+    live = JobProgress(JobConsole(file=io.StringIO(), force_terminal=True), 1_000_000, trained=800_000)
+    with live:
+        for _ in range(2):
+            live.show(at(879, 800_000))
+        (task,) = live._progress.tasks
+        assert not task.speed
+        assert task.completed == 800_000
+
+
+def test_an_epoch_that_ended_before_the_job_went_on_is_noted_with_its_version(tmp_path: Path) -> None:
+    """It was trained by a master that died before its evaluation: the next one evaluates it and makes no version."""
+    run = RunDirectory(tmp_path / "run")
+    job = JobSpec(micro_batch_size=10, epochs=2, train_records=8790)
+    callbacks = JobCallbacks([], keras.Sequential([keras.layers.Dense(1)]), 2, 879)
+    callbacks.begin()
+    hooks = JobHooks(callbacks, Schedule(job), lambda reason: None, run, version=879)
+    hooks.on_epoch_end(0, {"loss": 1.0})
+    hooks.on_epoch_begin(1)
+    hooks.on_version(880, {"loss": 0.5})
+    assert hooks.untimed_records == 10  # the workers were on their way
+    hooks.on_epoch_end(1, {"loss": 0.5})
+    run.close()
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["version"], line["epoch"]) for line in lines if line["kind"] == "epoch"] == [(879, 0), (880, 1)]

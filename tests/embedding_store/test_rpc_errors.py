@@ -164,6 +164,31 @@ def test_a_slow_answer_ends_at_the_deadline_and_names_it(connection: Connection)
     hasty.close()
 
 
+def test_what_a_server_is_asked_to_wait_is_not_called_the_deadline(connection: Connection) -> None:
+    hasty = Connection(connection.address, deadline_s=0.1)
+    slow = hasty.channel.unary_unary(f"/{STATUS}/Slow", None, None)
+    with pytest.raises(DeadlineExceeded, match=r"within the deadline of 0\.1 s after the 0\.2 s that it was asked"):
+        hasty.call(lambda timeout: slow(b"", timeout=timeout), wait_s=0.2)
+    hasty.close()
+
+
+def test_who_is_not_there_is_not_waited_for_longer_than_the_deadline() -> None:
+    nobody = Connection("127.0.0.1:1", deadline_s=0.3)
+    timeouts = list[float]()
+    call_nobody = nobody.channel.unary_unary(f"/{STATUS}/Slow", None, None)
+
+    def attempt(timeout: float) -> bytes:
+        timeouts.append(timeout)
+        return call_nobody(b"", timeout=timeout)
+
+    begin = time.monotonic()
+    with pytest.raises(Unavailable, match=r"cannot be reached within the deadline of 0\.3 s"):
+        nobody.call(attempt, wait_s=3600.0)
+    assert time.monotonic() - begin < 600.0
+    assert all(timeout > 3599.0 for timeout in timeouts)  # one that is there again has all the time that it is given
+    nobody.close()
+
+
 def test_a_last_attempt_that_has_no_time_left_tells_of_the_one_before(connection: Connection) -> None:
     with grpc.insecure_channel("127.0.0.1:1") as nobody:
         path = f"/{STATUS}/Slow"

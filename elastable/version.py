@@ -1,0 +1,15 @@
+"""The version of the installed distribution; `pyproject.toml` is where it is written."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["distribution_version"]
+
+
+def distribution_version() -> str:
+    """As in `pyproject.toml`; "unknown (not installed)" where the packages are on the path without an installation."""
+    try:
+        return version("elastable")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
