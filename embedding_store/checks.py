@@ -18,11 +18,14 @@ __all__ = [
     "require_block",
     "require_block_rows",
     "require_finite",
+    "require_finite_of",
     "require_gradients",
     "require_ids",
     "require_update",
 ]
 
+_LAST_TOUCH = 2**62  # stands for the version that is declared or committed next; above all others
+_MOST_TIMES = 2**32 - 1
 _BEYOND_FLOAT16 = np.float32(65520)  # nearer to infinity than to the largest number
 
 
@@ -97,10 +100,15 @@ def require_gradients(spec: TableSpec, count: int, gradients: Float32) -> Float3
 
 
 def require_finite(spec: TableSpec, ids: Int64, gradients: Float32) -> None:
+    """Refuses NaN and Inf; see `require_finite_of`."""
+    require_finite_of(spec.name, ids, gradients)
+
+
+def require_finite_of(table: str, ids: Int64, gradients: Float32) -> None:
     """Refuses NaN and Inf.
 
     Args:
-        spec: The table.
+        table: Its name.
         ids: int64 `[n]`.
         gradients: float32 `[n, dim]`.
 
@@ -111,13 +119,13 @@ def require_finite(spec: TableSpec, ids: Int64, gradients: Float32) -> None:
         return
     row, column = np.argwhere(~np.isfinite(gradients))[0]
     raise NotFinite(
-        f"table {spec.name!r}: the gradient of id {ids[row]} (position {row}) is {gradients[row, column]} "
+        f"table {table!r}: the gradient of id {ids[row]} (position {row}) is {gradients[row, column]} "
         f"in column {column}"
     )
 
 
 def require_update(spec: TableSpec, update: TableUpdate) -> TableUpdate:
-    """The update, C-contiguous, once it is known to fit; that ids stand once each is trusted.
+    """The update, C-contiguous, once it is known to fit; that ids stand once each is trusted (see `commit_checks`).
 
     Raises:
         BadIds, IdOutOfRange, BadGradient: as `require_ids`, `require_gradients`.
@@ -161,7 +169,21 @@ def require_block(spec: TableSpec, slot_width: int, block: RowBlock) -> RowBlock
         not isinstance(touches, np.ndarray) or touches.dtype != np.int64 or touches.shape != (len(ids), 2)
     ):
         raise BadInput(f"table {spec.name!r}: touches must be int64 [{len(ids)}, 2], got {_kind(touches)}")
+    if touches is not None and len(touches):
+        _require_touches(spec, ids, touches)
     return RowBlock(ids, np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots), touches)
+
+
+def _require_touches(spec: TableSpec, ids: Int64, touches: Int64) -> None:
+    """Refuses versions and frequencies that no row can have: kernels use both as they are."""
+    versions, times = touches[:, 0], touches[:, 1]
+    wrong = (versions < 0) | (versions > _LAST_TOUCH) | (times < 0) | (times > _MOST_TIMES)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise BadInput(
+            f"table {spec.name!r}: touches of id {ids[row]} (position {row}) are {touches[row].tolist()}; a version "
+            f"lies from 0 to {_LAST_TOUCH}, and how often a row was touched from 0 to {_MOST_TIMES}"
+        )
 
 
 def _require_float32(

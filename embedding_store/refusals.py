@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from elastable.embedding_store.errors import BadInput, FutureVersion, SpecConflict, StaleVersion
+from elastable.embedding_store.errors import FutureVersion, SpecConflict, StaleVersion
 from elastable.embedding_store.spec import TableSpec
 
-__all__ = ["refuse_conflict", "refuse_negative_version", "refuse_other_version"]
+__all__ = ["refuse_conflict", "refuse_other_version"]
 
 
 def refuse_conflict(ours: TableSpec, theirs: TableSpec) -> None:
@@ -23,9 +23,3 @@ def refuse_other_version(current: int, wanted: int | None) -> None:
     if wanted < current:
         raise StaleVersion(f"version {wanted} is past; the current version is {current}")
     raise FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")
-
-
-def refuse_negative_version(version: int) -> None:
-    """Raises `BadInput` for a version that no store can be at."""
-    if version < 0:
-        raise BadInput(f"a version must not be negative, got {version}")

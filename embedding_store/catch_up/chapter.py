@@ -22,6 +22,7 @@ from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["Chapter", "Terms"]
 
+_LARGEST = 88.0  # logarithm of a float32
 _FEWEST = 1 << 10  # steps that there is room for at first
 
 
@@ -70,13 +71,17 @@ class Chapter:
 
     def take(self, step: int, rate: float) -> None:
         """As of `TableSteps.take`."""
+        self.reserve()
         at, form = self.count, self._terms.form
-        if at == len(self._scales):
-            self._make_room(2 * at)
         kept = 1.0 - form.decay * float(np.float32(rate))
         self._scales[at], self._gains[at] = form.scale(step, rate), 1.0 / kept
         self._logs[at + 1] = self._logs[at] + math.log(kept)
         self.count += 1
+
+    def reserve(self) -> None:
+        """Makes room for one more step. Raises `MemoryError`."""
+        if self.count == len(self._scales):
+            self._make_room(2 * self.count)
 
     def end(self) -> None:
         """No step comes after these: room for more is given back."""
@@ -129,7 +134,8 @@ class Chapter:
         self._summed, self._room = 0, self._new_room(held + more)
 
     def _view(self, count: int, room: tuple[Float32, Bytes], before: tuple[StepsAt, ...]) -> StepsAt:
-        kept = math.exp(float(self._logs[count]) - self.untouched_since)
+        logarithm = float(self._logs[count]) - self.untouched_since
+        kept = math.exp(logarithm) if logarithm <= _LARGEST else math.inf
         terms, sums = self._terms, list[Float64]()
 
         def fill(view: StepsAt, which: Int64) -> None:

@@ -20,6 +20,7 @@ from elastable.embedding_store.store import Int64, UInt8
 __all__ = ["Following", "following"]
 
 _DECAY_BYTES = 8
+_MOST_DECAY = 1e15  # in logarithms: beyond it another step would be lost in rounding
 
 
 class Following:
@@ -73,14 +74,22 @@ class Following:
         decay = np.frombuffer(self.steps.untouched(step), np.uint8)
         return decay.copy() if counters is None else np.concatenate((counters, decay))
 
-    def take_decay(self, counters: UInt8) -> UInt8:
-        """The sketch in what `with_decay` gave; the rest counts from now on."""
+    def without_decay(self, counters: UInt8) -> tuple[UInt8, float | None]:
+        """What `with_decay` gave in two: the sketch, and what `TableSteps.put_untouched` takes; None without decay.
+
+        Raises:
+            BadInput: it holds no decay that rows can have had.
+        """
         if not self.steps.form.decay:
-            return counters
+            return counters, None
+        if not isinstance(counters, np.ndarray) or counters.dtype != np.uint8 or counters.ndim != 1:
+            raise BadInput("sightings must be uint8 [counters]")
         if len(counters) < _DECAY_BYTES:
             raise BadInput(f"{len(counters)} bytes of sightings do not hold the decay of rows that were never updated")
-        self.steps.put_untouched(counters[-_DECAY_BYTES:].tobytes())
-        return counters[:-_DECAY_BYTES]
+        decay = float(np.frombuffer(counters[-_DECAY_BYTES:].tobytes(), "<f8")[0])
+        if not abs(decay) <= _MOST_DECAY:
+            raise BadInput(f"rows that were never updated cannot have decayed by e**{decay:g}")
+        return counters[:-_DECAY_BYTES], decay
 
 
 def following(spec: TableSpec, optimizer: RowOptimizer) -> Following | None:

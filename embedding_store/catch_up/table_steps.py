@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_right
 
@@ -71,9 +72,25 @@ class TableSteps:
         """How many are remembered."""
         return len(self._chapters)
 
-    def require_rate(self, rate: float) -> None:
-        """Raises `BadInput` for a learning rate at which weight decay turns weights around."""
-        if self.form.decay * rate >= 1:
+    def prepare(self, step: int, rate: float) -> None:
+        """Does everything about a step that can fail, and counts none; `take` of the same step cannot fail then.
+
+        Raises:
+            BadInput: a learning rate at which weight decay turns weights around, or a step without a finite scale.
+            MemoryError: there is no room.
+        """
+        try:
+            with np.errstate(all="ignore"):
+                scale = self.form.scale(step, rate)
+        except (ArithmeticError, ValueError):
+            scale = math.nan
+        if not math.isfinite(scale):
+            raise BadInput(
+                f"table {self._table!r}: with learning rate {rate:g} step {step} moves rows by no finite number, "
+                "and lazy=False has no dense form for that"
+            )
+        self._chapters[-1].reserve()
+        if self.form.decay * float(np.float32(rate)) >= 1 or self.form.decay * rate >= 1:
             raise BadInput(
                 f"table {self._table!r}: weight_decay {self.form.decay:g} times learning rate {rate:g} is not below 1, "
                 "and lazy=False has no dense form for that"
@@ -88,7 +105,8 @@ class TableSteps:
             ends_chapter: As of `Commit`.
         """
         newest = self._chapters[-1]
-        newest.take(step, rate)
+        with np.errstate(all="ignore"):
+            newest.take(step, rate)
         if ends_chapter or _CHAPTERS * newest.count >= self.most:
             newest.end()
             self._ends = (*self._ends, newest.present(()))
@@ -128,9 +146,9 @@ class TableSteps:
         wanted = self.now if step is None else step
         return np.array(self._chapters[self._chapter_of(wanted)].untouched(wanted), "<f8").tobytes()
 
-    def put_untouched(self, saved: bytes) -> None:
+    def put_untouched(self, logarithm: float) -> None:
         """As `untouched` gave it."""
-        self._chapters[-1].put_untouched(float(np.frombuffer(saved, "<f8")[0]))
+        self._chapters[-1].put_untouched(logarithm)
         self._begin_view()
 
     def save(self) -> bytes:

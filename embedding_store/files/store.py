@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from elastable.embedding_store.commit_checks import require_version
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
 from elastable.embedding_store.files.manifest import FolderLock, Manifest, SavedTable, read_manifest, write_manifest
 from elastable.embedding_store.files.row_budget import RowBudget
 from elastable.embedding_store.files.table import FileTable, SavedIds
 from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.memory.table import MemoryTable, StagedUpdate
-from elastable.embedding_store.refusals import refuse_negative_version
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Commit, Float32, Int64
 from elastable.embedding_store.tables.lookup_request import LookupRequest
@@ -75,7 +75,6 @@ class FileStore(MemoryStore):
         self.folder = Path(folder)
         self._budget = RowBudget(memory_budget - memory_budget // _ON_THE_WAY)
         self._folders: dict[str, str] = {}
-        self._failure: BaseException | None = None
         self._folder_lock = FolderLock(self.folder)
         try:
             self._open(unclean == "drop")
@@ -96,7 +95,7 @@ class FileStore(MemoryStore):
 
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`."""
-        refuse_negative_version(version)
+        require_version(version)
         with self._lock.writing():
             self._require_open()
             self._pins.refuse_change(f"the version cannot be reset to {version}")

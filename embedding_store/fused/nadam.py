@@ -75,7 +75,7 @@ def momentum_product(beta_1: float, steps: int) -> np.float32:
     product = _ONE
     for decay in decays:
         product = product * np.float32(beta_1) * decay
-        if product == 0:
+        if product == 0 or (decay == 1 and np.float32(beta_1) == 1):
             break
     return product
 

@@ -133,8 +133,13 @@ class RowMembership:
         """As `EmbeddingStore.sightings`."""
         return None if self._sightings is None else self._sightings.read()
 
-    def put_sightings(self, counters: UInt8) -> None:
-        """As `EmbeddingStore.put_sightings`."""
+    def require_sightings(self, counters: UInt8) -> None:
+        """Raises `BadInput` for what `put_sightings` cannot take."""
         if self._sightings is None:
             raise BadInput(f"table {self._table!r} has no admission, so no sketch of sightings to restore")
-        self._sightings.write(counters)
+        self._sightings.require(counters)
+
+    def put_sightings(self, counters: UInt8) -> None:
+        """As `EmbeddingStore.put_sightings`, of what `require_sightings` takes."""
+        if self._sightings is not None:
+            self._sightings.write(counters)

@@ -60,12 +60,15 @@ class Sightings:
         return self._counters.array[:, 0].copy()
 
     def write(self, counters: UInt8) -> None:
-        """What `read` gave. Raises `BadInput` for another size or dtype."""
+        """What `read` gave."""
+        self._counters.array[:, 0] = counters
+
+    def require(self, counters: UInt8) -> None:
+        """Raises `BadInput` for another size or dtype than what `read` gives."""
         size = len(self._counters.array)
         if not isinstance(counters, np.ndarray) or counters.dtype != np.uint8 or counters.shape != (size,):
             got = f"{counters.dtype} {list(counters.shape)}" if isinstance(counters, np.ndarray) else type(counters)
             raise BadInput(f"table {self._table!r}: sightings must be uint8 [{size}], got {got}")
-        self._counters.array[:, 0] = counters
 
 
 @kernel

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from elastable.embedding_store.checks import require_block, require_block_rows, require_ids, require_update
-from elastable.embedding_store.errors import StoreFailed, TableNotFound
+from elastable.embedding_store.commit_checks import require_numbers, require_version
+from elastable.embedding_store.errors import StoreBroken, StoreFailed, TableNotFound
 from elastable.embedding_store.memory.memory_limit import before_image_bytes_here, direct_bytes_here
 from elastable.embedding_store.memory.pin import MemoryPin
 from elastable.embedding_store.memory.store_pins import StorePins
@@ -16,7 +17,7 @@ from elastable.embedding_store.memory.table_lookups import TableLookups
 from elastable.embedding_store.pins import Pin, PinStatistics, require_lease
 from elastable.embedding_store.range_pool import RangePool, available_cores
 from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
-from elastable.embedding_store.refusals import refuse_conflict, refuse_negative_version, refuse_other_version
+from elastable.embedding_store.refusals import refuse_conflict, refuse_other_version
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
 from elastable.embedding_store.tables.table_reader import TableReader
@@ -62,6 +63,7 @@ class MemoryStore(TableLookups, EmbeddingStore):
         self._version = 0
         self._changes = 0  # calls that changed anything
         self._closed = False
+        self._failure: BaseException | None = None  # that came in the middle of a change
         self._direct_bytes = direct_bytes_here() if direct_bytes is None else direct_bytes
         most = before_image_bytes_here() if before_image_bytes is None else before_image_bytes
         self._pins = StorePins(self._tables, most)
@@ -130,7 +132,7 @@ class MemoryStore(TableLookups, EmbeddingStore):
 
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`."""
-        refuse_negative_version(version)
+        require_version(version)
         with self._lock.writing():
             self._pins.refuse_change(f"the version cannot be reset to {version}")
             self._version = version
@@ -224,12 +226,13 @@ class MemoryStore(TableLookups, EmbeddingStore):
 
     def _stage(self, commit: Commit) -> list[_Staged]:
         """Everything about a commit that can fail; changes no row."""
+        require_numbers(commit)
         refuse_other_version(self._version, commit.version - 1)
         tables = [self._table(name) for name in commit.updates]
         updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
         for table in self._tables.values():
             if table.following is not None:
-                table.following.steps.require_rate(self._rate(table, commit))
+                table.following.steps.prepare(commit.step, self._rate(table, commit))
         rates = [self._rate(table, commit) for table in tables]
         return [
             (table, table.stage(update, commit.step, rate), rate)
@@ -237,13 +240,22 @@ class MemoryStore(TableLookups, EmbeddingStore):
         ]
 
     def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
+        """The second half, which cannot fail: everything that could was done by `_stage`."""
+        try:
+            self._apply(commit, staged)
+        except Exception as error:
+            self._failure = error  # rows of two versions: nobody may read them, or commit again
+            raise
+
+    def _apply(self, commit: Commit, staged: list[_Staged]) -> None:
         self._pins.sweep()
         for table, update, _ in staged:
             table.claim(update, self._pool, commit.version)
 
         def apply(number: int, start: int, stop: int) -> None:
             table, update, rate = staged[number]
-            table.apply(update, start, stop, commit.step, rate)
+            with np.errstate(all="ignore"):  # as Keras does; an overflow must not end a commit half way
+                table.apply(update, start, stop, commit.step, rate)
 
         self._run([len(staged_update.update.ids) for _, staged_update, _ in staged], apply)
         for table in self._tables.values():
@@ -289,5 +301,9 @@ class MemoryStore(TableLookups, EmbeddingStore):
         return table
 
     def _require_open(self) -> None:
+        if self._failure is not None:
+            raise StoreBroken(
+                f"the memory store failed in the middle of a commit; restore a checkpoint: {self._failure}"
+            ) from self._failure
         if self._closed:
             raise StoreFailed("the memory store is closed")

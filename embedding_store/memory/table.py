@@ -255,10 +255,16 @@ class MemoryTable(TableReader):
 
     def put_sightings(self, counters: UInt8) -> None:
         """As in `EmbeddingStore.put_sightings`."""
-        self.versions.save_sightings(self._members)
+        decay = None
         if self.following is not None:
-            counters = self.following.take_decay(counters)
-        if len(counters) or self.following is None:
+            counters, decay = self.following.without_decay(counters)
+        puts = bool(len(counters)) or self.following is None
+        if puts:
+            self._members.require_sightings(counters)
+        self.versions.save_sightings(self._members)
+        if self.following is not None and decay is not None:
+            self.following.steps.put_untouched(decay)
+        if puts:
             self._members.put_sightings(counters)
 
     def clear(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from elastable.embedding_store.checks import require_update
+from elastable.embedding_store.commit_checks import require_numbers
 from elastable.embedding_store.errors import StoreFailed, Unavailable
 from elastable.embedding_store.partitions.partition import Part, Partition
 from elastable.embedding_store.partitions.shard_calls import ShardCalls
@@ -49,6 +50,7 @@ class ShardCommits:
         Raises:
             StoreFailed: shards are apart, and this commit is not the one that joins them.
         """
+        require_numbers(commit)
         behind = self._behind(commit, versions)
         shares: dict[int, _Share] = {shard: [] for shard in range(len(self._stores))}
         for table, given in zip(tables, commit.updates.values(), strict=True):

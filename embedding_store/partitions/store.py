@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from elastable.embedding_store.checks import require_block, require_block_rows, require_ids
+from elastable.embedding_store.commit_checks import require_version
 from elastable.embedding_store.errors import BadSpec, DeadlineExceeded, SpecConflict, StoreFailed, TableNotFound
 from elastable.embedding_store.partitions.commit import RECORD_SHARD, ShardCommits, require_common_version
 from elastable.embedding_store.partitions.partition import STRATEGIES, Part, Partition, partition
@@ -16,7 +17,7 @@ from elastable.embedding_store.partitions.scan import scan_columns, scan_tokens
 from elastable.embedding_store.partitions.shard_reads import count_rows, of_rows, read_rows, read_sightings
 from elastable.embedding_store.partitions.source import PartitionedSource, told
 from elastable.embedding_store.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned, require_lease
-from elastable.embedding_store.refusals import refuse_conflict, refuse_negative_version
+from elastable.embedding_store.refusals import refuse_conflict
 from elastable.embedding_store.row_optimizer import row_optimizer
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
@@ -171,7 +172,7 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
 
     def reset_version(self, version: int) -> None:
         """As in `EmbeddingStore.reset_version`, on every shard; shards that were apart are together again."""
-        refuse_negative_version(version)
+        require_version(version)
         with self._alone(), self._lock.writing():
             self._refuse_while_pinned(f"the version cannot be reset to {version}")
             self._apart = f"not every shard was told that its rows are version {version}"

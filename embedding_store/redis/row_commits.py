@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.checks import require_update
+from elastable.embedding_store.commit_checks import require_numbers
 from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
 from elastable.embedding_store.redis.before_images import Flags, Moment, before_bytes, encode_before
 from elastable.embedding_store.redis.block import Block
@@ -84,6 +85,7 @@ class RowCommits:
         if commit.record is not None and len(commit.record) > _MOST_RECORD_BYTES:
             raise BadInput(f"the record of version {commit.version} has {len(commit.record)} bytes; redis keeps at "
                            f"most {_MOST_RECORD_BYTES} in one value")  # fmt: skip
+        require_numbers(commit)
         updates = {name: require_update(catalog.tables[name].spec, u) for name, u in commit.updates.items()}
         block = block_with_slots(catalog, {name: update.ids for name, update in updates.items()})
         if self._stands_already(commit, deadline):

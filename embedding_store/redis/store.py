@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from elastable.embedding_store.checks import require_block, require_block_rows, require_ids
+from elastable.embedding_store.commit_checks import require_version
 from elastable.embedding_store.errors import DeadlineExceeded, StoreFailed, Unsupported
 from elastable.embedding_store.pins import Pin, PinStatistics
 from elastable.embedding_store.redis.catalog import Catalog, TableKeys
@@ -34,7 +35,7 @@ from elastable.embedding_store.redis.transactions import run_transactions
 from elastable.embedding_store.redis.transfer import read_block
 from elastable.embedding_store.redis.url import RedisUrl
 from elastable.embedding_store.redis.writer import Writer
-from elastable.embedding_store.refusals import refuse_conflict, refuse_negative_version
+from elastable.embedding_store.refusals import refuse_conflict
 from elastable.embedding_store.row_blocks import joined_rows
 from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
 from elastable.embedding_store.spec import TableSpec
@@ -207,7 +208,7 @@ class RedisStore(RedisReader, EmbeddingStore):
         Raises:
             BadInput: also while versions are pinned.
         """
-        refuse_negative_version(version)
+        require_version(version)
         deadline = self.deadline()
         with self._alone(deadline), self._writer.outside_commits(deadline) as registry:
             registry.refuse_pins(f"the rows of {self.url} cannot be declared to be version {version}")

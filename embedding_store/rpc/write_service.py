@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from elastable.embedding_store.commit_checks import require_from_outside
 from elastable.embedding_store.errors import DeadlineExceeded, Unsupported, VersionError
 from elastable.embedding_store.rpc.errors import answering
 from elastable.embedding_store.rpc.spec_messages import spec_from_message
@@ -78,6 +79,7 @@ class _WriteServicer:
         with answering(context):
             self._require_writable("Commit")
             commit, token, stage = commit_from_frames(frames)
+            require_from_outside(commit)
             with self._one_at_a_time():
                 repeated = self._is_applied(token) and commit.version == self._store.version()
                 if stage and not repeated:

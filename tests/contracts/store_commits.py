@@ -16,6 +16,7 @@ from elastable.embedding_store.spec import OptimizerSpec
 from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
 from tests.contracts.reference_optimizers import adagrad_row, adam_row, sgd_row
 from tests.contracts.store_samples import (
+    FAILS,
     commit,
     dynamic,
     fixed,
@@ -78,7 +79,7 @@ class CommitContract:
         store.create_table(dynamic(optimizer=OptimizerSpec("contract_block", ())))
         commit(store, {"cities": update(int64(1), 4), "people": update(int64(1), 5)})
         before = [rows_by_id(store, name) for name in ("cities", "people")]
-        broken = TableUpdate(int64(1, 2), np.full((2, 5), np.nan, np.float32))
+        broken = TableUpdate(int64(1, 2), np.full((2, 5), FAILS, np.float32))
         with pytest.raises((ArithmeticError, StoreFailed), match="on purpose"):
             commit(store, {"cities": update(int64(1, 2), 4), "people": broken})
         assert [rows_by_id(store, name) for name in ("cities", "people")] == before

@@ -66,5 +66,5 @@ def test_counters_are_rounded_up_and_restored() -> None:
     assert (copy.read() == counted.read()).all()
     for bad in (np.zeros(1000, np.uint8), np.zeros(1024, np.int64), [0] * 1024):
         with pytest.raises(BadInput, match=r"'t'.*uint8 \[1024\]"):
-            copy.write(bad)  # type: ignore[arg-type]
+            copy.require(bad)  # type: ignore[arg-type]
     assert (copy.read() == counted.read()).all()
