@@ -9,9 +9,12 @@ import keras
 
 from elastable.callback_state import restore_states, states_of
 from elastable.embedding_store.errors import Unsupported
+from elastable.freezing import Freezing
 from elastable.worker.keras_callbacks import history_of, require_callback, sees_batches
 
 __all__ = ["JobCallbacks"]
+
+_TRAINABLE = "trainable"  # among what callbacks remember; no class of a callback has that name
 
 
 class JobCallbacks:
@@ -24,16 +27,19 @@ class JobCallbacks:
         model: The master's model; it holds the dense variables of the version.
         epochs: Of the job.
         versions_per_epoch: Of the job.
+        freezing: Told whenever callbacks may have frozen layers.
 
     Raises:
         Unsupported: a callback that would move the dense variables and leave
             the tables, by name.
     """
 
-    def __init__(self, callbacks: Sequence[Any], model: Any, epochs: int, versions_per_epoch: int) -> None:
+    def __init__(
+        self, callbacks: Sequence[Any], model: Any, epochs: int, versions_per_epoch: int, freezing: Freezing
+    ) -> None:
         for callback in callbacks:
             _refuse_unsupported(callback)
-        self._model, self._given = model, tuple(callbacks)
+        self._model, self._given, self._freezing = model, tuple(callbacks), freezing
         # Metrics of every version are computed only if somebody looks at them.
         self._sees_versions = sees_batches(callbacks)
         self._list = keras.callbacks.CallbackList(
@@ -58,17 +64,20 @@ class JobCallbacks:
 
     def begin(self, states: Mapping[str, Any] | None = None) -> None:
         """Training begins, or goes on with what callbacks remembered (`states`)."""
+        states = dict(states or {})
         self._model.stop_training = False
+        self._freezing.begin(states.pop(_TRAINABLE, ""))
         self._list.on_train_begin()
-        restore_states(self._given, states or {})
+        restore_states(self._given, states)
 
     def states(self) -> dict[str, Any]:
         """What callbacks remember now, as JSON can hold it. Raises `BadInput` where it cannot."""
-        return states_of(self._given)
+        return {**states_of(self._given), _TRAINABLE: self._freezing.state()}
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch, counted from 0, begins."""
         self._list.on_epoch_begin(epoch)
+        self._freezing.look()
 
     def version(self, step: int, logs: Mapping[str, float]) -> None:
         """The version `step` of its epoch, counted from 0, is committed."""
@@ -76,6 +85,7 @@ class JobCallbacks:
             return
         self._list.on_train_batch_begin(step)
         self._list.on_train_batch_end(step, logs)
+        self._freezing.look()
 
     def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
         """An epoch is over and evaluated; True if training is to stop."""

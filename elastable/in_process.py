@@ -8,37 +8,35 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from elastable.callbacks import JobCallbacks
 from elastable.embedding_store.errors import BadInput, ElastableError
-from elastable.embedding_store.fresh_rows import fresh_rows
 from elastable.embedding_store.locations import LocationSettings, plan_tables, storage_of_tables
 from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import EmbeddingStore, Float32
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.freezing import Freezing
 from elastable.job_hooks import JobHooks
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.core import Master
 from elastable.master.dense import DenseState
-from elastable.master.discovery import create_tables, discover_tables
+from elastable.master.discovery import discover_tables
 from elastable.master.hooks import MasterOptions
 from elastable.master.metrics import MetricBook
 from elastable.master.progress import Progress
 from elastable.master.schedule import Schedule
 from elastable.places import join_stores, on_worker
 from elastable.progress import JobProgress
+from elastable.tables_in_store import tables_in_store
 from elastable.worker.build import build_model, sample_batch
 from elastable.worker.compute import MicroBatchComputer
 from elastable.worker.loop import Worker
 from elastable.worker.offload import offload_built
 from elastable.worker.on_worker import keep_on_worker
 from elastable.worker.readers import Reader, StreamReader, as_reader
-from elastable.worker.train_step import pretrained_rows, store_layers
 
 __all__ = ["fit"]
 
@@ -140,7 +138,7 @@ def fit(
     stores, places = _stores_and_places(store, locations, tables)
     keep_on_worker(model, {name: tables[name] for name in on_worker(places)}, moved)
     tables = {name: spec for name, spec in tables.items() if places[name] != "worker"}
-    held = _tables_in_store(model, tables, join_stores(stores, places), moved, seed, start.version)
+    held = tables_in_store(model, tables, join_stores(stores, places), moved, seed, start.version)
     dense = DenseState(model)
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
     options = MasterOptions(evaluate_every=evaluate_every, evaluate_beside=False)
@@ -149,7 +147,7 @@ def fit(
     if validation is not None:
         readers[TaskKind.EVALUATE] = validation
     computer = MicroBatchComputer(model, job, readers, sample, held, tables)
-    joined = JobCallbacks(callbacks, model, epochs, schedule.versions_per_epoch)
+    joined = JobCallbacks(callbacks, model, epochs, schedule.versions_per_epoch, Freezing(model, dense))
     progress = JobProgress(Console(quiet=not verbose), len(reader) * epochs)
     evaluations: list[dict[str, float]] = []
 
@@ -188,52 +186,6 @@ def _stores_and_places(
     if locations is not None:
         return stores, storage_of_tables(plan_tables(tables, locations))
     return stores, dict.fromkeys(tables, next(iter(stores)))
-
-
-def _tables_in_store(
-    model: Any,
-    tables: dict[str, TableSpec],
-    held: EmbeddingStore,
-    moved: dict[str, Float32],
-    seed: int,
-    version: int,
-) -> EmbeddingStore:
-    """The store with the model's tables, holding the rows that its layers had before."""
-    layers = store_layers(model)
-    before = {layer.table_name: layer.source for layer in layers if isinstance(layer.source, EmbeddingStore)}
-    given = {**pretrained_rows(layers), **moved}
-    goes_on = {layer.table_name for layer in layers if layer.trained_by(layer.optimizer or model.optimizer)}
-    before_trained = {layer.table_name for layer in layers if layer.was_trained}
-    there = held.specs()
-    # Every version names its learning rate: a table made at an earlier point of a schedule is the same table.
-    create_tables(held, {name: _as_there(spec, there.get(name)) for name, spec in tables.items()})
-    for name, spec in tables.items():
-        source = before.get(name)
-        if source is not None and source is not held:
-            same = name in goes_on and source.specs()[name].optimizer.same_but_rate(spec.optimizer)
-            blocks = source.scan(name)
-            held.put(name, (block if same else fresh_rows(spec, block.ids, block.weights) for block in blocks))
-            counters = source.sightings(name) if same else None
-            if counters is not None:
-                held.put_sightings(name, counters)
-        elif source is held and name in before_trained and name not in goes_on:
-            # The model was compiled anew: as in Keras, its optimizer begins with nothing.
-            standing = list(held.scan(name))
-            held.put(name, (fresh_rows(spec, block.ids, block.weights) for block in standing))
-        elif name in given:
-            held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
-    held.reset_version(version)
-    for layer in layers:
-        layer.attach(held, seed)
-        layer.note_trained_by(layer.optimizer or model.optimizer)
-    return held
-
-
-def _as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:
-    """The spec, with the learning rate that the table in the store was made with."""
-    if there is None or not there.optimizer.same_but_rate(spec.optimizer):
-        return spec
-    return replace(spec, optimizer=there.optimizer)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from elastable.embedding_store.shared.store import outboxes_of
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.embedding_store.warm import warming
 from elastable.exit_codes import ExitCode
+from elastable.freezing import Freezing
 from elastable.job_hooks import JobHooks
 from elastable.local_workers import LocalWorkers
 from elastable.master.api import Tensor
@@ -159,8 +160,10 @@ class _Job:
         schedule = Schedule(job)
         begin = self._prepared.progress
         progress = JobProgress(self._console, job.train_records * job.epochs, begin.records)
+        model = self._prepared.model
+        freezing = Freezing(model, self._prepared.dense)
         callbacks = JobCallbacks(
-            self._prepared.file.callbacks(), self._prepared.model, job.epochs, schedule.versions_per_epoch
+            self._prepared.file.callbacks(), model, job.epochs, schedule.versions_per_epoch, freezing
         )
         hooks = JobHooks(
             callbacks,

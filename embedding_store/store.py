@@ -44,9 +44,8 @@ class TableUpdate:
     Attributes:
         ids: int64 `[u]`, each id once.
         gradients: float32 `[u, dim]`, the summed gradient of each id.
-        row_squares: float32 `[u]`, the mean of g² over each row, where the
-            table holds only some columns of rows (encoding partition) and its
-            optimizer looks across columns; None: the table's rows are whole.
+        row_squares: float32 `[u]`, the mean of g² over each row, where the table holds only some columns of rows
+            (encoding partition) and its optimizer looks across columns; None: the table's rows are whole.
     """
 
     ids: Int64
@@ -62,12 +61,11 @@ class Commit:
         version: The version that stands once this is committed.
         updates: Table name -> its gradient. Tables may be missing.
         step: Optimizer steps taken before this one (Keras' `iterations`).
-        learning_rates: Table name -> learning rate of this step; a table
-            without one uses the `learning_rate` of its own optimizer spec.
-        record: What else belongs to this version (dense variables, progress of
-            the job), for a store that keeps records (`EmbeddingStore.keeps_records`):
-            it becomes readable in the very moment in which the version stands.
+        learning_rates: Table name -> learning rate of this step; without one: of the table's own optimizer spec.
+        record: What else belongs to this version (dense variables, progress of the job), for a store that keeps
+            records (`EmbeddingStore.keeps_records`): it becomes readable when the version does.
         ends_chapter: Whether rows with `lazy=False` count as caught up at this version, as from a checkpoint of it.
+        frozen: Tables that take no step: their rows and slots stay, with `lazy=False` too, and none is evicted.
     """
 
     version: int
@@ -76,6 +74,11 @@ class Commit:
     learning_rates: Mapping[str, float]
     record: bytes | None = None
     ends_chapter: bool = False
+    frozen: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if both := sorted({*self.updates}.intersection(self.frozen)):
+            raise BadInput(f"a commit updates tables that it says are frozen: {', '.join(map(repr, both))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,8 @@ class RowBlock:
         ids: int64 `[n]`, each id once.
         weights: float32 `[n, dim]`.
         slots: float32 `[n, slot_width]`: the optimizer's slots side by side.
-        touches: int64 `[n, 2]`, of tables with eviction: the version that last touched the row, and how often it was
-            touched since rows were last looked at. None: once, at the version that is declared or committed next.
+        touches: int64 `[n, 2]`, of tables with eviction: the version that last touched a row, and how often it was
+            since the last look at rows; None: once, at the version committed next.
     """
 
     ids: Int64
@@ -119,9 +122,8 @@ class TableStatistics:
 class RowSource(ABC):
     """Where a reader gets rows from: what a worker needs of a store, and no more.
 
-    Lookups may run from many threads at once. A row that was never updated
-    reads its initial value, a pure function of (seed, table, id, column), and
-    reading it writes nothing.
+    Lookups may run from many threads at once. A row that was never updated reads its initial value, a pure function of
+    (seed, table, id, column), and reading it writes nothing.
     """
 
     @abstractmethod
@@ -219,10 +221,7 @@ class RowSource(ABC):
 
 
 class EmbeddingStore(RowSource):
-    """Embedding tables by name, at one version: a row source that can also change.
-
-    Lookups may run beside one committer. One process at a time commits.
-    """
+    """Embedding tables by name, at one version. Lookups may run beside one committer; one process at a time commits."""
 
     @abstractmethod
     def create_table(self, spec: TableSpec) -> bool:

@@ -41,7 +41,7 @@ class UnfinishedCommit:
 
 
 def _digest(commit: Commit) -> bytes:
-    said = (commit.version, commit.step, sorted(commit.learning_rates.items()), commit.ends_chapter)
+    said = (commit.version, commit.step, sorted(commit.learning_rates.items()), commit.ends_chapter, commit.frozen)
     digest = hashlib.blake2b(repr(said).encode())
     for name, update in commit.updates.items():
         digest.update(f"{name} {update.gradients.shape}".encode())

@@ -262,6 +262,8 @@ class DenseSnapshot:
     states: tuple[Tensor, ...]
     variable_names: tuple[str, ...] = ()
     state_names: tuple[str, ...] = ()
+    trainable: bytes = b""
+    """Whether each layer, and then each weight, is trained (1) or frozen (0), in model order; empty: as it was made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ def dense_frames(snapshot: DenseSnapshot | None) -> Iterator[bytes]:
     """The frames of one PullDense; None: the version is not committed yet."""
     if snapshot is None:
         return encode(master_pb2.DenseHeader(ready=False).SerializeToString(), ())
-    header = master_pb2.DenseHeader(ready=True, version=snapshot.version)
+    header = master_pb2.DenseHeader(ready=True, version=snapshot.version, trainable=snapshot.trainable)
     arrays = _declare(header.variables, snapshot.variables, snapshot.variable_names)
     arrays += _declare(header.states, snapshot.states, snapshot.state_names)
     return encode(header.SerializeToString(), arrays)
@@ -144,6 +144,7 @@ def dense_from_frames(frames: Iterable[bytes]) -> DenseSnapshot | None:
         states=tuple(arrays[count:]),
         variable_names=tuple(entry.name for entry in header.variables),
         state_names=tuple(entry.name for entry in header.states),
+        trainable=header.trainable,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import cast
@@ -89,13 +89,16 @@ class Committer:
             self.foresee()
         step, self._foreseen = cast(_Step, self._foreseen), None
         own = {table: its.clipping for table, its in step.own.items()}
-        gradient = clip(accumulate(pushes, self._average), step.clipping, own)
+        # Late pushes of async mode may be of when a table was not frozen.
+        frozen = self._dense.frozen_tables
+        gradient = clip(_without(accumulate(pushes, self._average), frozen), step.clipping, own)
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
         rates = {} if step.rate is None else dict.fromkeys(self._tables(gradient), step.rate)
         rates |= {table: its.rate for table, its in step.own.items() if table in rates}
         rates = {table: _times(rate, share) for table, rate in rates.items()}
         number = version - 1 if step.number is None else step.number
-        commit = Commit(version, gradient.updates, number, rates, ends_chapter=self._ends_chapter(version))
+        ends = self._ends_chapter(version)
+        commit = Commit(version, gradient.updates, number, rates, ends_chapter=ends, frozen=frozen)
         if self._store.keeps_records:
             self._commit_with_record(commit, gradient, share, progress(gradient))
         else:
@@ -127,6 +130,12 @@ class Committer:
             self._dense.apply(gradient.dense, gradient.states, share)
         else:
             self._dense.skip()
+
+
+def _without(gradient: Accumulated, tables: Collection[str]) -> Accumulated:
+    if not tables:
+        return gradient
+    return replace(gradient, updates={name: each for name, each in gradient.updates.items() if name not in tables})
 
 
 def _times(rate: float, share: float) -> float:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.discovery import own_optimizers
 from elastable.master.keras_optimizer import Clipping, clipping_of, learning_rate_of, refuse_unsupported
@@ -53,6 +53,10 @@ class DensePart(Protocol):
     def clipping(self) -> Clipping:
         """How gradients are to be clipped before `apply`."""
 
+    @property
+    def frozen_tables(self) -> tuple[str, ...]:
+        """Tables that take no step."""
+
     def step(self) -> int | None:
         """Optimizer steps taken (Keras' `iterations`); None: no optimizer, every version is one."""
 
@@ -87,6 +91,7 @@ class NoDense:
     variables: tuple[TensorSpec, ...] = ()
     states: tuple[TensorSpec, ...] = ()
     clipping = Clipping()
+    frozen_tables: tuple[str, ...] = ()
 
     def step(self) -> int | None:
         """None: every version is a step."""
@@ -121,10 +126,14 @@ class NoDense:
 class DenseState:
     """A Keras model's dense variables, changed by the model's own optimizer.
 
-    Trainable variables are `model.trainable_weights`, states are
-    `model.non_trainable_weights` (no metric and no seed of a random layer).
-    The optimizer's own clipping is left out: the master clips dense gradients
-    and tables together.
+    Variables are the weights that the optimizer knows: those that are trainable
+    now or were when it was built. States are all other weights (no metric and
+    no seed of a random layer). The optimizer's own clipping is left out: the
+    master clips dense gradients and tables together.
+
+    Attributes:
+        trained: Keras variables that the optimizer knows, in model order.
+        frozen_tables: Tables that take no step.
 
     Args:
         model: A compiled and built model.
@@ -137,17 +146,50 @@ class DenseState:
     def __init__(self, model: Any) -> None:
         self._optimizer = cast(Any, getattr(model, "optimizer", None))
         refuse_unsupported(self._optimizer)
-        self._trainable = list(model.trainable_weights)
-        self._states = list(model.non_trainable_weights)
+        self._applies: dict[bool, Any] = {}
+        trainable = list(model.trainable_weights)
         if not self._optimizer.built:
-            self._optimizer.build(self._trainable)
+            self._optimizer.build(trainable)
+        known = {id(variable) for variable in self._optimizer._trainable_variables}
+        self.trained = [weight for weight in model.weights if id(weight) in known]
+        self._states = [weight for weight in model.weights if id(weight) not in known]
+        self.hold(trainable)
         self._own = own_optimizers(model)
-        self.variables = _specs(self._trainable)
+        self.variables = _specs(self.trained)
         self.states = _specs(self._states)
         self._traced_rate: Any = None
         # States of the last snapshot; None: they have changed since.
         self._standing: tuple[Tensor, ...] | None = None
-        self._applies: dict[bool, Any] = {}
+
+    def hold(
+        self,
+        trainable: Sequence[Any],
+        frozen_tables: tuple[str, ...] = (),
+        flags: bytes = b"",
+        any_table: bool = True,
+    ) -> None:
+        """From the next version on a step moves these variables, and tables that are not frozen.
+
+        Args:
+            trainable: Keras variables, of those in `trained`.
+            frozen_tables: Tables that take no step.
+            flags: What workers are told of it (`DenseSnapshot.trainable`).
+            any_table: Whether any table is trained. Where nothing is, Keras takes no step and counts none.
+
+        Raises:
+            Unsupported: variables that the optimizer was not built for.
+        """
+        wanted, known = {id(variable) for variable in trainable}, {id(variable) for variable in self.trained}
+        strangers = [variable.path for variable in trainable if id(variable) not in known]
+        if strangers:
+            raise Unsupported(
+                f"the optimizer {self._optimizer.name!r} was built while {', '.join(strangers)} could not be trained: "
+                "call model.compile(...) with a new optimizer after you set trainable=True, as in Keras"
+            )
+        self._active = [number for number, variable in enumerate(self.trained) if id(variable) in wanted]
+        self.frozen_tables, self._flags = frozen_tables, flags
+        self._counts = any_table or bool(self._active)
+        self._applies = {}
 
     @property
     def clipping(self) -> Clipping:
@@ -173,10 +215,11 @@ class DenseState:
         self._standing = tuple(_copied(variable) for variable in self._states)
         return DenseSnapshot(
             version,
-            tuple(_copied(variable) for variable in self._trainable),
+            tuple(_copied(variable) for variable in self.trained),
             self._standing,
             tuple(spec.name for spec in self.variables),
             tuple(spec.name for spec in self.states),
+            self._flags,
         )
 
     def rewind(self) -> None:
@@ -188,7 +231,7 @@ class DenseState:
         """One step of the Keras optimizer; `iterations` grows by one.
 
         Args:
-            gradients: Of every trainable variable, in model order, clipped.
+            gradients: Of every variable, in model order, clipped; those of frozen ones are left aside.
             states: New values of every state, in model order.
             rate_share: What the learning rate of this step is multiplied by, weight decay included.
         """
@@ -205,7 +248,8 @@ class DenseState:
     def skip(self) -> None:
         """Counts a step that changes nothing, so that schedules go by the version."""
         self.rewind()
-        self._optimizer.iterations.assign_add(1)
+        if self._counts:
+            self._optimizer.iterations.assign_add(1)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold: variables, states, optimizer variables, by kind and place."""
@@ -242,7 +286,7 @@ class DenseState:
     def _by_key(self) -> dict[str, Any]:
         # By place: Keras counts names up with every model made in a process.
         own = [own._learning_rate for own in self._own.values() if isinstance(own._learning_rate, keras.Variable)]
-        found = (self._trainable, self._states, self._optimizer.variables, own)
+        found = (self.trained, self._states, self._optimizer.variables, own)
         kinds = dict(zip(_KINDS, found, strict=True))
         return {
             f"{kind}/{place:05d}": variable for kind, found in kinds.items() for place, variable in enumerate(found)
@@ -251,12 +295,12 @@ class DenseState:
     def _compiled(self, whole: bool) -> Any:
         """A step at the learning rate as it is, or (not `whole`) at a share of it, which is one more argument."""
         signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in (*self.variables, *self.states)]
-        count = len(self._trainable)
+        count, active, counts = len(self.trained), self._active, self._counts
 
         def apply(*tensors: Any) -> None:
-            if count:
-                self._optimizer.apply(list(tensors[:count]), self._trainable)
-            else:
+            if active:
+                self._optimizer.apply([tensors[at] for at in active], [self.trained[at] for at in active])
+            elif counts:
                 self._optimizer.iterations.assign_add(1)
             for state, value in zip(self._states, tensors[count:], strict=True):
                 state.assign(value)

@@ -201,8 +201,8 @@ class Driver:
     def _begin_epoch(self, due: bool = False) -> None:
         if not self._state.board.trained:
             self._hooks.on_epoch_begin(self._state.epoch)
-            if self._state.snapshot is None:
-                self._publish()
+            # Hooks may have set weights, and what is trained: no worker has begun the epoch.
+            self._publish()
             if due:
                 self._evaluate_if_due()
             self._open()

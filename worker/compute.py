@@ -17,7 +17,7 @@ from elastable.worker.id_plan import IdPlan, plan_ids
 from elastable.worker.id_set import IdSets, make_id_sets
 from elastable.worker.readers import Reader
 from elastable.worker.tensor_specs import batch_spec
-from elastable.worker.train_step import EvaluateStep, StepResult, TrainStep
+from elastable.worker.train_step import EvaluateStep, StepResult, TrainStep, dense_parts
 
 __all__ = ["MicroBatchComputer", "Prepared", "require_same_records"]
 
@@ -61,6 +61,14 @@ class MicroBatchComputer:
     """Reads, plans and computes micro-batches of one job with one model.
 
     `prepare` may run in another thread than `train` and `evaluate`.
+
+    Args:
+        model: A built model.
+        job: What is computed.
+        readers: The splits.
+        sample: A batch, for its shapes.
+        source: Where calls whose ids cannot be planned look rows up.
+        specs: Of the tables.
     """
 
     def __init__(
@@ -78,7 +86,7 @@ class MicroBatchComputer:
         self._readers = readers
         self._specs = specs
         self._spec = batch_spec(sample)
-        self._mirror = DenseMirror(model)
+        self._mirror = DenseMirror(*dense_parts(model))
 
         def look_up(table: str, ids: Any) -> Any:
             return source.lookup({table: ids})[table]
@@ -103,8 +111,9 @@ class MicroBatchComputer:
         return Prepared(task, batch, ids, task.stop - task.start)
 
     def hold(self, snapshot: DenseSnapshot) -> None:
-        """Computes on this version's dense part from now on."""
+        """Computes on this version's dense part from now on, and trains what that version trains."""
         self._mirror.assign(snapshot)
+        self._train.hold(snapshot.trainable)
 
     def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
         """Gradients, states and metric state of a micro-batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,10 +14,15 @@ __all__ = ["DenseMirror"]
 
 
 class DenseMirror:
-    """Writes snapshots into a model's variables and states, in model order."""
+    """Writes snapshots into a model's variables and states.
 
-    def __init__(self, model: Any) -> None:
-        variables = [*model.trainable_weights, *model.non_trainable_weights]
+    Args:
+        variables: Those that the job's optimizer knows, in model order.
+        states: All other weights, in model order.
+    """
+
+    def __init__(self, variables: Sequence[Any], states: Sequence[Any]) -> None:
+        variables = [*variables, *states]
         self._targets = [variable.value for variable in variables]
         self._paths = [variable.path for variable in variables]
         self._shapes = [tuple(target.shape) for target in self._targets]

@@ -21,8 +21,9 @@ from elastable.worker.id_set import IdSets
 from elastable.worker.scope import StepScope, entered
 from elastable.worker.seeds import layers_of, seed_states, set_seeds
 from elastable.worker.tensor_specs import flat_spec, pack_flat
+from elastable.worker.trainable import frozen_tables, imposed, is_trained
 
-__all__ = ["EvaluateStep", "StepResult", "TrainStep", "refuse_unsupported"]
+__all__ = ["EvaluateStep", "StepResult", "TrainStep", "dense_parts", "refuse_unsupported"]
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,10 @@ class _Step:
             tf.TensorSpec([], tf.int64),
         ]
         self._inputs = inputs
-        self._function: Any = self._body if getattr(model, "run_eagerly", False) else None
+        self._function: Any = self._untraced()
+
+    def _untraced(self) -> Any:
+        return self._body if getattr(self._model, "run_eagerly", False) else None
 
     def _body(self, *flat: Any) -> Any:
         raise ModelError("a step without a body")
@@ -116,7 +120,7 @@ class _Step:
         terms = [
             layer.embeddings_regularizer(bets[layer.table_name])
             for layer in layers
-            if layer.embeddings_regularizer is not None and layer.table_name in bets
+            if layer.embeddings_regularizer is not None and layer.table_name in bets and is_trained(self._model, layer)
         ]
         return tf.add_n(terms) if terms else 0.0
 
@@ -129,9 +133,18 @@ class TrainStep(_Step):
 
     def __init__(self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, seed: int) -> None:
         self._seed = seed
+        self._variables, self._states = dense_parts(model)
+        self._trainable = b""
+        self._traces: dict[bytes, Any] = {}
         self._seed_states = seed_states(model)
         self._unplanned: list[str] = []
         super().__init__(model, spec, plan, lookup, training=True)
+
+    def hold(self, trainable: bytes) -> None:
+        """Trains from now on what `elastable.worker.trainable.read_trainable` said is trained; b"": as the model is."""
+        if trainable != self._trainable:
+            self._traces[self._trainable] = self._function
+            self._trainable, self._function = trainable, self._traces.get(trainable, self._untraced())
 
     def __call__(self, batch: Any, bets: Mapping[str, Float32], ids: IdSets, micro_batch: int) -> StepResult:
         """Computes one micro-batch.
@@ -142,7 +155,8 @@ class TrainStep(_Step):
             ids: The id sets of the batch.
             micro_batch: Its number within the job; seeds dropout.
         """
-        loss, dense, planned, unplanned, states, metrics = self._call(batch, bets, ids, micro_batch)
+        with imposed(self._model, self._trainable):  # it may be traced, or run, now
+            loss, dense, planned, unplanned, states, metrics = self._call(batch, bets, ids, micro_batch)
         gathered: dict[str, list[Slices]] = {}
         for table, (values, positions) in zip(self._tables, planned, strict=True):
             unique = ids.unique[table]
@@ -162,25 +176,31 @@ class TrainStep(_Step):
     def _body(self, *flat: Any) -> Any:
         batch, bets, inverses, micro_batch = self._unpack(flat)
         set_seeds(self._seed_states, self._seed, micro_batch)
-        variables = [variable.value for variable in self._model.trainable_weights]
+        trained = {id(variable) for variable in self._model.trainable_weights}
+        variables = [variable.value for variable in self._variables if id(variable) in trained]
+        frozen = frozen_tables(self._model, list(self._plan.layers))
         with tf.GradientTape() as tape:
             # Before their use: a watch that comes later finds no path to the loss.
-            tape.watch(list(bets.values()))
+            tape.watch([bet for table, bet in bets.items() if table not in frozen])
             scope = StepScope(self._plan.layers, inverses, bets, self._lookup, tape)
             loss = self._forward(batch, scope)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         in_graph = [bet for _, _, bet in scope.unplanned]
         sources = (variables, [bets[table] for table in self._tables], in_graph)
         dense, planned, unplanned = tape.gradient(loss, sources)
+        gradients = iter(dense)
         return (
             loss,
-            [_dense_gradient(gradient, variable) for gradient, variable in zip(dense, variables, strict=True)],
+            [
+                _dense_gradient(next(gradients) if id(variable) in trained else None, variable.value)
+                for variable in self._variables
+            ],
             [_as_slices(gradient, bet) for gradient, bet in zip(planned, sources[1], strict=True)],
             [
                 (tf.zeros_like(bet) if gradient is None else tf.convert_to_tensor(gradient), unique)
                 for gradient, (_, unique, bet) in zip(unplanned, scope.unplanned, strict=True)
             ],
-            [tf.convert_to_tensor(variable.value) for variable in self._model.non_trainable_weights],
+            [tf.convert_to_tensor(variable.value) for variable in self._states],
             self._metric_state(),
         )
 
@@ -199,6 +219,15 @@ class EvaluateStep(_Step):
         batch, bets, inverses, _ = self._unpack(flat)
         self._forward(batch, StepScope(self._plan.layers, inverses, bets, self._lookup))
         return self._metric_state()
+
+
+def dense_parts(model: Any) -> tuple[list[Any], list[Any]]:
+    """The weights of a model in model order: those that its optimizer knows, or is going to know, and all others."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    weights = model.weights
+    variables = optimizer._trainable_variables if getattr(optimizer, "built", False) else model.trainable_weights
+    known = {id(variable) for variable in variables}
+    return [each for each in weights if id(each) in known], [each for each in weights if id(each) not in known]
 
 
 def store_layers(model: Any) -> list[Any]:

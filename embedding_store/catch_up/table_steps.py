@@ -108,11 +108,14 @@ class TableSteps:
         with np.errstate(all="ignore"):
             newest.take(step, rate)
         if ends_chapter or _CHAPTERS * newest.count >= self.most:
-            newest.end()
-            self._ends = (*self._ends, newest.present(()))
-            # What a checkpoint of now keeps of it, and what a table has that was restored from that.
-            self._chapters.append(Chapter(self._terms, newest.now, 0.0 - newest.untouched()))
+            self._begin_chapter()
         self._begin_view()
+
+    def end_chapter(self) -> None:
+        """The present step ends its chapter, and none is taken: the table was frozen since."""
+        if self._chapters[-1].count:
+            self._begin_chapter()
+            self._begin_view()
 
     def forget(self, before: int) -> None:
         """Is told that no row is behind step `before`: chapters that end by then are forgotten."""
@@ -176,6 +179,13 @@ class TableSteps:
     def _chapter_of(self, step: int) -> int:
         """The number, among those that are remembered, of the newest chapter that has begun at a step."""
         return bisect_right(self._chapters, step, key=lambda chapter: chapter.first) - 1
+
+    def _begin_chapter(self) -> None:
+        newest = self._chapters[-1]
+        newest.end()
+        self._ends = (*self._ends, newest.present(()))
+        # What a checkpoint of now keeps of it, and what a table has that was restored from that.
+        self._chapters.append(Chapter(self._terms, newest.now, 0.0 - newest.untouched()))
 
     def _begin_view(self) -> None:
         self._past.clear()

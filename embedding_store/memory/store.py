@@ -258,7 +258,10 @@ class MemoryStore(TableLookups, EmbeddingStore):
                 table.apply(update, start, stop, commit.step, rate)
 
         self._run([len(staged_update.update.ids) for _, staged_update, _ in staged], apply)
-        for table in self._tables.values():
+        for name, table in self._tables.items():
+            if name in commit.frozen:
+                table.stay(commit.ends_chapter)
+                continue
             table.follow(commit.step, self._rate(table, commit), commit.ends_chapter)
             table.evict(commit.version)
         self._version = commit.version

@@ -188,6 +188,11 @@ class MemoryTable(TableReader):
             held = (self._directory, self._rows, self._members, self.versions)
             self.following.take(step, learning_rate, ends_chapter, *held)
 
+    def stay(self, ends_chapter: bool) -> None:
+        """Counts no step: the table is frozen in this commit."""
+        if self.following is not None and ends_chapter:
+            self.following.steps.end_chapter()
+
     def evict(self, version: int) -> None:
         """Lets go of rows, as the table's eviction says for this version; cannot fail."""
         if self.versions:

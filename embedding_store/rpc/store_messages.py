@@ -56,7 +56,12 @@ def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator
         BadIds, BadGradient: an array that the wire has no place for; names its table.
     """
     header = store_pb2.CommitHeader(
-        version=commit.version, step=commit.step, token=token, stage=stage, ends_chapter=commit.ends_chapter
+        version=commit.version,
+        step=commit.step,
+        token=token,
+        stage=stage,
+        ends_chapter=commit.ends_chapter,
+        frozen=commit.frozen,
     )
     header.learning_rates.update(commit.learning_rates)
     arrays: list[npt.NDArray[Any]] = []
@@ -95,7 +100,9 @@ def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit, bytes, bool]:
     if len(updates) < len(header.updates):
         raise BadInput("Commit: a table stands in it twice; join its gradients")
     rates = dict(header.learning_rates)
-    commit = Commit(header.version, updates, header.step, rates, ends_chapter=header.ends_chapter)
+    commit = Commit(
+        header.version, updates, header.step, rates, ends_chapter=header.ends_chapter, frozen=tuple(header.frozen)
+    )
     return commit, header.token, header.stage
 
 

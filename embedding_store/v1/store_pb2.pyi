@@ -939,6 +939,7 @@ class CommitHeader(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     ENDS_CHAPTER_FIELD_NUMBER: _builtins.int
+    FROZEN_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     step: _builtins.int
     """optimizer steps taken before this one"""
@@ -960,6 +961,10 @@ class CommitHeader(_message.Message):
     def learning_rates(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """by table, updated or not; absent: the optimizer's own"""
 
+    @_builtins.property
+    def frozen(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tables that take no step: their rows and slots stay as they are."""
+
     def __init__(
         self,
         *,
@@ -970,10 +975,11 @@ class CommitHeader(_message.Message):
         token: _builtins.bytes = ...,
         stage: _builtins.bool = ...,
         ends_chapter: _builtins.bool = ...,
+        frozen: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends_chapter", b"ends_chapter", "learning_rates", b"learning_rates", "stage", b"stage", "step", b"step", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends_chapter", b"ends_chapter", "frozen", b"frozen", "learning_rates", b"learning_rates", "stage", b"stage", "step", b"step", "token", b"token", "updates", b"updates", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

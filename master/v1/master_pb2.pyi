@@ -417,9 +417,15 @@ class DenseHeader(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     VARIABLES_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    TRAINABLE_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """false: the version is not committed yet; no tensors"""
     version: _builtins.int
+    trainable: _builtins.bytes
+    """What is trained on from this version: a byte, 0 or 1, for each layer of
+    the model and then for each of its weights, in model order.  Empty: as the
+    model file made them.
+    """
     @_builtins.property
     def variables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]:
         """trainable"""
@@ -435,10 +441,11 @@ class DenseHeader(_message.Message):
         version: _builtins.int = ...,
         variables: _abc.Iterable[Global___TensorEntry] | None = ...,
         states: _abc.Iterable[Global___TensorEntry] | None = ...,
+        trainable: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ready", b"ready", "states", b"states", "variables", b"variables", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ready", b"ready", "states", b"states", "trainable", b"trainable", "variables", b"variables", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

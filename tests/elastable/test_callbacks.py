@@ -11,7 +11,7 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
-from tests.elastable.models import clicks, store_model, tables_and_weights
+from tests.elastable.models import clicks, plain_model, store_model, tables_and_weights
 
 RECORDS = clicks(64)
 VERSIONS = 4  # to an epoch of 64 records
@@ -98,6 +98,21 @@ class TestHonoured:
             np.testing.assert_array_equal(ours[name], values, err_msg=name)
         first = tables_and_weights(keras.saving.load_model(tmp_path / "1.keras"))
         assert np.abs(first["users"] - ours["users"]).max() > 0
+
+    def test_weights_that_a_callback_sets_are_trained_on(self) -> None:
+        def half(model: Any) -> Any:
+            def set_weights(*_: Any) -> None:
+                model.layers[-1].set_weights([values / 2 for values in model.layers[-1].get_weights()])
+
+            return keras.callbacks.LambdaCallback(on_epoch_begin=set_weights, on_epoch_end=set_weights)
+
+        ours, theirs = store_model(), plain_model()
+        trained(3, half(ours), model=ours, shuffle=False)
+        theirs.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+        theirs.fit(*RECORDS, epochs=3, batch_size=16, callbacks=[half(theirs)], shuffle=False, verbose=0)
+        expected = tables_and_weights(theirs)
+        for name, values in tables_and_weights(ours).items():
+            np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
     def test_what_a_callback_raises_comes_out(self) -> None:
         def fail(*_: Any) -> None:

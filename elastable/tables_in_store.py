@@ -1,0 +1,126 @@
+"""The tables of a model in the store that it is trained with, holding the rows that the model had before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.fresh_rows import fresh_rows
+from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32, RowBlock, UInt8
+from elastable.master.discovery import create_tables
+from elastable.worker.train_step import pretrained_rows, store_layers
+
+__all__ = ["tables_in_store"]
+
+_BLOCK_ROWS = 1 << 16
+_NO_DECAY = np.zeros(8, np.uint8)  # the logarithm of 1, a float64
+
+
+def tables_in_store(
+    model: Any,
+    tables: Mapping[str, TableSpec],
+    held: EmbeddingStore,
+    moved: Mapping[str, Float32],
+    seed: int,
+    version: int,
+) -> EmbeddingStore:
+    """Makes the tables, fills them, and attaches the model's layers.
+
+    Rows come from where the layers read them before, with their slots where the
+    very same optimizer trains on; a new one begins with new slots, as in Keras.
+
+    Args:
+        model: A built, compiled model.
+        tables: That it needs, by name.
+        held: The store that it is trained with.
+        moved: Table name -> float32 `[vocabulary, dim]`: rows of layers that were offloaded now.
+        seed: Of the initial values.
+        version: That the store is at then.
+
+    Returns:
+        `held`.
+
+    Raises:
+        SpecConflict: the store has a table of that name with another spec.
+        Unsupported: see `_counters`.
+    """
+    layers = store_layers(model)
+    before = {layer.table_name: layer for layer in layers if isinstance(layer.source, EmbeddingStore)}
+    given = {**pretrained_rows(layers), **moved}
+    there = held.specs()
+    # Every version names its learning rate: a table made at an earlier point of a schedule is the same table.
+    create_tables(held, {name: _as_there(spec, there.get(name)) for name, spec in tables.items()})
+    for name, spec in tables.items():
+        layer = before.get(name)
+        if layer is not None:
+            goes_on = layer.trained_by(layer.optimizer or model.optimizer)
+            if layer.source is not held or (layer.was_trained and not goes_on):
+                _carry(layer.source, held, spec, goes_on)
+        elif name in given:
+            held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
+    held.reset_version(version)
+    for layer in layers:
+        layer.attach(held, seed)
+        layer.note_trained_by(layer.optimizer or model.optimizer)
+    return held
+
+
+def _as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:
+    """The spec, with the learning rate that the table in the store was made with."""
+    if there is None or not there.optimizer.same_but_rate(spec.optimizer):
+        return spec
+    return replace(spec, optimizer=there.optimizer)
+
+
+def _carry(source: EmbeddingStore, held: EmbeddingStore, spec: TableSpec, goes_on: bool) -> None:
+    """Puts the rows of a table into another store, or into the same one with new slots."""
+    there = source.specs()[spec.name]
+    same = goes_on and there.optimizer.same_but_rate(spec.optimizer)
+    if same:
+        held.put(spec.name, source.scan(spec.name))
+    else:
+        held.put(spec.name, (fresh_rows(spec, block.ids, block.weights) for block in _rows(source, there)))
+    counters = source.sightings(spec.name) if same else _counters(source, there, spec)
+    if counters is not None and source is not held:
+        held.put_sightings(spec.name, counters)
+
+
+def _rows(source: EmbeddingStore, there: TableSpec) -> Iterator[RowBlock]:
+    """Every row that is not its initial value, in blocks."""
+    if there.vocabulary_size is None or not _decays(there):
+        yield from source.scan(there.name)
+        return
+    # Decay has reached rows that were never updated, too.
+    for start in range(0, there.vocabulary_size, _BLOCK_ROWS):
+        ids = np.arange(start, min(start + _BLOCK_ROWS, there.vocabulary_size), dtype=np.int64)
+        yield fresh_rows(there, ids, source.lookup({there.name: ids})[there.name])
+
+
+def _counters(source: EmbeddingStore, there: TableSpec, spec: TableSpec) -> UInt8 | None:
+    """What a table that gets another optimizer counts on with: sightings, and the decay of rows never updated.
+
+    Raises:
+        Unsupported: rows of any ids have decayed, and would not under the new optimizer.
+    """
+    counters = source.sightings(there.name)
+    if there.vocabulary_size is not None:
+        return None
+    if _decays(there) and not _decays(spec):
+        raise Unsupported(
+            f"table {there.name!r}: weight_decay with lazy=False has reached rows of ids that were never updated, and "
+            "the new optimizer has no place for that: keep weight_decay and lazy=False, or give the table input_dim"
+        )
+    if _decays(there) or not _decays(spec):
+        return counters if spec.admission is not None or _decays(spec) else None
+    return _NO_DECAY if counters is None else np.concatenate((counters, _NO_DECAY))
+
+
+def _decays(spec: TableSpec) -> bool:
+    form = row_optimizer(spec.optimizer).dense_form if follows_steps(spec.optimizer) else None
+    return form is not None and form.decay != 0

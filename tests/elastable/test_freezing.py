@@ -1,0 +1,259 @@
+"""`trainable` of layers with tables in a store, and of dense layers beside them: as in plain Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import elastable as et
+from elastable.embedding_store.errors import ModelError, Unsupported
+
+ROWS, DIM, BATCH, EPOCHS = 30, 3, 16, 4
+Arrays = dict[str, np.ndarray[Any, Any]]
+Program = Callable[[Any, Callable[..., Any]], None]
+"""A program that trains a model by the `fit` that it is given."""
+
+
+def records() -> tuple[Arrays, np.ndarray[Any, Any]]:
+    random = np.random.default_rng(0)
+    x = {"user": random.integers(0, ROWS, (52, 1)), "word": random.integers(0, ROWS, (52, 2))}
+    return x, random.random((52, 1)).astype(np.float32)
+
+
+def built(embedding: Callable[..., Any], **user: Any) -> Any:
+    """Two tables, a part of the model with layers of its own, and layers above."""
+    users = keras.Input((1,), dtype="int64", name="user")
+    words = keras.Input((2,), dtype="int64", name="word")
+    inner_in = keras.Input((1,), dtype="int64")
+    flat = keras.layers.Flatten()(embedding("users", **user)(inner_in))
+    inner = keras.Model(inner_in, dense("low", 4)(flat), name="tower")
+    joined = keras.layers.Concatenate()([inner(users), keras.layers.Flatten()(embedding("words")(words))])
+    out = dense("out", 1)(keras.layers.BatchNormalization(name="norm")(dense("mid", 6)(joined)))
+    return keras.Model([users, words], out)
+
+
+def dense(name: str, units: int) -> Any:
+    return keras.layers.Dense(units, name=name, kernel_initializer=keras.initializers.GlorotUniform(seed=len(name)))
+
+
+def in_store(name: str, **settings: Any) -> Any:
+    return et.Embedding(output_dim=DIM, input_dim=ROWS, embeddings_initializer="ones", name=name, **settings)
+
+
+def plain(name: str, **settings: Any) -> Any:
+    # A regularizer that adds nothing makes the gradient dense: Keras squares un-summed slices (docs/lazy.md).
+    settings.setdefault("embeddings_regularizer", keras.regularizers.L2(0.0))
+    return keras.layers.Embedding(ROWS, DIM, "ones", name=name, **settings)
+
+
+def optimizer() -> Any:
+    """Moves rows without a gradient, too: by momentum and by weight decay."""
+    return keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=0.1)
+
+
+def layer_of(model: Any, name: str) -> Any:
+    return next(layer for layer in model._flatten_layers() if layer.name == name)
+
+
+def state_of(model: Any) -> Arrays:
+    found = {}
+    for layer in model._flatten_layers():
+        if isinstance(layer, et.Embedding) or getattr(layer, "source", None) is not None:
+            found[layer.name] = layer.read_rows(np.arange(ROWS))
+        elif not isinstance(layer, keras.Model):
+            found |= {f"{layer.name} {at}": each for at, each in enumerate(layer.get_weights())}
+            if isinstance(layer, keras.layers.Embedding):
+                found[layer.name] = found.pop(f"{layer.name} 0")
+    return found
+
+
+def run(program: Program, by_keras: bool, **user: Any) -> tuple[Any, list[Arrays]]:
+    """The model trained by a program, and its state after each epoch."""
+    model, states = built(plain if by_keras else in_store, **user), [dict[str, Any]()]
+    model.compile(optimizer(), "mse")
+    x, y = records()
+
+    def fit(epochs: int = 1, *callbacks: Any) -> None:
+        note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: states.append(state_of(model)))
+        settings = {"epochs": epochs, "batch_size": BATCH, "shuffle": False, "callbacks": [*callbacks, note]}
+        if by_keras:
+            model.fit(x, y, verbose=0, **settings)
+        else:
+            et.fit(model, (x, y), verbose=False, lazy=False, **settings)
+
+    program(model, fit)
+    return model, states[1:]
+
+
+def assert_equal(ours: list[Arrays], theirs: list[Arrays]) -> None:
+    assert len(ours) == len(theirs)
+    for epoch, (mine, others) in enumerate(zip(ours, theirs, strict=True)):
+        assert mine.keys() == others.keys()
+        for name, values in others.items():
+            np.testing.assert_allclose(mine[name], values, rtol=2e-4, atol=2e-5, err_msg=f"{name}, epoch {epoch}")
+
+
+class Flags(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sets `trainable` at the beginning of epochs: epoch -> (layer, value)."""
+
+    def __init__(self, flags: dict[int, tuple[str, bool]], force: bool = True) -> None:
+        super().__init__()
+        self.flags, self.force = flags, force
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch in self.flags:
+            name, value = self.flags[epoch]
+            layer_of(self.model, name).trainable = value
+            if self.force:
+                self.model.make_train_function(force=True)
+
+
+def freeze(name: str) -> Program:
+    def program(model: Any, fit: Callable[..., Any]) -> None:
+        (model if name == "model" else layer_of(model, name)).trainable = False
+        fit(2)
+
+    return program
+
+
+def callback(flags: dict[int, tuple[str, bool]], force: bool = True) -> Program:
+    return lambda model, fit: fit(EPOCHS, Flags(flags, force))
+
+
+def between(compiled: str) -> Program:
+    """Freezes the table of users after a first fit, and un-freezes it after a second."""
+
+    def program(model: Any, fit: Callable[..., Any]) -> None:
+        for trainable in (True, False, True):
+            layer_of(model, "users").trainable = trainable
+            if compiled:
+                model.compile(optimizer() if compiled == "anew" else model.optimizer, "mse")
+            fit()
+
+    return program
+
+
+PROGRAMS: dict[str, Program] = {
+    "a table": freeze("users"),
+    "a part of the model, and the table in it": freeze("tower"),
+    "a dense layer": freeze("mid"),
+    "batch normalization": freeze("norm"),
+    "a callback freezes a table": callback({2: ("users", False)}),
+    "a callback freezes a part, and un-freezes it": callback({1: ("tower", False), 3: ("tower", True)}),
+    "a callback freezes dense layers": callback({1: ("mid", False), 2: ("norm", False), 3: ("mid", True)}),
+    "a callback before the first batch": callback({0: ("users", False)}, force=False),
+    "a callback without a new train function has no effect": callback({1: ("users", False)}, force=False),
+    "between fits, compiled with the same optimizer": between("same"),
+    "between fits, compiled with a new optimizer": between("anew"),
+    "between fits, not compiled: no effect": between(""),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_in_keras(name: str) -> None:
+    _, theirs = run(PROGRAMS[name], by_keras=True)
+    _, ours = run(PROGRAMS[name], by_keras=False)
+    assert_equal(ours, theirs)
+
+
+def test_frozen_rows_keep_every_bit() -> None:
+    _, states = run(callback({1: ("users", False), 3: ("users", True)}), by_keras=False)
+    first, second, third, last = (state["users"] for state in states)
+    np.testing.assert_array_equal(second, first)
+    np.testing.assert_array_equal(third, first)
+    assert np.abs(last - first).max() > 1e-3
+
+
+def test_the_penalty_of_a_frozen_layer_is_no_part_of_the_loss() -> None:
+    losses = {}
+    for by_keras in (True, False):
+        model, _ = run(freeze("users"), by_keras, embeddings_regularizer="l2")
+        history = model.history.history if by_keras else None
+        losses[by_keras] = history["loss"] if history else _loss_of_store_model()
+    np.testing.assert_allclose(losses[False], losses[True], rtol=1e-5)
+
+
+def _loss_of_store_model() -> list[float]:
+    model = built(in_store, embeddings_regularizer="l2")
+    layer_of(model, "users").trainable = False
+    model.compile(optimizer(), "mse")
+    history = et.fit(model, records(), epochs=2, batch_size=BATCH, shuffle=False, lazy=False, verbose=False)
+    return list(history.history["loss"])
+
+
+def test_nothing_is_trained_and_no_step_is_counted() -> None:
+    def program(model: Any, fit: Callable[..., Any]) -> None:
+        model.trainable = False
+        fit(2)
+
+    model, (first, last) = run(program, by_keras=False)
+    for name, values in first.items():
+        if not name.startswith("norm"):
+            np.testing.assert_array_equal(values, last[name], err_msg=name)
+    assert int(model.optimizer.iterations) == 0  # as of Keras
+
+
+def test_eager_models_are_read_with_every_batch() -> None:
+    states: dict[bool, list[Arrays]] = {}
+    for by_keras in (True, False):
+
+        def program(model: Any, fit: Callable[..., Any]) -> None:
+            model.compile(optimizer(), "mse", run_eagerly=True)
+            fit(2, Flags({1: ("users", False)}, force=False))
+
+        _, states[by_keras] = run(program, by_keras)
+    assert_equal(states[False], states[True])
+
+
+def test_offloaded_embeddings() -> None:
+    states = {}
+    for by_keras in (True, False):
+        model = built(plain)
+        layer_of(model, "users").trainable = False
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        x, y = records()
+        if by_keras:
+            model.fit(x, y, epochs=2, batch_size=BATCH, shuffle=False, verbose=0)
+        else:
+            above = {"offload_embeddings_above": 1, "epochs": 2, "batch_size": BATCH, "shuffle": False}
+            et.fit(model, (x, y), verbose=False, **above)
+            assert layer_of(model, "users").source is not None
+        states[by_keras] = state_of(model)
+    assert_equal([states[False]], [states[True]])
+    assert (states[False]["users"] == 1).all()
+
+
+def test_a_table_shared_by_a_frozen_layer_and_another_is_refused() -> None:
+    ids = keras.Input((1,), dtype="int64")
+    parts = [in_store("one", table="t", trainable=False)(ids), in_store("two", table="t")(ids)]
+    model = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(keras.layers.Concatenate()(parts))))
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match=r"'one' \(trainable=False\) and 'two' \(trainable=True\) share the table 't'"):
+        et.fit(model, (np.zeros((4, 1), np.int64), np.zeros((4, 1), np.float32)), verbose=False)
+
+
+def test_compiling_in_a_callback_is_refused() -> None:
+    def program(model: Any, fit: Callable[..., Any]) -> None:
+        again = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: epoch and model.compile("sgd", "mse"))
+        fit(2, again)
+
+    with pytest.raises(Unsupported, match="make_train_function"):
+        run(program, by_keras=False)
+
+
+def test_what_the_optimizer_was_not_built_for_is_refused() -> None:
+    def program(model: Any, fit: Callable[..., Any]) -> None:
+        layer_of(model, "mid").trainable = False
+        fit()
+        layer_of(model, "mid").trainable = True
+        model.compile(model.optimizer, "mse")
+        fit()
+
+    with pytest.raises(ValueError, match="Unknown variable"):
+        run(program, by_keras=True)
+    with pytest.raises(Unsupported, match=r"mid/kernel.*new optimizer"):
+        run(program, by_keras=False)
