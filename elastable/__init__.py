@@ -4,7 +4,8 @@
 
 * layers: `Embedding`, `EdlEmbedding`
 * training here: `fit`; over replicas: `ReplicaTrainer`
-* data: `NumpyReader`, `ParquetReader`, `CsvReader`, `StreamReader`
+* data: `NumpyReader`, `ParquetReader`, `CsvReader`, `StreamReader`; for sources of your own `Reader`, `RaggedArray`,
+  `SparseArray`
 * stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
 * tables of any ids: `AdmissionSpec`, `EvictionSpec`
 * locations: `LocationSettings`, `TensorLocationSettings`, `TensorLocation`
@@ -38,7 +39,15 @@ if TYPE_CHECKING:
         HostEmbeddingOptimizerSpec,
         HostEmbeddingSGDGAOptimizerSpec,
     )
-    from elastable.worker.readers import CsvReader, NumpyReader, ParquetReader, StreamReader
+    from elastable.worker.readers import (
+        CsvReader,
+        NumpyReader,
+        ParquetReader,
+        RaggedArray,
+        Reader,
+        SparseArray,
+        StreamReader,
+    )
     from elastable.worker.replicas.grouping import CommGroup
     from elastable.worker.replicas.world import replica_group
 
@@ -61,8 +70,11 @@ __all__ = [
     "NumpyReader",
     "OptimizerSpec",
     "ParquetReader",
+    "RaggedArray",
+    "Reader",
     "RedisStore",
     "ReplicaTrainer",
+    "SparseArray",
     "StreamReader",
     "TableSpec",
     "TensorLocation",
@@ -94,8 +106,11 @@ _HOMES = {
     "NumpyReader": "elastable.worker.readers",
     "OptimizerSpec": "elastable.embedding_store.spec",
     "ParquetReader": "elastable.worker.readers",
+    "RaggedArray": "elastable.worker.readers",
+    "Reader": "elastable.worker.readers",
     "RedisStore": "elastable.embedding_store.redis.store",
     "ReplicaTrainer": "elastable.replica_trainer",
+    "SparseArray": "elastable.worker.readers",
     "StreamReader": "elastable.worker.readers",
     "TableSpec": "elastable.embedding_store.spec",
     "TensorLocation": "elastable.embedding_store.locations",

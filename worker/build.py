@@ -13,17 +13,27 @@ from elastable.embedding_store.errors import BadInput, ElastableError, ModelErro
 from elastable.worker.forward import forward, update_metrics
 from elastable.worker.offload import offloading
 from elastable.worker.on_worker import keep_on_worker
-from elastable.worker.readers import Reader
+from elastable.worker.readers import RaggedArray, Reader, SparseArray
 from elastable.worker.train_step import refuse_unsupported, store_layers
 
 __all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
 
 
 def as_tensors(batch: Any) -> Any:
-    """A batch of arrays as the same nest of tensors."""
-    return tf.nest.map_structure(
-        lambda value: value if tf.is_tensor(value) else tf.convert_to_tensor(value), tuple(batch)
-    )
+    """A batch of arrays as the same nest of tensors: RaggedArrays and SparseArrays as TensorFlow's."""
+    return tf.nest.map_structure(_as_tensor, tuple(batch))
+
+
+def _as_tensor(value: Any) -> Any:
+    if tf.is_tensor(value):
+        return value
+    if isinstance(value, RaggedArray):
+        return tf.RaggedTensor.from_row_splits(_as_tensor(value.values), value.splits, validate=False)
+    if isinstance(value, SparseArray):
+        records = np.repeat(np.arange(len(value)), np.diff(value.splits))
+        indices = np.concatenate([records[:, np.newaxis], value.indices], axis=1)
+        return tf.SparseTensor(indices, _as_tensor(value.values), [len(value), *value.shape])
+    return tf.convert_to_tensor(value)
 
 
 def sample_batch(reader: Reader, records: int = 2) -> Any:

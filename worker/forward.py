@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from elastable.worker.tensor_specs import records_in
+
 __all__ = ["Forward", "forward", "update_metrics"]
 
 
@@ -47,7 +49,7 @@ def forward(model: Any, batch: Any, training: bool) -> Forward:
 
 def update_metrics(model: Any, done: Forward, loss: Any) -> None:
     """Counts a batch in the metrics of the model, and its loss in Keras' own loss metric."""
-    records = tf.shape(tf.nest.flatten(done.x, expand_composites=True)[0])[0]
+    records = records_in(done.x)
     tracker = getattr(model, "_loss_tracker", None)
     # A model may leave Keras' tracker out of `metrics`, and keep one of its own.
     if tracker is not None and any(metric is tracker for metric in model.metrics):

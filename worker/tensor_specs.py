@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["batch_spec", "flat_spec", "pack_flat"]
+__all__ = ["batch_spec", "flat_spec", "pack_flat", "records_in"]
 
 
 def batch_spec(batch: Any) -> Any:
@@ -32,3 +32,13 @@ def flat_spec(spec: Any) -> list[Any]:
 def pack_flat(spec: Any, tensors: Any) -> Any:
     """The nest that `spec` describes, of plain tensors in `flat_spec`'s order."""
     return tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
+
+
+def records_in(nest: Any) -> Any:
+    """int32 scalar: the length of the first axis of a nest of tensors, whose parts may be ragged or sparse."""
+    first = tf.nest.flatten(nest)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int32)
+    if isinstance(first, tf.SparseTensor):
+        return tf.cast(first.dense_shape[0], tf.int32)
+    return tf.shape(first)[0]

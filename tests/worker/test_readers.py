@@ -140,7 +140,9 @@ def test_what_is_taken_is_a_copy() -> None:
         ((np.float32(3),), "x: a single float32 value"),
         ((None,), "x: a NoneType is no array"),
         ((np.array(["2013-01-01"], "datetime64[D]"),), r"x: dtype datetime64\[D\]"),
-        ((np.array([[1], [1, 2]], object),), "element 0 is a list"),
+        ((np.array([[1], 2], object),), "x: record 1 is a int, and record 0 a list"),
+        ((np.array([b"a", 2], object),), "element 1 is a int; objects must all be strings"),
+        ((np.array([5, 2**63 + 1], np.uint64),), r"x: 9223372036854775809 at position 1 is above 2\*\*63 - 1"),
     ],
 )
 def test_arrays_that_cannot_be_read_are_refused(given_: tuple[object, ...], told: str) -> None:
@@ -197,8 +199,6 @@ def test_missing_files_and_columns_are_named(tmp_path: Path, reader: type[CsvRea
     path = write_csv(tmp_path / "t.csv") if reader is CsvReader else write_parquet(tmp_path / "t.parquet")
     with pytest.raises(BadInput, match=r"absent\.x: no such file"):
         reader(tmp_path / "absent.x")
-    with pytest.raises(BadInput, match="a folder; name the files in it"):
-        reader(tmp_path)
     with pytest.raises(BadInput, match="no files given"):
         reader([])
     with pytest.raises(BadInput, match="no column 'users'; its columns are user, price"):
@@ -249,7 +249,6 @@ def test_parquet_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        (pa.array([[1], [2, 3]]), "column 'c': list.* is ragged; store lists of one size"),
         (pa.array([{"a": 1}]), "column 'c': type struct"),
         (pa.array([np.datetime64("2013-01-01", "s")]), "column 'c': type timestamp"),
     ],

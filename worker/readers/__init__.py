@@ -6,7 +6,18 @@ from elastable.worker.readers.as_reader import as_reader
 from elastable.worker.readers.csv_reader import CsvReader
 from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.readers.parquet_reader import ParquetReader
+from elastable.worker.readers.ragged import RaggedArray, SparseArray
 from elastable.worker.readers.reader import Batch, Reader
 from elastable.worker.readers.stream_reader import StreamReader
 
-__all__ = ["Batch", "CsvReader", "NumpyReader", "ParquetReader", "Reader", "StreamReader", "as_reader"]
+__all__ = [
+    "Batch",
+    "CsvReader",
+    "NumpyReader",
+    "ParquetReader",
+    "RaggedArray",
+    "Reader",
+    "SparseArray",
+    "StreamReader",
+    "as_reader",
+]

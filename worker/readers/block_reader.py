@@ -6,20 +6,20 @@ import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.arrow_columns import ColumnChoice
-from elastable.worker.readers.nests import Array, as_arrays, named_arrays, records_of
+from elastable.worker.readers.nests import Leaf, as_arrays, named_arrays, records_of
+from elastable.worker.readers.ragged import concatenated, taken
 from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
 
-__all__ = ["Block", "BlockReader", "Transform", "checked_paths"]
+__all__ = ["Block", "BlockReader", "Transform"]
 
-Block = dict[str, Array]
-"""Column name -> array of the block's records."""
+Block = dict[str, Leaf]
+"""Column name -> the block's records: an array, or a RaggedArray."""
 
 Transform = Callable[[Batch], Batch]
 
@@ -93,7 +93,7 @@ class BlockReader(Reader):
 
     def _gather(self, rows: Int64) -> Block:
         if rows.size == 0:
-            return {name: values[:0] for name, values in self._block(0).items()}
+            return {name: taken(values, rows) for name, values in self._block(0).items()}
         # A stable sort by block groups the rows; `back` undoes it.
         block_of = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(block_of, kind="stable")
@@ -104,8 +104,8 @@ class BlockReader(Reader):
         for block, members in zip(blocks, np.split(order, np.cumsum(counts)[:-1]), strict=True):
             decoded = self._block(int(block))
             local = rows[members] - self._starts[block]
-            pieces.append({name: values[local] for name, values in decoded.items()})
-        return {name: np.concatenate([piece[name] for piece in pieces])[back] for name in pieces[0]}
+            pieces.append({name: taken(values, local) for name, values in decoded.items()})
+        return {name: taken(concatenated([piece[name] for piece in pieces]), back) for name in pieces[0]}
 
     def _block(self, block: int) -> Block:
         with self._lock:
@@ -132,19 +132,3 @@ class BlockReader(Reader):
             if found != records:
                 raise BadInput(f"{self._name}: transform made {found} records of {records}; it must keep their number")
         return nested
-
-
-def checked_paths(paths: str | Path | Sequence[str | Path], kind: str) -> list[Path]:
-    """The files, in the order given.
-
-    Raises:
-        BadInput: none given, or one that is no file.
-    """
-    files = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
-    if not files:
-        raise BadInput(f"{kind}: no files given")
-    for file in files:
-        if not file.is_file():
-            told = "a folder; name the files in it" if file.is_dir() else "no such file"
-            raise BadInput(f"{kind}: {file}: {told}")
-    return files

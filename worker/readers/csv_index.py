@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.kernel import kernel
+from elastable.worker.readers.files import DataFile
 
 __all__ = ["CsvIndex", "index_csv", "record_starts"]
 
@@ -41,7 +41,7 @@ class CsvIndex:
     counts: Offsets
 
 
-def index_csv(file: Path, block_records: int, delimiter: str, has_header: bool) -> CsvIndex:
+def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bool) -> CsvIndex:
     """Finds the blocks of `block_records` records each (the last may have fewer).
 
     A record ends with its line, unless within quotes; empty lines are no
@@ -53,7 +53,7 @@ def index_csv(file: Path, block_records: int, delimiter: str, has_header: bool) 
     state = _fresh(has_header)
     found: list[tuple[Offsets, Offsets]] = []
     try:
-        with file.open("rb") as opened:
+        with file.open() as opened:
             begin = len(_BOM) if opened.read(len(_BOM)) == _BOM else 0
             opened.seek(begin)
             position = begin

@@ -1,4 +1,4 @@
-"""Dict, tuple and list nests of arrays, without TensorFlow."""
+"""Dict, tuple and list nests of arrays, ragged and sparse ones among them, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.ragged import Array, Leaf, RaggedArray, SparseArray, map_values
+from elastable.worker.readers.tensors import from_lists, from_tensor
 
-__all__ = ["Array", "as_arrays", "map_arrays", "named_arrays", "records_of"]
-
-Array = npt.NDArray[Any]
+__all__ = ["Array", "Leaf", "as_arrays", "map_arrays", "named_arrays", "records_of", "refuse_large_ids"]
 
 _KINDS_KEPT = "biufSU"
+_LARGEST_ID = np.uint64(2**63 - 1)
 
 
 def as_arrays(nest: Any, name: str) -> Any:
-    """The same nest with every leaf a NumPy array of at least one axis.
+    """The same nest with every leaf a NumPy array of at least one axis, a RaggedArray or a SparseArray.
 
     Floats of other widths become float32, as in `model.fit`; a memory-mapped
-    array stays one, and is cast where it is taken from.
+    array stays one, and is cast where it is taken from. Object arrays of lists
+    or arrays, and ragged tensors, become ragged; sparse tensors and SciPy's
+    sparse matrices become sparse.
 
     Args:
         nest: Arrays, or dict/tuple/list nests of them.
         name: What to call it in an error, such as "x".
 
     Raises:
-        BadInput: a leaf that is no array of numbers or strings, an empty nest,
-            a key that is no string.
+        BadInput: a leaf that is no array of numbers or strings, integers above
+            2**63 - 1, an empty nest, a key that is no string.
     """
     if isinstance(nest, Mapping):
         for key in nest:
@@ -48,8 +50,8 @@ def as_arrays(nest: Any, name: str) -> Any:
     return children
 
 
-def map_arrays(function: Callable[[Array], Array], nest: Any) -> Any:
-    """The nest with `function` applied to each array."""
+def map_arrays(function: Callable[[Any], Any], nest: Any) -> Any:
+    """The nest with `function` applied to each leaf."""
     if isinstance(nest, Mapping):
         return {key: map_arrays(function, value) for key, value in nest.items()}
     if isinstance(nest, tuple):
@@ -59,8 +61,8 @@ def map_arrays(function: Callable[[Array], Array], nest: Any) -> Any:
     return function(nest)
 
 
-def named_arrays(nest: Any, name: str) -> Iterator[tuple[str, Array]]:
-    """All arrays of a nest, with names such as x['user'] or x[0]."""
+def named_arrays(nest: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """All leaves of a nest, with names such as x['user'] or x[0]."""
     if isinstance(nest, Mapping):
         for key, value in nest.items():
             yield from named_arrays(value, f"{name}[{key!r}]")
@@ -71,7 +73,7 @@ def named_arrays(nest: Any, name: str) -> Iterator[tuple[str, Array]]:
         yield name, nest
 
 
-def records_of(arrays: list[tuple[str, Array]], source: str) -> int:
+def records_of(arrays: list[tuple[str, Leaf]], source: str) -> int:
     """The length of the first axis, the same in all arrays and at least 1.
 
     Raises:
@@ -87,22 +89,51 @@ def records_of(arrays: list[tuple[str, Array]], source: str) -> int:
     return records
 
 
-def _as_array(value: Any, name: str) -> Array:
+def refuse_large_ids(array: Array, name: str) -> Array:
+    """The array itself.
+
+    Raises:
+        BadInput: a uint64 above 2**63 - 1, by name and position.
+    """
+    if array.dtype == np.uint64 and array.size and array.max() > _LARGEST_ID:
+        position = int(np.argmax(array.ravel() > _LARGEST_ID))
+        raise BadInput(
+            f"{name}: {array.ravel()[position]} at position {position} is above 2**63 - 1, the largest id; "
+            "view the column as int64, or hash it (et.hash_ids)"
+        )
+    return array
+
+
+def _as_array(value: Any, name: str) -> Leaf:
+    if isinstance(value, RaggedArray | SparseArray):
+        return map_values(lambda values: _as_plain(values, name), value)
+    found = from_tensor(value)
+    if found is None and getattr(value, "dtype", None) == np.dtype(object):
+        found = from_lists(np.asarray(value), name)
+    if found is not None:
+        return map_values(lambda values: _as_plain(values, name), found)
     if not hasattr(value, "__array__"):
         raise BadInput(
-            f"{name}: a {type(value).__name__} is no array; give NumPy arrays, or dicts, tuples or lists of them "
-            "(for ragged or sparse values write a Reader whose take() returns the tensors)"
+            f"{name}: a {type(value).__name__} is no array; give NumPy arrays (object arrays of lists are ragged), "
+            "ragged or sparse tensors, or dicts, tuples or lists of them"
         )
-    array: Array = value if isinstance(value, np.memmap) else np.asarray(value)
+    return _as_plain(value if isinstance(value, np.memmap) else np.asarray(value), name)
+
+
+def _as_plain(array: Array, name: str) -> Array:
     if array.ndim == 0:
-        raise BadInput(f"{name}: a single {array.dtype} value; the first axis must be the records")
+        raise BadInput(
+            f"{name}: a single {array.dtype} value; the first axis must be the records (batch a tf.data.Dataset)"
+        )
     if array.dtype.kind == "O":
         _refuse_objects(array, name)
     elif array.dtype.kind not in _KINDS_KEPT:
         raise BadInput(f"{name}: dtype {array.dtype}; use integers, floats, booleans or strings")
-    if array.dtype.kind == "f" and array.dtype != np.float32 and not isinstance(array, np.memmap):
+    if isinstance(array, np.memmap):
+        return array  # read, checked and cast where it is taken from
+    if array.dtype.kind == "f" and array.dtype != np.float32:
         return array.astype(np.float32)
-    return array
+    return refuse_large_ids(array, name)
 
 
 def _refuse_objects(array: Array, name: str) -> None:
@@ -110,5 +141,5 @@ def _refuse_objects(array: Array, name: str) -> None:
         if not isinstance(value, str | bytes):
             raise BadInput(
                 f"{name}: an object array whose element {place} is a {type(value).__name__}; "
-                "objects must be strings, and lists of one length make an array of numbers"
+                "objects must all be strings, or all be lists or arrays of one rank, which make ragged records"
             )

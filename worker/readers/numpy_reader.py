@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.nests import Array, as_arrays, map_arrays, named_arrays, records_of
+from elastable.worker.readers.nests import Leaf, as_arrays, map_arrays, named_arrays, records_of, refuse_large_ids
+from elastable.worker.readers.ragged import taken
 from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
 
 __all__ = ["NumpyReader"]
@@ -19,6 +20,9 @@ class NumpyReader(Reader):
     Args:
         x: Features: an array, or a dict/tuple/list nest of arrays. Whatever has
             `__array__` will do (a memory-mapped .npy file, a pandas Series, a tensor).
+            Records of different lengths: an object array of lists or arrays, a
+            RaggedArray, a `tf.RaggedTensor`; sparse ones: a `tf.SparseTensor` or
+            a SciPy sparse matrix. Neither is ever padded.
         y: Targets, likewise; None: batches are `(x,)`.
         sample_weight: Weights, likewise.
         name: What errors call this source.
@@ -53,8 +57,12 @@ class NumpyReader(Reader):
         """
         rows = checked_indices(indices, self._records, self._name)
 
-        def pick(array: Array) -> Array:
-            picked = np.asarray(array[rows])
-            return picked.astype(np.float32, copy=False) if picked.dtype.kind == "f" else picked
+        def pick(leaf: Leaf) -> Leaf:
+            picked = taken(leaf, rows)
+            if not isinstance(leaf, np.memmap) or not isinstance(picked, np.ndarray):
+                return picked
+            if picked.dtype.kind == "f":
+                return picked.astype(np.float32, copy=False)
+            return refuse_large_ids(picked, self._name)
 
         return tuple(map_arrays(pick, part) for part in self._parts)

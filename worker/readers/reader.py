@@ -16,7 +16,8 @@ Int64 = npt.NDArray[np.int64]
 
 Batch = tuple[Any, ...]
 """(x,), (x, y) or (x, y, sample_weight): arrays, or dict/tuple/list nests of them,
-whose first axis is the records."""
+whose first axis is the records. Ragged and sparse leaves are `RaggedArray` and
+`SparseArray`."""
 
 
 class Reader(ABC):
@@ -31,13 +32,13 @@ class Reader(ABC):
         """How many records there are, at least 1."""
 
     @property
-    @abstractmethod
     def shuffle_block(self) -> int | None:
-        """Records in a range that is read together; None: any record is cheap.
+        """Records in a range that is read together; None, unless a reader says otherwise: any record is cheap.
 
         A job shuffles such ranges, and the records within each, so that a
         micro-batch touches few of them.
         """
+        return None
 
     @abstractmethod
     def take(self, indices: Int64) -> Batch:

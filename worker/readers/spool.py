@@ -57,8 +57,8 @@ class Spool:
         """
         if part.shape[1:] != self._shape:
             raise BadInput(
-                f"{self._name} has records of shape {list(part.shape[1:])}, those before {list(self._shape)}; pad them "
-                "to one shape"
+                f"{self._name} has records of shape {list(part.shape[1:])}, those before {list(self._shape)}; "
+                "make them ragged, or pad them to one shape"
             )
         if self._text:
             self._append_text(part)

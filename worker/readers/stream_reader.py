@@ -12,8 +12,8 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.nests import as_arrays, map_arrays, named_arrays, records_of
+from elastable.worker.readers.ragged_spool import AnySpool, spool_for
 from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
-from elastable.worker.readers.spool import Spool
 
 __all__ = ["StreamReader", "is_stream"]
 
@@ -37,7 +37,8 @@ class StreamReader(Reader):
 
     Args:
         batches: Batches are x, (x,), (x, y) or (x, y, sample_weight): arrays, or
-            dict/tuple/list nests of them, whose first axis is the records.
+            dict/tuple/list nests of them, whose first axis is the records. Ragged
+            and sparse tensors stay what they are; nothing is padded.
         count: Batches to take at most, of a stream without an end; None: all.
         folder: Where the files lie; None: where the system keeps temporary ones.
         shuffle_block: As of `Reader`. None is right while the files fit into
@@ -68,7 +69,7 @@ class StreamReader(Reader):
         self._shuffle_block = shuffle_block
         self._records = self.batch_records = 0
         place = Path(tempfile.gettempdir() if folder is None else folder)
-        self._spools: dict[str, Spool] = {}
+        self._spools: dict[str, AnySpool] = {}
         self._like: Batch = ()
         try:
             for number, batch in enumerate(islice(_batches_of(batches, count), count)):
@@ -109,9 +110,9 @@ class StreamReader(Reader):
         size = records_of(leaves, "arrays")
         if not self._spools:
             self.batch_records = size
-            self._like = tuple(map_arrays(lambda array: array[:0], part) for part in parts)
+            self._like = tuple(map_arrays(lambda _: None, part) for part in parts)
             for name, array in leaves:
-                self._spools[name] = Spool(name, folder, array)
+                self._spools[name] = spool_for(name, folder, array)
         found = dict(leaves)
         if found.keys() != self._spools.keys():
             raise BadInput(f"it holds {', '.join(found)}, and the batches before held {', '.join(self._spools)}")

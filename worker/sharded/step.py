@@ -11,7 +11,7 @@ import tensorflow as tf
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.replicas.group import Array
 from elastable.worker.seeds import seed_states, set_seeds
-from elastable.worker.tensor_specs import batch_spec, flat_spec, pack_flat
+from elastable.worker.tensor_specs import batch_spec, flat_spec, pack_flat, records_in
 
 __all__ = ["EvaluateStep", "GradientStep", "PredictStep"]
 
@@ -41,7 +41,7 @@ class _Step:
         predicted = self._model(x, training=training)
         _refuse_masks(self._model, predicted)
         loss = self._model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
-        records = tf.shape(tf.nest.flatten(x, expand_composites=True)[0])[0]
+        records = records_in(x)
         for metric in self._model.metrics:
             if metric.name == "loss":
                 metric.update_state(loss, sample_weight=tf.cast(records, tf.float32))

@@ -1,0 +1,291 @@
+"""Data sets of many files: globs, folders, partitions in folders' names, URLs; and ids that stay exact."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.fs as arrow_fs
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers import CsvReader, ParquetReader, Reader
+
+FILES = {"day=2/b": (6, 9), "day=1/a": (0, 6), "day=10/c": (9, 20)}
+"""Path without its suffix -> records first .. last; in the order of their paths those of day 1, 10 and 2."""
+IN_ORDER = [*range(6), *range(9, 20), *range(6, 9)]
+DAYS = [1] * 6 + [10] * 11 + [2] * 3
+
+
+def table(first: int, last: int) -> pa.Table:
+    numbers = np.arange(first, last)
+    return pa.table({"user": 2**53 + 1 + numbers, "price": numbers / 4, "late": numbers % 2})
+
+
+def write(kind: str, rows: pa.Table, target: Any) -> None:
+    if kind == "parquet":
+        pq.write_table(rows, target, row_group_size=4)
+    else:
+        csv.write_csv(rows, target)
+
+
+def reader_of(kind: str, paths: Any, **more: Any) -> Reader:
+    if kind == "parquet":
+        return ParquetReader(paths, label="late", **more)
+    return CsvReader(paths, label="late", block_records=4, **more)
+
+
+def fill(folder: Path, kind: str) -> Path:
+    for name, (first, last) in FILES.items():
+        path = folder / f"{name}.{kind}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(kind, table(first, last), path)
+    (folder / "_SUCCESS").touch()
+    (folder / ".crc").mkdir()
+    (folder / ".crc" / "x.crc").touch()
+    return folder
+
+
+def holds(reader: Reader, numbers: list[int], days: list[int] | None = None) -> None:
+    """That the reader's records are these, in this order, and that any of them can be fetched."""
+    assert len(reader) == len(numbers)
+    rows = np.random.default_rng(0).integers(0, len(numbers), 50)
+    for taken in (np.arange(len(numbers)), rows):
+        x, y = reader.take(taken)
+        expected = np.array(numbers)[taken]
+        assert x["user"].dtype == np.int64
+        np.testing.assert_array_equal(x["user"], 2**53 + 1 + expected)
+        np.testing.assert_array_equal(x["price"], np.float32(expected / 4))
+        np.testing.assert_array_equal(y, expected % 2)
+        if days is not None:
+            assert x["day"].dtype == np.int64
+            np.testing.assert_array_equal(x["day"], np.array(days)[taken])
+
+
+KINDS = pytest.mark.parametrize("kind", ["parquet", "csv"])
+
+
+@KINDS
+def test_a_folder_of_partitions(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "clicks", kind)
+    holds(reader_of(kind, tmp_path / "clicks"), IN_ORDER, DAYS)
+    monkeypatch.chdir(tmp_path)
+    holds(reader_of(kind, "clicks/"), IN_ORDER, DAYS)
+    texts = reader_of(kind, "clicks", column_types={"day": "string"}).take(np.array([6]))[0]["day"]
+    assert texts.tolist() == ["10"]
+
+
+@KINDS
+def test_globs_and_several_paths(tmp_path: Path, kind: str) -> None:
+    fill(tmp_path, kind)
+    holds(reader_of(kind, f"{tmp_path}/day=1*/*.{kind}"), IN_ORDER[:17], DAYS[:17])
+    holds(reader_of(kind, f"{tmp_path}/**/[bc].{kind}"), IN_ORDER[6:], DAYS[6:])
+    holds(reader_of(kind, tmp_path / f"day=?/[!b].{kind}"), IN_ORDER[:6], DAYS[:6])
+    two = [tmp_path / f"day=2/b.{kind}", f"{tmp_path}/day=1/*.{kind}"]
+    holds(reader_of(kind, two), [*range(6, 9), *range(6)])
+
+
+@KINDS
+def test_a_partition_alone_is_a_target(tmp_path: Path, kind: str) -> None:
+    fill(tmp_path, kind)
+    made = {"parquet": ParquetReader, "csv": CsvReader}[kind](tmp_path, ["price"], "day")
+    x, y = made.take(np.array([19, 0]))
+    assert (list(x), y.tolist()) == (["price"], [2, 1])
+
+
+@KINDS
+def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path, kind: str) -> None:
+    folder = fill(tmp_path / "clicks", kind)
+    with pytest.raises(BadInput, match="no file matches"):
+        reader_of(kind, f"{folder}/*.{kind}")
+    (folder / "empty").mkdir()
+    with pytest.raises(BadInput, match="an empty folder"):
+        reader_of(kind, folder / "empty")
+    (folder / "README.md").touch()
+    with pytest.raises(BadInput, match=rf"README\.md in this folder does not end in \.{kind}.*/\*\*/\*\.{kind}"):
+        reader_of(kind, folder)
+    write(kind, table(0, 1), folder / f"stray.{kind}")
+    with pytest.raises(BadInput, match=rf"stray\.{kind}: its folders name no column, those of .* day"):
+        reader_of(kind, f"{folder}/**/*.{kind}")
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [("99999999999999999999", "beyond int64"), ("__HIVE_DEFAULT_PARTITION__", "nulls in a column")]
+)
+def test_folders_whose_values_make_no_ids(tmp_path: Path, value: str, told: str) -> None:
+    (tmp_path / f"user={value}").mkdir()
+    pq.write_table(pa.table({"late": [1.0]}), tmp_path / f"user={value}" / "a.parquet")
+    with pytest.raises(BadInput, match=told):
+        ParquetReader(tmp_path, label="late").take(np.array([0]))
+
+
+# Elsewhere
+
+
+class Ranges(SimpleHTTPRequestHandler):
+    """As every web server of files: parts of a file are given, too."""
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range", "").removeprefix("bytes=")
+        path = Path(self.translate_path(self.path))
+        if not wanted or not path.is_file():
+            super().do_GET()
+            return
+        first, _, last = wanted.partition("-")
+        content = path.read_bytes()
+        part = content[int(first) : int(last) + 1 if last else None]
+        self.send_response(206)
+        self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def web_server(folder: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@KINDS
+def test_fsspec_in_memory(kind: str) -> None:
+    memory = fsspec.filesystem("memory")
+    for name, (first, last) in FILES.items():
+        with memory.open(f"/{kind}-clicks/{name}.{kind}", "wb") as opened:
+            write(kind, table(first, last), opened)
+    holds(reader_of(kind, f"memory://{kind}-clicks"), IN_ORDER, DAYS)
+    holds(reader_of(kind, f"memory://{kind}-clicks/day=1*/*"), IN_ORDER[:17], DAYS[:17])
+    holds(reader_of(kind, f"/{kind}-clicks/day=1/a.{kind}", filesystem=memory), IN_ORDER[:6])
+    with pytest.raises(BadInput, match=r"memory://nowhere\.csv: no such file"):
+        CsvReader("memory://nowhere.csv")
+
+
+@KINDS
+def test_fsspec_over_http(tmp_path: Path, kind: str) -> None:
+    fill(tmp_path, kind)
+    with web_server(tmp_path) as url:
+        holds(reader_of(kind, f"{url}/day=1/a.{kind}"), IN_ORDER[:6])
+        holds(reader_of(kind, f"{url}/day=1*/*.{kind}"), IN_ORDER[:17], DAYS[:17])
+        with pytest.raises(BadInput, match=rf"nothing\.{kind}: no such file"):
+            reader_of(kind, f"{url}/nothing.{kind}")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[tuple[arrow_fs.S3FileSystem, str]]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    try:
+        options = {"endpoint_override": f"{host}:{port}", "scheme": "http", "region": "us-east-1"}
+        made = arrow_fs.S3FileSystem(access_key="key", secret_key="secret", allow_bucket_creation=True, **options)
+        yield made, "&".join(f"{name}={value}" for name, value in options.items())
+    finally:
+        server.stop()
+
+
+@KINDS
+def test_an_s3_server(s3: tuple[arrow_fs.S3FileSystem, str], kind: str) -> None:
+    server, where = s3
+    bucket = f"clicks-{kind}"
+    server.create_dir(bucket)
+    for name, (first, last) in FILES.items():
+        with server.open_output_stream(f"{bucket}/train/{name}.{kind}") as opened:
+            write(kind, table(first, last), opened)
+    holds(reader_of(kind, f"s3://key:secret@{bucket}/train?{where}"), IN_ORDER, DAYS)
+    holds(reader_of(kind, f"s3://key:secret@{bucket}/train/day=1*/*.{kind}?{where}"), IN_ORDER[:17], DAYS[:17])
+    holds(reader_of(kind, f"{bucket}/train/day=1/a.{kind}", filesystem=server), IN_ORDER[:6])
+    with pytest.raises(BadInput, match=rf"s3://.*nothing\.{kind}.*: no such file"):
+        reader_of(kind, f"s3://key:secret@{bucket}/nothing.{kind}?{where}")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [("az://account/x.csv", "no file system opens this URL: .*adlfs"), ("nowhere://x.csv", "nowhere://x.csv: no file")],
+)
+def test_urls_that_nothing_opens(url: str, told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        CsvReader(url)
+    with pytest.raises(BadInput, match="filesystem=7: give a pyarrow"):
+        CsvReader("x.csv", filesystem=7)
+
+
+# Types
+
+
+def test_csv_ids_stay_exact(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("user,big\n9007199254740993,9223372036854775807\n-9223372036854775808,1\n")
+    (x,) = CsvReader(tmp_path / "t.csv").take(np.array([0, 1]))
+    assert x["user"].tolist() == [2**53 + 1, -(2**63)]
+    assert x["big"].tolist() == [2**63 - 1, 1]
+    (tmp_path / "t.csv").write_text("user\n1\n9223372036854775808\n")
+    with pytest.raises(BadInput, match="'user' holds integers beyond int64, such as 9223372036854775808"):
+        CsvReader(tmp_path / "t.csv")
+    (x,) = CsvReader(tmp_path / "t.csv", column_types={"user": "string"}).take(np.array([1]))
+    assert x["user"].tolist() == ["9223372036854775808"]
+    (tmp_path / "t.csv").write_text("user\n1\n" + "2\n" * 9 + "1e3\n")
+    with pytest.raises(BadInput, match=r"t\.csv, line 12: .*invalid value '1e3'"):
+        CsvReader(tmp_path / "t.csv", block_records=8).take(np.array([10]))
+
+
+def test_parquet_ids_stay_exact(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"user": [2**53 + 1, None, -(2**63)], "u": pa.array([1, 2, 2**63 - 1], pa.uint64())}), path)
+    (x,) = ParquetReader(path, fill_null={"user": 2**53 + 3}).take(np.arange(3))
+    assert x["user"].tolist() == [2**53 + 1, 2**53 + 3, -(2**63)]
+    assert x["u"].tolist() == [1, 2, 2**63 - 1]
+    with pytest.raises(BadInput, match="fill_null='x' is no int64"):
+        ParquetReader(path, fill_null={"user": "x"}).take(np.arange(3))
+    pq.write_table(pa.table({"user": pa.array([1, 2**63], pa.uint64())}), path)
+    with pytest.raises(BadInput, match=r"column 'user': 9223372036854775808 at position 1 is above 2\*\*63 - 1"):
+        ParquetReader(path).take(np.array([0]))
+    assert ParquetReader(path, column_types={"user": "string"}).take(np.array([1]))[0]["user"].tolist() == [str(2**63)]
+
+
+def test_types_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"n": ["5", "6"], "f": [1.0, 2.5], "items": [["1"], []]}), path)
+    (x,) = ParquetReader(path, column_types={"n": "int64", "items": "list<int64>"}).take(np.array([1, 0]))
+    assert (x["n"].dtype, x["n"].tolist()) == (np.int64, [6, 5])
+    assert (x["items"].dtype, x["items"].splits.tolist()) == (np.int64, [0, 0, 1])
+    with pytest.raises(BadInput, match=r"row group 0: column 'f' is no int64: .*truncated"):
+        ParquetReader(path, ["f"], column_types={"f": "int64"}).take(np.array([0]))
+    with pytest.raises(BadInput, match="column_types names 'm'; the columns are n, f, items"):
+        ParquetReader(path, column_types={"m": "int64"})
+
+
+def test_a_page_that_was_damaged_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pq.write_table(
+        pa.table({"user": np.arange(1000)}), path, write_page_checksum=True, compression="none", use_dictionary=False
+    )
+    content = bytearray(path.read_bytes())
+    content[content.index(np.arange(500, 503).tobytes())] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(BadInput, match=r"row group 0 cannot be read: .*(CRC|crc|checksum)"):
+        ParquetReader(path).take(np.array([0]))
+
+
+def test_compressed_csv_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(BadInput, match=r"t\.csv\.gz: is compressed, and records are fetched by number"):
+        CsvReader(tmp_path / "t.csv.gz")
