@@ -10,7 +10,7 @@
 * tables of any ids: `AdmissionSpec`, `EvictionSpec`
 * locations: `LocationSettings`, `TensorLocationSettings`, `TensorLocation`
 * replicas: `replica_group`, `CommGroup`
-* export: `export_keras`
+* saving: `save`; export: `export_keras`
 * tables in replicas' own memory: `create_host_embedding`, `HostEmbedding`, `HostEmbeddingOptimizerSpec`,
   `HostEmbeddingSGDGAOptimizerSpec`, `save_host_embedding`, `load_host_embedding`
 * errors: `ElastableError`; its kinds are in `elastable.embedding_store.errors`
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from elastable.host_embedding_file import load_host_embedding, save_host_embedding
     from elastable.in_process import fit
     from elastable.replica_trainer import ReplicaTrainer
+    from elastable.saving import save
     from elastable.worker.edl_embedding import EdlEmbedding
     from elastable.worker.embedding import Embedding
     from elastable.worker.export import export_keras
@@ -85,6 +86,7 @@ __all__ = [
     "load_host_embedding",
     "open_store",
     "replica_group",
+    "save",
     "save_host_embedding",
 ]
 
@@ -121,6 +123,7 @@ _HOMES = {
     "load_host_embedding": "elastable.host_embedding_file",
     "open_store": "elastable.embedding_store.open_store",
     "replica_group": "elastable.worker.replicas.world",
+    "save": "elastable.saving",
     "save_host_embedding": "elastable.host_embedding_file",
 }
 

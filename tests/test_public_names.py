@@ -42,6 +42,7 @@ ELASTABLE = [
     "load_host_embedding",
     "open_store",
     "replica_group",
+    "save",
     "save_host_embedding",
 ]
 EMBEDDING_STORE = [

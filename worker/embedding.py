@@ -14,11 +14,10 @@ from tensorflow.python.eager import record
 
 from elastable.embedding_store.checks import require_ids
 from elastable.embedding_store.errors import BadSpec, ModelError
-from elastable.embedding_store.fresh_rows import fresh_rows
 from elastable.embedding_store.initial_values import initial_rows
 from elastable.embedding_store.row_dtypes import rounded_rows
 from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowSource
+from elastable.embedding_store.store import Float32, Int64, RowSource
 from elastable.worker.combine import COMBINERS, flatten_ids, shape_rows
 from elastable.worker.embedding_arguments import (
     optimizer_given,
@@ -30,7 +29,9 @@ from elastable.worker.embedding_arguments import (
 )
 from elastable.worker.initializers import initializer_spec, seed_of
 from elastable.worker.membership import membership_config, membership_spec
+from elastable.worker.saved_rows import load_table, refuse_legacy_file, require_all_rows, save_table
 from elastable.worker.scope import current_scope
+from elastable.worker.whole_table import WholeTable
 
 __all__ = ["Embedding", "StoreBacked"]
 
@@ -62,6 +63,7 @@ class StoreBacked:
     _source: RowSource | None
     _seed: int
     _trained_by: Any = None
+    _steps: int | None = None
     _here: tuple[Any, ...] = ()
     """The variable of a table that stays on the worker."""
 
@@ -115,17 +117,44 @@ class StoreBacked:
 
     @property
     def was_trained(self) -> bool:
-        """Whether an optimizer of this process trained the table."""
-        return self._trained_by is not None
+        """Whether an optimizer of this process trained the table, or the one that a file holds."""
+        return self._trained_by is not None or self._steps is not None
 
     def trained_by(self, optimizer: Any) -> bool:
-        """Whether this very optimizer trained the table last: then the rows' slots are its own, and it goes on."""
+        """Whether this very optimizer trained the table last: then the rows' slots are its own, and it goes on.
+
+        Of rows that were loaded it is the one that was loaded with them, which has as many steps behind it.
+        """
+        if self._steps is not None:
+            return int(optimizer.iterations) == self._steps
         return self._trained_by is not None and self._trained_by() is optimizer
 
     def note_trained_by(self, optimizer: Any) -> None:
         """This optimizer trains the table from now on."""
         # Past Keras' tracking.
         object.__setattr__(self, "_trained_by", weakref.ref(optimizer))
+        self._steps = None
+
+    @property
+    def steps_trained(self) -> int:
+        """Steps of the optimizer that trained the table, for whoever loads both; -1: it is gone."""
+        optimizer = None if self._trained_by is None else self._trained_by()
+        held = -1 if self._steps is None else self._steps
+        return held if optimizer is None else int(optimizer.iterations)
+
+    def note_steps(self, steps: int) -> None:
+        """The rows were loaded, with the slots of an optimizer that has so many steps behind it."""
+        self._steps = steps
+
+    @property
+    def embeddings(self) -> Any:
+        """All rows of a fixed table, in the place of the variable that a `keras.layers.Embedding` has."""
+        return self._here[0] if self._here else WholeTable(self)
+
+    def all_rows_tensor(self) -> Any:
+        """Every row, looked up like those of any other call; raises `Unsupported` for a table of any id."""
+        require_all_rows(self)
+        return self._rows_of(tf.range(self.input_dim, dtype=tf.int64), None)
 
     @property
     def source(self) -> RowSource | None:
@@ -337,6 +366,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """Everything needed to make the layer again."""
+        refuse_legacy_file(self)
         return {
             **super().get_config(),
             "input_dim": self.input_dim,
@@ -355,29 +385,9 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         }
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the table's rows into a `.keras` file, where they are at hand."""
-        if self._here:
-            store["all_rows"] = self.worker_rows()
-            return
-        if not isinstance(self._source, EmbeddingStore):
-            return
-        blocks = list(self._source.scan(self.table_name))
-        store["seed"] = np.array(self._source.specs()[self.table_name].seed, dtype=np.int64)
-        store["ids"] = np.concatenate([np.zeros(0, np.int64), *(block.ids for block in blocks)])
-        empty = np.zeros((0, self.output_dim), np.float32)
-        store["rows"] = np.concatenate([empty, *(block.weights for block in blocks)])
+        """Writes the table into a Keras file; raises `Unsupported` for one that is too large (`et.save`)."""
+        save_table(self, store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads rows written by `save_own_variables` into a store of the layer's own."""
-        if "all_rows" in store:
-            self.pretrained = np.asarray(store["all_rows"], np.float32)
-            return
-        if "ids" not in store:
-            return
-        from elastable.embedding_store.memory.store import MemoryStore
-
-        own = MemoryStore()
-        own.create_table(self.table_spec(int(np.asarray(store["seed"])), OptimizerSpec.of("sgd", learning_rate=0.0)))
-        ids, rows = np.asarray(store["ids"]), np.asarray(store["rows"])
-        own.put(self.table_name, [fresh_rows(own.specs()[self.table_name], ids, rows)])
-        self.attach(own)
+        """Reads what `save_own_variables` wrote."""
+        load_table(self, store)

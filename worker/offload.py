@@ -18,7 +18,9 @@ import numpy as np
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.embedding import StoreBacked
+from elastable.worker.saved_rows import all_rows, load_all_rows, refuse_legacy_file
 from elastable.worker.seeds import layers_of
+from elastable.worker.whole_table import WholeTable
 
 __all__ = ["OffloadedEmbedding", "bring_back", "offload_built", "offloading"]
 
@@ -26,7 +28,15 @@ _log = logging.getLogger(__name__)
 
 
 class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[misc]
-    """A Keras embedding whose table lives in the store; made by `offloading` only."""
+    """A Keras embedding whose table lives in the store; made by `offloading` only.
+
+    To whoever asks for its `__class__`, as Keras does when it writes, clones or
+    copies a model, it is the `keras.layers.Embedding` that it was.
+    """
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return keras.layers.Embedding
 
     def build(self, input_shape: Any = None) -> None:
         """Makes no weights."""
@@ -37,6 +47,19 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
         if not inputs.dtype.is_integer:
             inputs = keras.ops.cast(inputs, "int64")
         return self.embed(inputs, None, training)
+
+    def get_config(self) -> dict[str, Any]:
+        """That of the plain layer."""
+        refuse_legacy_file(self)
+        return dict(keras.layers.Embedding.get_config(self))
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the rows as the plain layer does; raises `Unsupported` where there are too many (`et.save`)."""
+        store["0"] = all_rows(self)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the rows of a plain layer."""
+        load_all_rows(self, np.asarray(store["0"]))
 
 
 def _elements(layer: Any) -> int:
@@ -94,18 +117,50 @@ def offload_built(model: Any, above: int) -> dict[str, np.ndarray[Any, Any]]:
     for layer in layers_of(model):
         if type(layer) is keras.layers.Embedding and layer.built and _elements(layer) > above > 0:
             _refuse_unsupported(layer)
-            values[layer.name] = np.asarray(layer.embeddings)
+            _refuse_held_elsewhere(model, layer)
+            variable = layer._embeddings
+            values[layer.name] = np.asarray(variable)
             layer._tracker.unlock()
             layer._trainable_variables.remove(layer._embeddings)
             layer._embeddings = None
             layer._tracker.lock()
             _offload(layer)
+            layer.trainable = layer.trainable and variable.trainable
+            _tie(model, variable, WholeTable(layer))
     return values
+
+
+def _refuse_held_elsewhere(model: Any, layer: Any) -> None:
+    """Raises `Unsupported` where another layer has the variable as a weight of its own."""
+    for other in layers_of(model):
+        weights = (*other._trainable_variables, *other._non_trainable_variables)
+        if other is not layer and any(weight is layer._embeddings for weight in weights):
+            raise Unsupported(
+                f"embedding layer {layer.name!r}: layer {other.name!r} holds its variable `embeddings` as a weight of "
+                f"its own, so its table cannot be offloaded; hold the layer, and use `layer.embeddings` in call(), or "
+                "raise offload_embeddings_above over its size"
+            )
+
+
+def _tie(model: Any, variable: Any, table: WholeTable) -> None:
+    """Puts the table in the place of the variable where operations of Functional models are called with it."""
+
+    def swap(argument: Any) -> Any:
+        return table if argument is variable else argument
+
+    for part in layers_of(model):
+        for operation in getattr(part, "operations", ()):
+            for node in operation._inbound_nodes:
+                arguments = node.arguments
+                if any(argument is variable for argument in arguments._flat_arguments):
+                    arguments.args = keras.tree.map_structure(swap, arguments.args)
+                    arguments.kwargs = keras.tree.map_structure(swap, arguments.kwargs)
+                    arguments._flat_arguments = [swap(argument) for argument in arguments._flat_arguments]
 
 
 def bring_back(layer: OffloadedEmbedding, values: np.ndarray[Any, Any]) -> None:
     """Makes the layer a plain Keras embedding again, holding `values` `[vocabulary, dim]`."""
-    layer.__class__ = keras.layers.Embedding
+    object.__dict__["__class__"].__set__(layer, keras.layers.Embedding)  # past the property
     layer.supports_jit = True
     layer._tracker.unlock()
     layer.built = False
