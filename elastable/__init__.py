@@ -2,7 +2,7 @@
 
 `import elastable as et`:
 
-* layers: `Embedding`, `EdlEmbedding`
+* layers: `Embedding`, `EdlEmbedding`; as in keras-rs: `DistributedEmbedding`, `TableConfig`, `FeatureConfig`
 * training here: `fit`; over replicas: `ReplicaTrainer`
 * data: `NumpyReader`, `ParquetReader`, `CsvReader`, `StreamReader`; for sources of your own `Reader`, `RaggedArray`,
   `SparseArray`
@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from elastable.in_process import fit
     from elastable.replica_trainer import ReplicaTrainer
     from elastable.saving import save
+    from elastable.worker.distributed_embedding import DistributedEmbedding
     from elastable.worker.edl_embedding import EdlEmbedding
     from elastable.worker.embedding import Embedding
     from elastable.worker.export import export_keras
+    from elastable.worker.feature_configs import FeatureConfig, TableConfig
     from elastable.worker.host_embeddings.embedding import HostEmbedding, create_host_embedding
     from elastable.worker.host_embeddings.optimizer_spec import (
         HostEmbeddingOptimizerSpec,
@@ -58,10 +60,12 @@ __all__ = [
     "AdmissionSpec",
     "CommGroup",
     "CsvReader",
+    "DistributedEmbedding",
     "EdlEmbedding",
     "ElastableError",
     "Embedding",
     "EvictionSpec",
+    "FeatureConfig",
     "HostEmbedding",
     "HostEmbeddingOptimizerSpec",
     "HostEmbeddingSGDGAOptimizerSpec",
@@ -77,6 +81,7 @@ __all__ = [
     "ReplicaTrainer",
     "SparseArray",
     "StreamReader",
+    "TableConfig",
     "TableSpec",
     "TensorLocation",
     "TensorLocationSettings",
@@ -95,10 +100,12 @@ _HOMES = {
     "AdmissionSpec": "elastable.embedding_store.spec",
     "CommGroup": "elastable.worker.replicas.grouping",
     "CsvReader": "elastable.worker.readers",
+    "DistributedEmbedding": "elastable.worker.distributed_embedding",
     "EdlEmbedding": "elastable.worker.edl_embedding",
     "ElastableError": "elastable.embedding_store.errors",
     "Embedding": "elastable.worker.embedding",
     "EvictionSpec": "elastable.embedding_store.spec",
+    "FeatureConfig": "elastable.worker.feature_configs",
     "HostEmbedding": "elastable.worker.host_embeddings.embedding",
     "HostEmbeddingOptimizerSpec": "elastable.worker.host_embeddings.optimizer_spec",
     "HostEmbeddingSGDGAOptimizerSpec": "elastable.worker.host_embeddings.optimizer_spec",
@@ -114,6 +121,7 @@ _HOMES = {
     "ReplicaTrainer": "elastable.replica_trainer",
     "SparseArray": "elastable.worker.readers",
     "StreamReader": "elastable.worker.readers",
+    "TableConfig": "elastable.worker.feature_configs",
     "TableSpec": "elastable.embedding_store.spec",
     "TensorLocation": "elastable.embedding_store.locations",
     "TensorLocationSettings": "elastable.embedding_store.locations",

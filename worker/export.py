@@ -14,6 +14,7 @@ from elastable.embedding_store.fresh_rows import fresh_rows
 from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import EmbeddingStore, Float32, Int64
+from elastable.worker.distributed_embedding import DistributedEmbedding
 from elastable.worker.embedding import Embedding, StoreBacked
 from elastable.worker.offload import OffloadedEmbedding
 
@@ -57,6 +58,12 @@ def plain_model(model: Any, store: EmbeddingStore) -> Any:
     def clone(layer: Any) -> Any:
         if isinstance(layer, StoreBacked):
             return _plain_layer(layer, homes.get(layer.table_name, store), shared)
+        if isinstance(layer, DistributedEmbedding):
+            raise Unsupported(
+                f"layer {layer.name!r}: plain Keras has no layer of several tables; save the model with "
+                "model.save, which loads where Elastable is installed, or use one et.Embedding a feature, with the "
+                "same table= where features share one"
+            )
         copy = layer.__class__.from_config(layer.get_config())
         pairs.append((layer, copy))
         return copy
