@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
-from tensorflow.python.eager import record
 
-from elastable.embedding_store.checks import require_ids
-from elastable.embedding_store.errors import BadSpec, ModelError
-from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.row_dtypes import rounded_rows
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Float32, Int64, RowSource
-from elastable.worker.combine import COMBINERS, flatten_ids, shape_rows
+from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec
+from elastable.worker.combine import COMBINERS
 from elastable.worker.embedding_arguments import (
     optimizer_given,
     order_of_keras,
@@ -27,191 +19,12 @@ from elastable.worker.embedding_arguments import (
     require_table_dtype,
     rows_given,
 )
-from elastable.worker.initializers import initializer_spec, seed_of
+from elastable.worker.integer_ids import take_integer_ids
 from elastable.worker.membership import membership_config, membership_spec
-from elastable.worker.saved_rows import load_table, refuse_legacy_file, require_all_rows, save_table
-from elastable.worker.scope import current_scope
-from elastable.worker.whole_table import WholeTable
+from elastable.worker.saved_rows import load_table, refuse_legacy_file, save_table
+from elastable.worker.store_backed import StoreBacked
 
-__all__ = ["Embedding", "StoreBacked"]
-
-
-class StoreBacked:
-    """What every layer with its table in a store shares; mixed into Keras layers.
-
-    The layer has no Keras weights. Where its rows come from is decided at each
-    call: from the scope that stands (`elastable.worker.scope`), else from the attached
-    source, else they are the initial values.
-    """
-
-    name: str
-    output_dim: int
-    input_dim: int | None
-    embeddings_initializer: Any
-    embeddings_regularizer: Any
-    embeddings_constraint: Any
-    combiner: str | None
-    mask_zero: bool
-    table: str | None
-    table_dtype: str | None = None
-    pretrained: Float32 | None = None
-    admission: AdmissionSpec | None = None
-    eviction: EvictionSpec | None = None
-    lazy: bool | None = None
-    optimizer: Any = None
-    compute_dtype: Any
-    _source: RowSource | None
-    _seed: int
-    _trained_by: Any = None
-    _steps: int | None = None
-    _here: tuple[Any, ...] = ()
-    """The variable of a table that stays on the worker."""
-
-    @property
-    def table_name(self) -> str:
-        """Name of the table in the store."""
-        return self.table if self.table is not None else self.name
-
-    @property
-    def table_is_explicit(self) -> bool:
-        """Whether the table was named by the user, and so may be shared."""
-        return self.table is not None
-
-    def table_spec(self, seed: int = 0, optimizer: OptimizerSpec | None = None) -> TableSpec:
-        """The table this layer needs.
-
-        Args:
-            seed: Of the initial values, unless the initializer carries its own.
-            optimizer: Of the rows.
-        """
-        spec = initializer_spec(self.name, self.embeddings_initializer, self.input_dim, self.output_dim)
-        return TableSpec(
-            name=self.table_name,
-            dim=self.output_dim,
-            vocabulary_size=self.input_dim,
-            dtype=self.table_dtype or "float32",
-            initializer=spec,
-            seed=seed_of(self.embeddings_initializer, seed),
-            optimizer=self._own(optimizer or OptimizerSpec()),
-            admission=self.admission,
-            eviction=self.eviction,
-        )
-
-    def _own(self, optimizer: OptimizerSpec) -> OptimizerSpec:
-        return optimizer if self.lazy is None else replace(optimizer, lazy=self.lazy)
-
-    @property
-    def on_worker(self) -> bool:
-        """Whether the table is a Keras variable here, and not in a store."""
-        return bool(self._here)
-
-    def keep_on_worker(self, variable: Any) -> None:
-        """Reads rows from a Keras variable `[input_dim, output_dim]` from now on, and never from a store."""
-        # Past Keras' tracking: the variable belongs to the first of the layers that share it.
-        object.__setattr__(self, "_here", (variable,))
-
-    def attach(self, source: RowSource | None, seed: int = 0) -> None:
-        """Reads rows from `source` from now on (None: initial values of `seed`)."""
-        self._source = source
-        self._seed = seed
-
-    @property
-    def was_trained(self) -> bool:
-        """Whether an optimizer of this process trained the table, or the one that a file holds."""
-        return self._trained_by is not None or self._steps is not None
-
-    def trained_by(self, optimizer: Any) -> bool:
-        """Whether this very optimizer trained the table last: then the rows' slots are its own, and it goes on.
-
-        Of rows that were loaded it is the one that was loaded with them, which has as many steps behind it.
-        """
-        if self._steps is not None:
-            return int(optimizer.iterations) == self._steps
-        return self._trained_by is not None and self._trained_by() is optimizer
-
-    def note_trained_by(self, optimizer: Any) -> None:
-        """This optimizer trains the table from now on."""
-        # Past Keras' tracking.
-        object.__setattr__(self, "_trained_by", weakref.ref(optimizer))
-        self._steps = None
-
-    @property
-    def steps_trained(self) -> int:
-        """Steps of the optimizer that trained the table, for whoever loads both; -1: it is gone."""
-        optimizer = None if self._trained_by is None else self._trained_by()
-        held = -1 if self._steps is None else self._steps
-        return held if optimizer is None else int(optimizer.iterations)
-
-    def note_steps(self, steps: int) -> None:
-        """The rows were loaded, with the slots of an optimizer that has so many steps behind it."""
-        self._steps = steps
-
-    @property
-    def embeddings(self) -> Any:
-        """All rows of a fixed table, in the place of the variable that a `keras.layers.Embedding` has."""
-        return self._here[0] if self._here else WholeTable(self)
-
-    def all_rows_tensor(self) -> Any:
-        """Every row, looked up like those of any other call; raises `Unsupported` for a table of any id."""
-        require_all_rows(self)
-        return self._rows_of(tf.range(self.input_dim, dtype=tf.int64), None)
-
-    @property
-    def source(self) -> RowSource | None:
-        """Where rows are read from outside of training, if attached."""
-        return self._source
-
-    def read_rows(self, ids: Int64) -> Float32:
-        """The rows of int64 `[n]` ids as float32 `[n, dim]`."""
-        ids = np.ascontiguousarray(ids, dtype=np.int64)
-        if self._here:
-            require_ids(self.table_spec(self._seed), ids)
-            return self.worker_rows()[ids]
-        if self._source is None:
-            spec = self.table_spec(self._seed)
-            require_ids(spec, ids)
-            return initial_rows(spec, ids) if self.pretrained is None else self.pretrained[ids]
-        return self._source.lookup({self.table_name: ids})[self.table_name]
-
-    def embed(self, inputs: Any, weights: Any, training: bool | None) -> Any:
-        """The forward pass of one call."""
-        flat = flatten_ids(self.name, inputs, weights, self.combiner, self.mask_zero)
-        rows = self._rows_of(flat.ids, training)
-        return tf.cast(shape_rows(flat, rows, self.combiner, self.output_dim), self.compute_dtype)
-
-    def worker_rows(self) -> Float32:
-        """A copy of all rows `[input_dim, output_dim]` of a table that stays on the worker."""
-        return np.array(self._here[0], np.float32)
-
-    def _rows_of(self, ids: Any, training: bool | None) -> Any:
-        if self._here:
-            return tf.gather(self._here[0].value, ids)
-        scope = current_scope()
-        return scope.rows(self, ids) if scope is not None else self._read_in_graph(ids, training)
-
-    def _read_in_graph(self, ids: Any, training: bool | None) -> Any:
-        if training:
-            raise ModelError(
-                f"embedding layer {self.name!r}: its table lives in a store, which model.fit cannot train; "
-                "use et.fit(model, data, ...) or elastable train"
-            )
-        if getattr(self, "trainable", True) and record.could_possibly_record():
-            # Its rows would be constants to the tape, and the table would never learn.
-            raise ModelError(
-                f"embedding layer {self.name!r} is called under a tf.GradientTape outside of a step that trains its "
-                "table; train with et.fit(model, data, ...) or elastable train, or set trainable=False on the layer "
-                "where its rows are meant to be constants"
-            )
-        if tf.executing_eagerly():
-            return tf.convert_to_tensor(self.read_rows(ids.numpy()))
-        unique, inverse = tf.unique(ids)
-        rows = tf.numpy_function(self.read_rows, [unique], tf.float32, stateful=True)
-        return tf.gather(tf.ensure_shape(rows, [None, self.output_dim]), inverse)
-
-    def output_shape_of(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Shape of the output for ids of this shape."""
-        kept = shape if self.combiner is None else shape[:-1]
-        return (*kept, self.output_dim)
+__all__ = ["Embedding"]
 
 
 @keras.saving.register_keras_serializable(package="elastable")
@@ -343,6 +156,11 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         """Checks the table's spec; there are no weights to make."""
         self.table_spec()
         self.built = True
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """As of every layer; a Sequential model that begins with this one takes ids as integers."""
+        take_integer_ids(inputs)
+        return super().__call__(inputs, *args, **kwargs)
 
     def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Rows of `inputs`; see the class."""

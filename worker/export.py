@@ -15,8 +15,9 @@ from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import EmbeddingStore, Float32, Int64
 from elastable.worker.distributed_embedding import DistributedEmbedding
-from elastable.worker.embedding import Embedding, StoreBacked
+from elastable.worker.embedding import Embedding
 from elastable.worker.offload import OffloadedEmbedding
+from elastable.worker.store_backed import StoreBacked
 
 __all__ = ["export_keras", "plain_model"]
 

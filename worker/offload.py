@@ -17,9 +17,9 @@ import keras
 import numpy as np
 
 from elastable.embedding_store.errors import Unsupported
-from elastable.worker.embedding import StoreBacked
 from elastable.worker.saved_rows import all_rows, load_all_rows, refuse_legacy_file
 from elastable.worker.seeds import layers_of
+from elastable.worker.store_backed import StoreBacked
 from elastable.worker.whole_table import WholeTable
 
 __all__ = ["OffloadedEmbedding", "bring_back", "offload_built", "offloading"]

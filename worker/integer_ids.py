@@ -1,0 +1,53 @@
+"""Sequential models that begin with an embedding take ids as integers, also where Keras assumes floats.
+
+A `keras.Sequential` that is not told of its input makes one of float32, and
+casts what it is given: ids above 2**24 would become others. So where an
+embedding layer of ours is the first layer, that input is made int64.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+__all__ = ["take_integer_ids"]
+
+_SEQUENTIAL_BUILD = keras.Sequential.build.__code__
+
+
+def take_integer_ids(ids: Any) -> None:
+    """Makes the symbolic input int64 of every Sequential model that is being built and hands `ids` on untouched.
+
+    Args:
+        ids: What an embedding layer is called with; anything but a float `KerasTensor` is left alone.
+    """
+    if not isinstance(ids, keras.KerasTensor) or not ids.dtype.startswith("float"):
+        return
+    for local in _sequentials_being_built():
+        if local.get("x") is not ids:
+            return  # it has a layer before this one
+        layer, ids = local["self"]._layers[0], local["inputs"]
+        layer._dtype = "int64"
+        ids._dtype = "int64"
+        # A Sequential around this one hands its own input to it, which is another tensor.
+        ids = _given_to(local["self"])
+
+
+def _given_to(model: Any) -> Any:
+    """The tensor that the model is called with in the Sequential that is being built around it."""
+    for local in _sequentials_being_built():
+        if local.get("layer") is model:
+            return local.get("x")
+    return None
+
+
+def _sequentials_being_built() -> Iterator[dict[str, Any]]:
+    """The variables of every running `Sequential.build`, the innermost first."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _SEQUENTIAL_BUILD:
+            yield frame.f_locals
+        frame = frame.f_back  # type: ignore[assignment]
