@@ -62,7 +62,8 @@ class TensorLocation:
         replicated_tensor_sharding: Whether the replicas of `et.ReplicaTrainer`
             share one copy of the tensor, each with a part, instead of one each.
             For dense variables and their optimizer state, not for tables.
-        sharding_domain: Which replicas share one copy; None: all of them.
+        sharding_domain: Which replicas share one copy; None: all of them. Without sharding it says nothing, so that
+            the same domain can stand in the settings of every kind, as PopART recommends.
     """
 
     storage: str = "memory"
@@ -72,11 +73,6 @@ class TensorLocation:
     def __post_init__(self) -> None:
         if self.storage not in STORAGES:
             raise BadSpec(f"tensor location {self.storage!r}: known storages are {', '.join(STORAGES)}")
-        if self.sharding_domain is not None and not self.replicated_tensor_sharding:
-            raise BadSpec(
-                f"tensor location with sharding_domain={self.sharding_domain} and without sharding: give "
-                "replicated_tensor_sharding=True, too"
-            )
 
 
 @dataclass(frozen=True, slots=True)

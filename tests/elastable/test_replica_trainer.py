@@ -21,7 +21,7 @@ from elastable.replica_trainer import ReplicaTrainer
 from elastable.worker.replicas.group import ReplicaGroup
 from elastable.worker.replicas.threads import run_threads
 from tests.elastable.processes import CLICK_JOB
-from tests.worker.sharded.models import BOTH, STATE, perceptron, records, same_bits, seeded, sharded
+from tests.worker.sharded.models import BOTH, STATE, WEIGHTS, perceptron, records, same_bits, seeded, sharded
 
 X, Y = records()
 
@@ -82,7 +82,7 @@ def test_a_checkpoint_is_that_of_unsharded_training(saved: Any) -> None:
     assert [listed.damage for listed in list_checkpoints(home, verify=True)] == [""]
 
 
-@pytest.mark.parametrize(("size", "locations"), [(1, None), (2, STATE), (4, BOTH)])
+@pytest.mark.parametrize(("size", "locations"), [(1, None), (2, STATE), (4, BOTH), (2, WEIGHTS)])
 def test_it_is_loaded_at_any_number_of_replicas_and_whatever_they_share(saved: Any, size: int, locations: Any) -> None:
     home, tensors = saved
 
@@ -98,7 +98,7 @@ def test_it_is_loaded_at_any_number_of_replicas_and_whatever_they_share(saved: A
     run_threads(size, work)
 
 
-@pytest.mark.parametrize("locations", [STATE, BOTH], ids=["state", "both"])
+@pytest.mark.parametrize("locations", [STATE, BOTH, WEIGHTS], ids=["state", "both", "weights"])
 def test_resumed_is_never_stopped_to_the_bit(tmp_path: Path, locations: LocationSettings) -> None:
     def straight(group: ReplicaGroup) -> Any:
         return whole(fitted(trainer_of(group, locations, make=dropping)))

@@ -9,7 +9,7 @@ name that know no threshold).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -18,7 +18,7 @@ from elastable.embedding_store.locations import LocationSettings, TensorLocation
 from elastable.worker.replicas.grouping import CommGroup, ReplicaGrouping
 from elastable.worker.sharded.split import Split
 
-__all__ = ["DenseVariable", "VariablePlacement", "plan_variables", "sharding_of"]
+__all__ = ["DenseVariable", "VariablePlacement", "plan_variables", "sharding_of", "update_domains"]
 
 _STATE = "/optimizer_state"
 _HERE = ("memory", "worker")
@@ -85,8 +85,8 @@ def plan_variables(
 
     Raises:
         BadSpec: a variable is given twice; an override names none, several, or
-            one that another names, too; a weight is shared and its state is not,
-            or over other replicas; a storage that dense variables cannot have.
+            one that another names, too; a weight is shared over other replicas than
+            its state; a storage that dense variables cannot have.
         BadInput: a sharding domain does not divide the replicas.
     """
     names = [variable.name for variable in variables]
@@ -95,6 +95,19 @@ def plan_variables(
         raise BadSpec(f"variable {twice!r} is to be sharded twice; give each variable once")
     overrides = _overrides(names, settings.overrides)
     return tuple(line for variable in variables for line in _lines(variable, settings, overrides, replicas))
+
+
+def update_domains(plan: Iterable[VariablePlacement]) -> dict[str, ReplicaGrouping | None]:
+    """By variable: the replicas of which each updates a part of it; None: every replica updates all of it.
+
+    It is updated as its state lies, because an element's update needs the
+    element's state; a variable without state as its weight lies.
+    """
+    domains: dict[str, ReplicaGrouping | None] = {}
+    for line in plan:
+        if line.kind == "optimizer_state" or line.variable not in domains:
+            domains[line.variable] = line.domain
+    return domains
 
 
 def sharding_of(
@@ -144,11 +157,11 @@ def _lines(
                 f"cannot be sharded; override {variable.name + _STATE!r} to shard its optimizer state alone"
             )
         weight, why = None, "its constraint needs all of it after every update"
-    if weight is not None and variable.slots and state != weight:
+    if weight is not None and variable.slots and state is not None and state != weight:
         raise BadSpec(
             f"weight {variable.name!r} is sharded over {_told(weight)} ({why}), its optimizer state "
             f"{variable.name + _STATE!r} over {_told(state)} ({why_state}); a weight and its optimizer state are "
-            "linked: give both one sharding domain, or shard the state alone"
+            "linked: give both one sharding domain, or shard one of them alone"
         )
     lines = [_line(variable, "weight", 1, weight, why)]
     if variable.slots:
@@ -165,9 +178,7 @@ def _line(
     return VariablePlacement(variable.name, kind, elements, variable.elements * size, held * size, domain, why)
 
 
-def _told(domain: ReplicaGrouping | None) -> str:
-    if domain is None:
-        return "no replicas"
+def _told(domain: ReplicaGrouping) -> str:
     stride = "" if domain.stride == 1 else f" at stride {domain.stride}"
     return f"each {domain.group_size} of {domain.replicas} replicas{stride}"
 

@@ -16,7 +16,7 @@ from elastable.worker.sharded.canonical import CanonicalTensors
 from elastable.worker.sharded.feed import Part
 from elastable.worker.sharded.norms import clip
 from elastable.worker.sharded.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
-from elastable.worker.sharded.placing import DenseVariable, plan_variables
+from elastable.worker.sharded.placing import DenseVariable, plan_variables, update_domains
 from elastable.worker.sharded.replica_metrics import ReplicaMetrics
 from elastable.worker.sharded.states import ReplicaStates
 from elastable.worker.sharded.step import GradientStep
@@ -75,7 +75,7 @@ class Training:
             raise ModelError(f"model {model.name!r} has no trainable variables")
         refuse_optimizer(optimizer)
         self.plan = plan_variables(_described(variables, slots_of(optimizer)), locations, group.size)
-        refuse_parts(optimizer, [line.variable for line in self.plan if line.domain is not None])
+        refuse_parts(optimizer, [name for name, domain in update_domains(self.plan).items() if domain is not None])
         _begin_equal(model, group)
         self.weights = ReplicaWeights(variables, self.plan, group)
         self.optimizer = PartOptimizer(optimizer, variables, self.weights.targets)

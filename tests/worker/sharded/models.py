@@ -25,6 +25,7 @@ def sharded(least: int = 2, domain: CommGroup | None = None) -> TensorLocationSe
 
 
 STATE = LocationSettings(optimizer_state=sharded())
+WEIGHTS = LocationSettings(weight=sharded())
 BOTH = LocationSettings(weight=sharded(), optimizer_state=sharded())
 
 

@@ -18,7 +18,7 @@ from elastable.worker.sharded.optimizer import PartOptimizer, refuse_optimizer, 
 from elastable.worker.sharded.placing import DenseVariable, plan_variables
 from elastable.worker.sharded.variable_memory import value_of
 from elastable.worker.sharded.weights import ReplicaWeights
-from tests.worker.sharded.models import BOTH, STATE
+from tests.worker.sharded.models import BOTH, STATE, WEIGHTS
 
 kinds = keras.optimizers
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -83,6 +83,7 @@ def of_replicas(make: Callable[[], Any], size: int, locations: Any) -> list[np.n
         weights = ReplicaWeights(variables, plan_variables(dense, locations, size), group)
         optimizer = PartOptimizer(make(), variables, weights.targets)
         for step in range(STEPS):
+            weights.make_whole()
             weights.give_back()
             # One replica has the whole gradient, so that the sum is it to the bit.
             mine = [gradient * np.float32(group.rank == step % size) for gradient in gradients(step)]
@@ -91,6 +92,7 @@ def of_replicas(make: Callable[[], Any], size: int, locations: Any) -> list[np.n
             weights.begin_update()
             optimizer.apply(clipped, (True, True))
             weights.end_update()
+        weights.make_whole()
         weights.begin_update()
         optimizer.finish()
         weights.end_update()
@@ -116,7 +118,7 @@ def test_parts_move_as_the_whole(name: str) -> None:
 @pytest.mark.parametrize("name", ["adam", "ftrl", "global_clipnorm"])
 def test_what_is_shared_changes_no_bit(name: str) -> None:
     whole = of_replicas(OPTIMIZERS[name], 2, LocationSettings())
-    for locations in (STATE, BOTH):
+    for locations in (STATE, BOTH, WEIGHTS):
         for found, want in zip(of_replicas(OPTIMIZERS[name], 2, locations), whole, strict=True):
             assert found.tobytes() == want.tobytes()
 

@@ -13,7 +13,13 @@ from elastable.embedding_store.locations import (
     refuse_sharding,
 )
 from elastable.worker.replicas.grouping import CommGroup, ReplicaGrouping
-from elastable.worker.sharded.placing import DenseVariable, VariablePlacement, plan_variables, sharding_of
+from elastable.worker.sharded.placing import (
+    DenseVariable,
+    VariablePlacement,
+    plan_variables,
+    sharding_of,
+    update_domains,
+)
 
 SHARDED = TensorLocation(replicated_tensor_sharding=True)
 PAIRS = TensorLocation(replicated_tensor_sharding=True, sharding_domain=CommGroup("consecutive", 2))
@@ -65,15 +71,30 @@ def test_state_alone() -> None:
     assert [line.domain for line in lines] == [None, ReplicaGrouping(2, 1, 2)]
 
 
+def test_weight_alone() -> None:
+    lines = plan_variables([KERNEL], LocationSettings(WEIGHTS), 2)
+    assert [line.domain for line in lines] == [ReplicaGrouping(2, 1, 2), None]
+    assert update_domains(lines) == {KERNEL.name: None}
+    assert update_domains(plan_variables([KERNEL], LocationSettings(optimizer_state=WEIGHTS), 2)) == {
+        KERNEL.name: ReplicaGrouping(2, 1, 2)
+    }
+
+
+def test_a_domain_without_sharding_says_nothing() -> None:
+    whole = TensorLocationSettings(TensorLocation(sharding_domain=CommGroup("consecutive", 2)))
+    lines = plan_variables([KERNEL], LocationSettings(whole, TensorLocationSettings(PAIRS), whole), 4)
+    assert [line.domain for line in lines] == [None, ReplicaGrouping(4, 1, 2)]
+    refuse_sharding(LocationSettings(whole, whole, whole))
+
+
 def test_an_optimizer_without_state_has_no_line_of_it() -> None:
     stateless = DenseVariable("kernel", (128, 64))
     (line,) = plan_variables([stateless], LocationSettings(WEIGHTS, TensorLocationSettings()), 2)
     assert line.domain is not None
+    assert update_domains([line]) == {"kernel": line.domain}
 
 
 def test_linked_tensors_share_a_domain() -> None:
-    with pytest.raises(BadSpec, match=r"weight 'net/dense/kernel' .*'net/dense/kernel/optimizer_state' over no rep"):
-        plan_variables([KERNEL], LocationSettings(WEIGHTS), 4)
     apart = LocationSettings(overrides={"kernel": SHARDED, "kernel/optimizer_state": PAIRS})
     with pytest.raises(BadSpec, match=r"over each 4 of 4 replicas .* over each 2 of 4 replicas .* linked"):
         plan_variables([KERNEL], apart, 4)
@@ -116,8 +137,6 @@ def test_dense_variables_are_not_in_redis() -> None:
 def test_settings_that_cannot_be() -> None:
     with pytest.raises(BadSpec, match="min_elements_for_replicated_tensor_sharding must not be negative, got -1"):
         TensorLocationSettings(min_elements_for_replicated_tensor_sharding=-1)
-    with pytest.raises(BadSpec, match=r"sharding_domain=.* and without sharding"):
-        TensorLocation(sharding_domain=CommGroup())
     with pytest.raises(BadSpec, match="accumulator with replicated_tensor_sharding"):
         LocationSettings(accumulator=WEIGHTS)
 

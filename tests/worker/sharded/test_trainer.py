@@ -10,13 +10,13 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput, BadSpec, ModelError, Unavailable, Unsupported
-from elastable.embedding_store.locations import LocationSettings
+from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.worker.embedding import Embedding
 from elastable.worker.replicas.group import ReplicaGroup
-from elastable.worker.replicas.grouping import CommGroup
+from elastable.worker.replicas.grouping import CommGroup, ReplicaGrouping
 from elastable.worker.replicas.threads import alone, run_threads
 from elastable.worker.sharded.trainer import ReplicaTrainer
-from tests.worker.sharded.models import BOTH, STATE, perceptron, records, same_bits, seeded, sharded, trained
+from tests.worker.sharded.models import BOTH, STATE, WEIGHTS, perceptron, records, same_bits, seeded, sharded, trained
 
 
 def test_one_of_four_is_two_of_two_is_two_of_two_with_sharded_state() -> None:
@@ -32,7 +32,13 @@ def test_one_of_four_is_two_of_two_is_two_of_two_with_sharded_state() -> None:
     history = plain.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, validation_data=(x, y)).history
     runs = {
         name: trained(size, locations, make, metrics=["mae"], shuffle=False, validation_data=(x, y))
-        for name, size, locations in (("one", 1, BOTH), ("two", 2, None), ("state", 2, STATE), ("both", 2, BOTH))
+        for name, size, locations in (
+            ("one", 1, BOTH),
+            ("two", 2, None),
+            ("state", 2, STATE),
+            ("both", 2, BOTH),
+            ("weights", 2, WEIGHTS),
+        )
     }
     for found in runs.values():
         for weights, told, _ in found:
@@ -44,7 +50,8 @@ def test_one_of_four_is_two_of_two_is_two_of_two_with_sharded_state() -> None:
                 np.testing.assert_allclose(told[name], values, rtol=1e-4)
     assert same_bits(runs["state"][0][0], runs["two"][0][0])
     assert same_bits(runs["both"][0][0], runs["two"][0][0])
-    assert runs["both"][0][1] == runs["state"][0][1] == runs["two"][0][1]
+    assert same_bits(runs["weights"][0][0], runs["two"][0][0])
+    assert runs["both"][0][1] == runs["state"][0][1] == runs["weights"][0][1] == runs["two"][0][1]
 
 
 def test_domains_of_neighbours() -> None:
@@ -122,6 +129,65 @@ def test_weights_in_parts_are_given_back_between_steps() -> None:
         assert held.weights == 4  # the bias of one element
         assert held.buffers == held.whole_weights // 2 - 2
         assert held.optimizer_state == pytest.approx(held.whole_optimizer_state / 2, rel=0.01)
+
+
+def test_weights_alone_in_parts_with_all_of_their_state_everywhere() -> None:
+    def work(group: ReplicaGroup) -> Any:
+        trainer = ReplicaTrainer(seeded(wide), WEIGHTS, group)
+        trainer.compile("adam", "mse")
+        trainer.fit(*records(), batch_size=8, verbose=0)
+        kernel, state = trainer.placements[:2]
+        assert (kernel.kind, kernel.domain.group_size, state.kind, state.domain) == (
+            "weight",
+            2,
+            "optimizer_state",
+            None,
+        )
+        return trainer.memory()
+
+    for held in run_threads(2, work):
+        assert held.weights == 4  # the bias of one element
+        assert held.buffers == held.whole_weights // 2 - 2
+        assert held.optimizer_state == held.whole_optimizer_state
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.8, weight_decay=0.1, global_clipnorm=0.1),
+        lambda: keras.optimizers.Adafactor(0.1),  # which needs whole variables, and has them
+    ],
+    ids=["adam", "adafactor"],
+)
+def test_weights_alone_change_no_bit(optimizer: Any) -> None:
+    def evaluated(trainer: ReplicaTrainer) -> Any:
+        trainer.model.set_weights([0.5 * weight for weight in trainer.model.get_weights()])
+        return trainer.fit(*records(), batch_size=4, verbose=0).history, trainer.evaluate(*records(), return_dict=True)
+
+    found, want = (trained(2, locations, optimizer=optimizer, then=evaluated) for locations in (WEIGHTS, None))
+    for (weights, history, more), (others, told, further) in zip(found, want, strict=True):
+        assert same_bits(weights, others)
+        assert (history, more) == (told, further)
+
+
+def test_one_domain_for_all_kinds_and_sharded_state_alone() -> None:
+    """What PopART recommends: a domain in the settings of every kind, sharding where it is wanted."""
+    pairs = CommGroup("consecutive", 2)
+    whole = TensorLocationSettings(TensorLocation(sharding_domain=pairs))
+    locations = LocationSettings(whole, sharded(domain=pairs), whole)
+    assert locations.accumulator.location.sharding_domain == pairs
+
+    def memory(trainer: ReplicaTrainer) -> Any:
+        return trainer.memory(), [line.domain for line in trainer.placements[:2]]
+
+    found = trained(4, locations, then=memory, batch_size=6, epochs=1)
+    want = trained(4, LocationSettings(optimizer_state=sharded(domain=pairs)), batch_size=6, epochs=1)
+    for (weights, told, (held, domains)), (others, logs, _) in zip(found, want, strict=True):
+        assert same_bits(weights, others)
+        assert told == logs
+        assert held.weights == held.whole_weights
+        assert held.optimizer_state == 4 * 2 * (15 + 3 + 3 + 1) + 8 + 4
+        assert domains == [None, ReplicaGrouping(4, 1, 2)]
 
 
 def test_placements_say_why() -> None:
