@@ -4,6 +4,7 @@
 
 * layers: `Embedding`, `EdlEmbedding`; as in keras-rs: `DistributedEmbedding`, `TableConfig`, `FeatureConfig`
 * training here: `fit`; over replicas: `ReplicaTrainer`
+* what a term of a loss is: `averaged`, `summed`
 * data: `NumpyReader`, `ParquetReader`, `CsvReader`, `StreamReader`; for sources of your own `Reader`, `RaggedArray`,
   `SparseArray`
 * stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         HostEmbeddingOptimizerSpec,
         HostEmbeddingSGDGAOptimizerSpec,
     )
+    from elastable.worker.loss_terms import averaged, summed
     from elastable.worker.readers import (
         CsvReader,
         NumpyReader,
@@ -85,6 +87,7 @@ __all__ = [
     "TableSpec",
     "TensorLocation",
     "TensorLocationSettings",
+    "averaged",
     "create_host_embedding",
     "export_keras",
     "fit",
@@ -93,6 +96,7 @@ __all__ = [
     "replica_group",
     "save",
     "save_host_embedding",
+    "summed",
 ]
 
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
@@ -125,6 +129,7 @@ _HOMES = {
     "TableSpec": "elastable.embedding_store.spec",
     "TensorLocation": "elastable.embedding_store.locations",
     "TensorLocationSettings": "elastable.embedding_store.locations",
+    "averaged": "elastable.worker.loss_terms",
     "create_host_embedding": "elastable.worker.host_embeddings.embedding",
     "export_keras": "elastable.worker.export",
     "fit": "elastable.in_process",
@@ -133,6 +138,7 @@ _HOMES = {
     "replica_group": "elastable.worker.replicas.world",
     "save": "elastable.saving",
     "save_host_embedding": "elastable.host_embedding_file",
+    "summed": "elastable.worker.loss_terms",
 }
 
 

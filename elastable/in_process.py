@@ -51,6 +51,7 @@ def fit(
     initial_epoch: int = 0,
     batch_size: int | None = None,
     grads_to_wait: int = 1,
+    average: str = "mean",
     validation_data: Any = None,
     evaluate_every: int = 0,
     callbacks: Sequence[Any] = (),
@@ -79,7 +80,10 @@ def fit(
         epochs: The epoch to end at, counted from 0: passes over the data, less `initial_epoch`.
         initial_epoch: The epoch to begin at.
         batch_size: Records in a micro-batch; None: as many as in a stream's first batch, else 32.
-        grads_to_wait: Micro-batches averaged into one update.
+        grads_to_wait: Micro-batches of one update.
+        average: How they are combined. "mean": with the numbers of plain Keras on one batch of all their records,
+            whatever the loss is divided by; a loss of which that cannot be seen is refused. "records": each weighs its
+            records. "sum": each weighs 1.
         validation_data: As `data`; evaluated after every epoch.
         evaluate_every: Versions between further evaluations, within epochs; 0: none.
         callbacks: Keras callbacks.
@@ -120,6 +124,7 @@ def fit(
         job=uuid.uuid4().hex[:12],
         micro_batch_size=batch_size,
         grads_to_wait=grads_to_wait,
+        average=average,
         epochs=epochs,
         seed=seed,
         train_records=len(reader),

@@ -26,7 +26,7 @@ class JobOptions:
         epochs: Passes over the training records.
         seed: Of record order, initial values and dropout.
         shuffle: Whether records are shuffled.
-        average: "mean" or "sum" of the micro-batches' gradients.
+        average: "mean" (as Keras divides), "records" or "sum" of the micro-batches' gradients; see `JobSpec`.
         not_finite: "refuse" or "skip" gradients with NaN or Inf.
         intra_op_threads: TensorFlow threads of every worker.
         lazy: Whether a step moves only the rows that its batch touches.

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.store import TableUpdate
+from elastable.embedding_store.store import Int64, TableUpdate
 from elastable.embedding_store.tables.grouping import coalesce_many
-from elastable.master.api import Push, Tensor
+from elastable.master.api import Divisor, DivisorKind, GradientPart, Push, Slices, Tensor
 
 __all__ = ["Accumulated", "accumulate", "add_metrics"]
 
@@ -37,17 +37,17 @@ class Accumulated:
 def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     """One gradient out of the pushes of a version.
 
-    With "mean", the gradient of a push weighs records / all records, in dense
-    variables and tables alike; with "sum", it weighs 1. Sums are left folds
-    in the order given. A state is the mean over records in both cases;
-    integer and boolean states are the last push's.
+    Every part of a push weighs as its divisor says (`elastable.master.api.DivisorKind`),
+    in dense variables and tables alike, so that the sum is the gradient of one
+    batch of all records. Sums are left folds in the order given. A state is the
+    mean over records in any case; integer and boolean states are the last push's.
 
     Args:
-        pushes: In micro-batch order; checked (`elastable.master.push_check`).
-        average: "mean" or "sum".
+        pushes: In micro-batch order; checked (`elastable.master.push_check`), all with the same kinds of divisors.
+        average: What a push without a divisor means: "sum", by nothing; else, by records.
 
     Raises:
-        BadInput: "mean" of pushes without records.
+        BadInput: pushes without records.
     """
     if not pushes:
         return Accumulated()
@@ -55,16 +55,91 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     if records < 1 or any(push.records < 0 for push in pushes):
         raise BadInput(f"pushes of {[push.records for push in pushes]} records: a push must have at least one")
     shares = [push.records / records for push in pushes]
-    scales = shares if average == "mean" else [1.0] * len(pushes)
-    dense = zip(*(push.dense for push in pushes), strict=True)
+    parts = _weighted_parts(pushes, average)
     states = zip(*(push.states for push in pushes), strict=True)
+    metrics = add_metrics((), [push.metrics for push in pushes])
     return Accumulated(
         records=records,
-        dense=tuple(_weighted_sum(parts, scales) for parts in dense),
-        updates=_table_updates(pushes, scales),
-        states=tuple(_weighted_mean(parts, shares) for parts in states),
-        metrics=add_metrics((), [push.metrics for push in pushes]),
+        dense=tuple(
+            _weighted_sum([(part.dense[place], part.share) for part in parts if place in part.dense])
+            for place in range(len(pushes[0].dense))
+        ),
+        updates=_table_updates(parts),
+        states=tuple(_weighted_mean(state, shares) for state in states),
+        metrics=_with_losses(metrics, parts),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _WeightedPart:
+    """A part of a push and what it weighs; see `GradientPart`."""
+
+    share: float
+    loss_share: float
+    dense: Mapping[int, Tensor]
+    slices: Mapping[str, Slices]
+    losses: Mapping[int, float]
+
+
+def _weighted_parts(pushes: Sequence[Push], average: str) -> list[_WeightedPart]:
+    """All parts of all pushes: first of every push the first, in push order, then the second, ..."""
+    meant = Divisor(DivisorKind.NOTHING if average == "sum" else DivisorKind.RECORDS)
+    every = [
+        (GradientPart(push.divisor or meant, dict(enumerate(push.dense)), push.slices, push.losses), *push.parts)
+        for push in pushes
+    ]
+    records = [push.records for push in pushes]
+    found = []
+    for alike in zip(*every, strict=True):
+        by_rows = alike[0].divisor.kind is DivisorKind.ROWS
+        shares = _shares([part.divisor for part in alike], records)
+        # A loss of rows is only known of all rows of a micro-batch together: shown is its mean.
+        loss_shares = [count / sum(records) for count in records] if by_rows else shares
+        slices = _each_row_once([part.slices for part in alike]) if by_rows else [part.slices for part in alike]
+        found += [
+            _WeightedPart(share, loss_share, part.dense, of_part, part.losses)
+            for share, loss_share, part, of_part in zip(shares, loss_shares, alike, slices, strict=True)
+        ]
+    return found
+
+
+def _shares(divisors: Sequence[Divisor], records: Sequence[int]) -> list[float]:
+    kind = divisors[0].kind
+    if kind in (DivisorKind.NOTHING, DivisorKind.ROWS):
+        return [1.0] * len(divisors)
+    amounts = [float(count) for count in records]
+    if kind is DivisorKind.AMOUNT:
+        amounts = [divisor.amount for divisor in divisors]
+    total = sum(amounts)
+    # As Keras: what is divided by no weight at all is zero.
+    return [amount / total if total else 0.0 for amount in amounts]
+
+
+def _each_row_once(parts: Sequence[Mapping[str, Slices]]) -> list[dict[str, Slices]]:
+    """The slices without rows that an earlier push has: they are equal there, as all are of one version."""
+    seen: dict[str, Int64] = {}
+    kept = []
+    for part in parts:
+        fresh = {}
+        for table, slices in part.items():
+            before = seen.get(table, np.zeros(0, np.int64))
+            new = ~np.isin(slices.indices, before)
+            seen[table] = np.concatenate([before, slices.indices[new]])
+            fresh[table] = Slices(slices.indices[new], slices.values[new])
+        kept.append(fresh)
+    return kept
+
+
+def _with_losses(metrics: tuple[Tensor, ...], parts: Sequence[_WeightedPart]) -> tuple[Tensor, ...]:
+    """Metric totals of losses as one batch of all records would have counted them.
+
+    The total of a mean is followed by its count.
+    """
+    changed = list(metrics)
+    for place in dict.fromkeys(place for part in parts for place in part.losses):
+        loss = sum(part.loss_share * part.losses[place] for part in parts if place in part.losses)
+        changed[place] = np.float64(loss) * metrics[place + 1]
+    return tuple(changed)
 
 
 def add_metrics(total: tuple[Tensor, ...], parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -83,28 +158,30 @@ def add_metrics(total: tuple[Tensor, ...], parts: Sequence[tuple[Tensor, ...]]) 
     return tuple(sums)
 
 
-def _table_updates(pushes: Sequence[Push], scales: Sequence[float]) -> dict[str, TableUpdate]:
+def _table_updates(parts: Sequence[_WeightedPart]) -> dict[str, TableUpdate]:
     # By name: the order in which a push happens to list its tables must not show.
-    tables = sorted({table for push in pushes for table in push.slices})
+    tables = sorted({table for part in parts for table in part.slices})
     updates = {}
     for table in tables:
-        parts = [
-            (push.slices[table].indices, push.slices[table].values, scale)
-            for push, scale in zip(pushes, scales, strict=True)
-            if table in push.slices
-        ]
-        update = coalesce_many(parts)
+        update = coalesce_many(
+            [
+                (part.slices[table].indices, part.slices[table].values, part.share)
+                for part in parts
+                if table in part.slices
+            ]
+        )
         if len(update.ids):
             updates[table] = update
     return updates
 
 
-def _weighted_sum(parts: Sequence[Tensor], scales: Sequence[float]) -> Tensor:
-    wide = np.result_type(parts[0].dtype, np.float32)
-    total: Tensor = parts[0].astype(wide) * wide.type(scales[0])
-    for part, scale in zip(parts[1:], scales[1:], strict=True):
-        total += part.astype(wide, copy=False) * wide.type(scale)
-    return total.astype(parts[0].dtype, copy=False)
+def _weighted_sum(parts: Sequence[tuple[Tensor, float]]) -> Tensor:
+    first, share = parts[0]
+    wide = np.result_type(first.dtype, np.float32)
+    total: Tensor = first.astype(wide) * wide.type(share)
+    for part, other in parts[1:]:
+        total += part.astype(wide, copy=False) * wide.type(other)
+    return total.astype(first.dtype, copy=False)
 
 
 def _weighted_mean(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

@@ -7,19 +7,30 @@ client, so a worker is written once and runs in both places.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
-
-import numpy.typing as npt
+from typing import Protocol
 
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.store import Float32, Int64
+from elastable.master.gradient import (
+    AsyncPushId,
+    Divisor,
+    DivisorKind,
+    GradientPart,
+    Push,
+    PushId,
+    Slices,
+    SyncPushId,
+    Tensor,
+)
 
 __all__ = [
     "AsyncPushId",
     "DenseSnapshot",
+    "Divisor",
+    "DivisorKind",
     "EvaluationReport",
+    "GradientPart",
     "JobSpec",
     "JobStatus",
     "Lease",
@@ -39,11 +50,9 @@ __all__ = [
     "WorkerStatus",
 ]
 
-Tensor = npt.NDArray[Any]
-
 _KNOWN = {
     "mode": ("sync", "async"),
-    "average": ("mean", "sum"),
+    "average": ("mean", "records", "sum"),
     "not_finite": ("refuse", "skip"),
     "staleness_modulation": ("none", "inverse"),
 }
@@ -71,7 +80,9 @@ class JobSpec:
         on_worker: Tables that are Keras variables of the workers and in no store.
         train_records, validation_records: Sizes of the splits.
         shuffle: Whether the record order is a seeded permutation.
-        average: "mean" over records, or "sum" over micro-batches.
+        average: How the micro-batches of a version are combined. "mean": as Keras would divide the loss of one batch
+            of all their records; a loss of which that cannot be seen is refused where there are several. "records":
+            each weighs its records, whatever its loss was divided by. "sum": each weighs 1.
         not_finite: "refuse" a push with NaN or Inf (an error), or "skip" it.
         staleness_bound: Async: by how many versions a push may be behind when
             it is committed; one that is older is refused, and its micro-batch
@@ -175,64 +186,6 @@ class Lease:
     tasks: tuple[Task, ...] = ()
     finished: bool = False
     revoked: tuple[Task, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SyncPushId:
-    """Names a push by what it computed: a duplicate cannot be told from it."""
-
-    version: int
-    micro_batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncPushId:
-    """Names a push by who sent it; `micro_batch` is -1 where no task stood behind it."""
-
-    incarnation: str
-    sequence: int
-    micro_batch: int = -1
-
-
-PushId = SyncPushId | AsyncPushId
-
-
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """Gradient of a table: int64 `indices[n]`, float32 `values[n, dim]`; duplicates are summed."""
-
-    indices: Int64
-    values: Float32
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """The report of one micro-batch.
-
-    Attributes:
-        id: What makes it countable once.
-        records: Records in the micro-batch: its weight in the mean.
-        dense: Gradient of every trainable dense variable, in model order;
-            the mean over the micro-batch's records, as the loss is.
-        slices: Table name -> IndexedSlices.
-        states: Every non-trainable variable after the micro-batch, in model order.
-        metrics: Keras metric state of this micro-batch alone (from reset), flat.
-        job: The job it was computed for; "": whichever the master runs.
-        computed_on: Async: the version of the dense variables it was computed
-            on; None: unknown, and taken for fresh.
-        incarnation: Sync: the worker that computed it, for the status; "":
-            whoever holds the lease.
-    """
-
-    id: PushId
-    records: int
-    dense: tuple[Tensor, ...] = ()
-    slices: Mapping[str, Slices] = field(default_factory=dict)
-    states: tuple[Tensor, ...] = ()
-    metrics: tuple[Tensor, ...] = ()
-    job: str = ""
-    computed_on: int | None = None
-    incarnation: str = ""
 
 
 class PushOutcome(StrEnum):

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from elastable.embedding_store.errors import BadGradient, BadInput
 from elastable.embedding_store.rpc.frames import BodyPlan, FrameReader, encode
 from elastable.embedding_store.shared.outbox import Letter, Outbox, Outboxes
-from elastable.master.api import AsyncPushId, DenseSnapshot, EvaluationReport, Push, PushId, Slices, SyncPushId, Tensor
+from elastable.master.api import (
+    AsyncPushId,
+    DenseSnapshot,
+    Divisor,
+    DivisorKind,
+    EvaluationReport,
+    GradientPart,
+    Push,
+    PushId,
+    Slices,
+    SyncPushId,
+    Tensor,
+)
 from elastable.master.v1 import master_pb2
 
 __all__ = [
@@ -26,7 +38,16 @@ _DTYPE_NAMES = ["float16", "float32", "float64", "int8", "int16", "int32", "int6
 _DTYPE_NAMES += ["uint8", "uint16", "uint32", "uint64", "bool"]
 _DTYPES = {name: np.dtype(name) for name in _DTYPE_NAMES}
 _WORTH_A_LETTER = 128 << 10  # bytes; fewer are sent as quickly
+_DIVISORS = {
+    DivisorKind.RECORDS: master_pb2.Divisor.KIND_RECORDS,
+    DivisorKind.NOTHING: master_pb2.Divisor.KIND_NOTHING,
+    DivisorKind.AMOUNT: master_pb2.Divisor.KIND_AMOUNT,
+    DivisorKind.ROWS: master_pb2.Divisor.KIND_ROWS,
+}
+_DIVISORS_BACK = {value: kind for kind, value in _DIVISORS.items()}
 _INT64, _FLOAT32 = _DTYPES["int64"], _DTYPES["float32"]
+
+T = TypeVar("T")
 
 
 def push_frames(push: Push, outbox: Outbox | None = None) -> Iterator[bytes]:
@@ -46,22 +67,15 @@ def push_frames(push: Push, outbox: Outbox | None = None) -> Iterator[bytes]:
         computed_on=push.computed_on,
         incarnation=push.incarnation,
     )
-    arrays = _declare(header.dense, push.dense)
-    for table, slices in push.slices.items():
-        indices, values = slices.indices, slices.values
-        if indices.dtype != np.int64 or indices.ndim != 1:
-            raise BadGradient(
-                f"gradient of table {table!r}: indices must be int64 of one dimension, "
-                f"got {indices.dtype} {list(indices.shape)}"
-            )
-        if values.dtype != np.float32 or values.ndim != 2 or len(values) != len(indices):
-            raise BadGradient(
-                f"gradient of table {table!r}: values must be float32 [{len(indices)}, dim], "
-                f"got {values.dtype} {list(values.shape)}"
-            )
-        header.slices.add(table=table, count=len(indices), dim=values.shape[1])
-        arrays += [indices, values]
+    if push.divisor is not None:
+        header.divisor.CopyFrom(_divisor_to_message(push.divisor))
+    _declare_losses(header.losses, push.losses)
+    arrays = _declare(header.dense, push.dense) + _declare_slices(header.slices, push.slices)
     arrays += _declare(header.states, push.states) + _declare(header.metrics, push.metrics)
+    for part in push.parts:
+        entry = header.parts.add(divisor=_divisor_to_message(part.divisor), places=part.dense)
+        _declare_losses(entry.losses, part.losses)
+        arrays += _declare(entry.dense, tuple(part.dense.values())) + _declare_slices(entry.slices, part.slices)
     if outbox is not None and sum(array.nbytes for array in arrays) >= _WORTH_A_LETTER:
         letter = outbox.put(arrays)
         header.letter.outbox, header.letter.stamp = letter.outbox, letter.stamp
@@ -85,14 +99,12 @@ def push_from_frames(frames: Iterable[bytes], outboxes: Outboxes | None = None) 
     header = reader.header(master_pb2.GradientHeader)
     plan = BodyPlan("GradientFrame")
     _plan_tensors(plan, "dense gradient", header.dense)
-    tables = [entry.table for entry in header.slices]
-    if len(set(tables)) < len(tables):
-        raise BadInput("GradientFrame: a table stands in it twice; join its slices")
-    for entry in header.slices:
-        plan.add(f"indices of table {entry.table!r}", (entry.count,), _INT64)
-        plan.add(f"values of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
+    _plan_slices(plan, header.slices)
     _plan_tensors(plan, "state", header.states)
     _plan_tensors(plan, "metric", header.metrics)
+    for part in header.parts:
+        _plan_tensors(plan, "dense gradient", part.dense)
+        _plan_slices(plan, part.slices)
     push_id = _id_from_message(header.push)
     if header.HasField("letter"):
         reader.read(BodyPlan("GradientFrame"))
@@ -104,12 +116,15 @@ def push_from_frames(frames: Iterable[bytes], outboxes: Outboxes | None = None) 
         id=push_id,
         records=header.records,
         dense=tuple(next(arrays) for _ in header.dense),
-        slices={table: Slices(next(arrays), next(arrays)) for table in tables},
+        slices={entry.table: Slices(next(arrays), next(arrays)) for entry in header.slices},
         states=tuple(next(arrays) for _ in header.states),
-        metrics=tuple(arrays),
+        metrics=tuple(next(arrays) for _ in header.metrics),
         job=header.job,
         computed_on=header.computed_on if header.HasField("computed_on") else None,
         incarnation=header.incarnation,
+        divisor=_divisor_from_message(header.divisor) if header.HasField("divisor") else None,
+        losses=_losses(header.losses),
+        parts=_parts(header.parts, arrays),
     )
 
 
@@ -193,6 +208,72 @@ def _id_from_message(message: master_pb2.PushId) -> PushId:
     if kind == "async_id":
         return AsyncPushId(message.async_id.incarnation, message.async_id.sequence, message.async_id.micro_batch)
     raise BadInput("GradientFrame: its header has no PushId; set sync_id or async_id, so that it counts once")
+
+
+def _declare_slices(entries: Any, every: Mapping[str, Slices]) -> list[Tensor]:
+    """Adds an entry for each table; its arrays."""
+    arrays: list[Tensor] = []
+    for table, slices in every.items():
+        indices, values = slices.indices, slices.values
+        if indices.dtype != np.int64 or indices.ndim != 1:
+            raise BadGradient(
+                f"gradient of table {table!r}: indices must be int64 of one dimension, "
+                f"got {indices.dtype} {list(indices.shape)}"
+            )
+        if values.dtype != np.float32 or values.ndim != 2 or len(values) != len(indices):
+            raise BadGradient(
+                f"gradient of table {table!r}: values must be float32 [{len(indices)}, dim], "
+                f"got {values.dtype} {list(values.shape)}"
+            )
+        entries.add(table=table, count=len(indices), dim=values.shape[1])
+        arrays += [indices, values]
+    return arrays
+
+
+def _declare_losses(message: master_pb2.Losses, losses: Mapping[int, float]) -> None:
+    message.places.extend(losses)
+    message.means.extend(losses.values())
+
+
+def _losses(message: master_pb2.Losses) -> dict[int, float]:
+    return _by_place("metrics", message.places, message.means)
+
+
+def _by_place(what: str, places: Sequence[int], values: Sequence[T]) -> dict[int, T]:
+    if len(places) != len(values) or len(set(places)) < len(places):
+        raise BadInput(f"GradientFrame: {len(values)} {what} for the places {list(places)}; name each place once")
+    return dict(zip(places, values, strict=True))
+
+
+def _divisor_to_message(divisor: Divisor) -> master_pb2.Divisor:
+    return master_pb2.Divisor(kind=_DIVISORS[divisor.kind], amount=divisor.amount)
+
+
+def _divisor_from_message(message: master_pb2.Divisor) -> Divisor:
+    if message.kind not in _DIVISORS_BACK:
+        raise BadInput(f"GradientFrame: divisor of kind {message.kind}: known kinds are {', '.join(DivisorKind)}")
+    return Divisor(_DIVISORS_BACK[message.kind], message.amount)
+
+
+def _plan_slices(plan: BodyPlan, every: Iterable[master_pb2.SlicesEntry]) -> None:
+    tables = [entry.table for entry in every]
+    if len(set(tables)) < len(tables):
+        raise BadInput("GradientFrame: a table stands in it twice; join its slices")
+    for entry in every:
+        plan.add(f"indices of table {entry.table!r}", (entry.count,), _INT64)
+        plan.add(f"values of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
+
+
+def _parts(parts: Iterable[master_pb2.GradientPart], arrays: Iterator[Tensor]) -> tuple[GradientPart, ...]:
+    return tuple(
+        GradientPart(
+            divisor=_divisor_from_message(part.divisor),
+            dense=_by_place("gradients", part.places, [next(arrays) for _ in part.dense]),
+            slices={entry.table: Slices(next(arrays), next(arrays)) for entry in part.slices},
+            losses=_losses(part.losses),
+        )
+        for part in parts
+    )
 
 
 def _declare(entries: Any, tensors: Sequence[Tensor], names: Sequence[str] = ()) -> list[Tensor]:

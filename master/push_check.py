@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,9 +11,11 @@ import numpy as np
 from elastable.embedding_store.checks import require_finite, require_gradients, require_ids
 from elastable.embedding_store.errors import BadGradient, NotFinite, TableNotFound
 from elastable.embedding_store.spec import TableSpec
-from elastable.master.api import EvaluationReport, Push, Tensor
+from elastable.master.api import Divisor, EvaluationReport, GradientPart, Push, Slices, Tensor
 
 __all__ = ["Expected", "TensorSpec", "check_evaluation", "check_finite", "check_push"]
+
+_MOST_PARTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +56,48 @@ def check_push(push: Push, expected: Expected) -> None:
     _check_tensors("state", push.states, expected.states)
     if expected.metrics is not None:
         _check_tensors("metric", push.metrics, expected.metrics)
-    for table, slices in push.slices.items():
+    _check_slices(push.slices, expected)
+    _check_losses(push.losses, push.metrics)
+    if push.divisor is not None:
+        _check_divisor(push.divisor)
+    if len(push.parts) > _MOST_PARTS:
+        raise BadGradient(f"a push of {len(push.parts)} further parts: a loss has at most {_MOST_PARTS}")
+    for part in push.parts:
+        _check_divisor(part.divisor)
+        _check_dense_of(part, expected)
+        _check_slices(part.slices, expected)
+        _check_losses(part.losses, push.metrics)
+
+
+def _check_slices(every: Mapping[str, Slices], expected: Expected) -> None:
+    for table, slices in every.items():
         spec = expected.tables.get(table)
         if spec is None:
             known = ", ".join(sorted(expected.tables)) or "none"
             raise TableNotFound(f"gradient for table {table!r}, which is not there (tables: {known})")
         require_gradients(spec, len(require_ids(spec, slices.indices)), slices.values)
+
+
+def _check_dense_of(part: GradientPart, expected: Expected) -> None:
+    for place, tensor in part.dense.items():
+        if not 0 <= place < len(expected.variables):
+            raise BadGradient(f"gradient of variable {place} where the model has {len(expected.variables)}")
+        _check_tensors("dense gradient", [tensor], [expected.variables[place]])
+
+
+def _check_divisor(divisor: Divisor) -> None:
+    if not (math.isfinite(divisor.amount) and divisor.amount >= 0):
+        raise BadGradient(
+            f"a loss was divided by {divisor.amount}: the sample weights of a micro-batch must add up to a number "
+            "that is not negative"
+        )
+
+
+def _check_losses(losses: Mapping[int, float], metrics: Sequence[Tensor]) -> None:
+    for place in losses:
+        # The total of a mean and its count.
+        if not 0 <= place < len(metrics) - 1 or any(metrics[at].shape for at in (place, place + 1)):
+            raise BadGradient(f"a loss for metric tensor {place} of {len(metrics)}, which is no total of a mean")
 
 
 def check_finite(push: Push, expected: Expected) -> None:
@@ -74,8 +113,13 @@ def check_finite(push: Push, expected: Expected) -> None:
         for tensor, spec in zip(tensors, specs, strict=True):
             if np.issubdtype(tensor.dtype, np.floating) and not np.isfinite(tensor).all():
                 raise NotFinite(f"{what} {spec.name!r} holds NaN or Inf")
-    for table, slices in push.slices.items():
-        require_finite(expected.tables[table], slices.indices, slices.values)
+    for part in push.parts:
+        for place, tensor in part.dense.items():
+            if not np.isfinite(tensor).all():
+                raise NotFinite(f"gradient of variable {expected.variables[place].name!r} holds NaN or Inf")
+    for every in (push.slices, *(part.slices for part in push.parts)):
+        for table, slices in every.items():
+            require_finite(expected.tables[table], slices.indices, slices.values)
 
 
 def check_evaluation(report: EvaluationReport, expected: Expected) -> None:

@@ -9,8 +9,8 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastable.embedding_store.errors import BadInput, FutureVersion
-from elastable.master.api import AsyncPushId, Push, PushOutcome, SyncPushId, TaskKind
+from elastable.embedding_store.errors import BadGradient, BadInput, FutureVersion
+from elastable.master.api import AsyncPushId, DivisorKind, Push, PushOutcome, SyncPushId, TaskKind
 from elastable.master.schedule import Schedule
 from elastable.master.task_board import TaskBoard
 
@@ -105,7 +105,17 @@ class SyncPushes:
         _check_records(self._schedule, push, version, name.micro_batch)
         if name.micro_batch in self._tickets:
             return PushOutcome.DUPLICATE, f"micro-batch {name.micro_batch} was counted before"
+        self._refuse_unlike(push)
         return None
+
+    def _refuse_unlike(self, push: Push) -> None:
+        """Raises `BadGradient` where the loss is divided otherwise than in the version's other micro-batches."""
+        for ticket in self._tickets.values():
+            if ticket.push is not None and _kinds(ticket.push) != _kinds(push):
+                raise BadGradient(
+                    f"micro-batch {push.id.micro_batch} divides its loss by {_told(push)}, and another one of its "
+                    f"version by {_told(ticket.push)}: run the same model everywhere"
+                )
 
     def take(self, push: Push, skipped: bool) -> Ticket:
         """Counts a push that `judge` let through."""
@@ -250,6 +260,14 @@ class AsyncPushes:
     def sequences(self) -> dict[str, int]:
         """Last committed sequence of every incarnation."""
         return self._committed.as_dict()
+
+
+def _kinds(push: Push) -> tuple[DivisorKind | None, ...]:
+    return (None if push.divisor is None else push.divisor.kind, *(part.divisor.kind for part in push.parts))
+
+
+def _told(push: Push) -> str:
+    return ", ".join(kind or "what the job says" for kind in _kinds(push))
 
 
 def _check_records(schedule: Schedule, push: Push, version: int, micro_batch: int) -> None:

@@ -39,6 +39,7 @@ ELASTABLE = [
     "TableSpec",
     "TensorLocation",
     "TensorLocationSettings",
+    "averaged",
     "create_host_embedding",
     "export_keras",
     "fit",
@@ -47,6 +48,7 @@ ELASTABLE = [
     "replica_group",
     "save",
     "save_host_embedding",
+    "summed",
 ]
 EMBEDDING_STORE = [
     "AdmissionSpec",

@@ -94,8 +94,9 @@ class MicroBatchComputer:
         def look_up_quietly(table: str, ids: Any) -> Any:
             return source.unpromoted().lookup({table: ids})[table]
 
+        average = job.average if job.mode == "sync" and job.grads_to_wait > 1 else None
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}
-        self._train = TrainStep(model, self._spec, self._plans[TaskKind.TRAIN], look_up, job.seed)
+        self._train = TrainStep(model, self._spec, self._plans[TaskKind.TRAIN], look_up, job.seed, average)
         if TaskKind.EVALUATE in readers:
             self._plans[TaskKind.EVALUATE] = plan_ids(model, self._spec, training=False)
             self._evaluate = EvaluateStep(model, self._spec, self._plans[TaskKind.EVALUATE], look_up_quietly)

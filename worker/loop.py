@@ -159,6 +159,9 @@ class Worker:
             job=self._session.job.job,
             computed_on=None if self._sync else self._snapshots[TaskKind.TRAIN].version,
             incarnation=self._identity.incarnation,
+            divisor=result.divisor,
+            losses=result.losses,
+            parts=result.parts,
         )
         reply = self._master.report_gradient(push)
         self._look_ahead(prepared)  # again, where the next one was not prepared yet

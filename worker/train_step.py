@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -14,10 +14,13 @@ import tensorflow as tf
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.store import Float32, Int64
 from elastable.embedding_store.tables.grouping import sum_by_position
-from elastable.master.api import Slices, Tensor
+from elastable.master.api import Divisor, DivisorKind, GradientPart, Slices, Tensor
 from elastable.worker.forward import forward, update_metrics
 from elastable.worker.id_plan import IdPlan
 from elastable.worker.id_set import IdSets
+from elastable.worker.loss_parts import LossPart, loss_parts, require_rowwise, shown_losses
+from elastable.worker.loss_terms import loss_terms
+from elastable.worker.reductions import RecordedLoss, recorded_losses
 from elastable.worker.scope import StepScope, entered
 from elastable.worker.seeds import layers_of, seed_states, set_seeds
 from elastable.worker.tensor_specs import flat_spec, pack_flat
@@ -40,6 +43,9 @@ class StepResult:
     slices: Mapping[str, Slices]
     states: tuple[Tensor, ...]
     metrics: tuple[Tensor, ...]
+    divisor: Divisor | None = None
+    losses: Mapping[int, float] = field(default_factory=dict)
+    parts: tuple[GradientPart, ...] = ()
 
 
 def refuse_unsupported(model: Any) -> None:
@@ -104,15 +110,15 @@ class _Step:
         inverses = [next(planned) if known else None for known in self._plan.planned]
         return batch, bets, inverses, flat[-1]
 
-    def _forward(self, batch: Any, scope: StepScope) -> Any:
-        """The loss, with metrics updated from reset."""
+    def _forward(self, batch: Any, scope: StepScope) -> tuple[Any, Any]:
+        """The loss, and the penalty on rows that comes to it (None: there is none); with metrics updated from reset."""
         for metric in self._model.metrics:
             metric.reset_state()
         with entered(scope):
             done = forward(self._model, batch, self._training)
-            loss = done.loss + self._penalty(scope.bets)
-            update_metrics(self._model, done, loss)
-        return loss
+            penalty = self._penalty(scope.bets)
+            update_metrics(self._model, done, done.loss if penalty is None else done.loss + penalty)
+        return done.loss, penalty
 
     def _penalty(self, bets: Mapping[str, Any]) -> Any:
         # Once a layer, over the rows of its table that this batch touches.
@@ -122,23 +128,45 @@ class _Step:
             for layer in layers
             if layer.embeddings_regularizer is not None and layer.table_name in bets and is_trained(self._model, layer)
         ]
-        return tf.add_n(terms) if terms else 0.0
+        return tf.add_n(terms) if terms else None
 
     def _metric_state(self) -> list[Any]:
         return [tf.convert_to_tensor(variable.value) for variable in self._model.metrics_variables]
 
 
 class TrainStep(_Step):
-    """Forward, backward and metrics of one micro-batch."""
+    """Forward, backward and metrics of one micro-batch.
 
-    def __init__(self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, seed: int) -> None:
+    Args:
+        model: A compiled and built model.
+        spec: TypeSpecs of its batches.
+        plan: Its id plan.
+        lookup: For calls that could not be planned.
+        seed: Of dropout.
+        average: How its micro-batches are combined with others (`JobSpec.average`); None: each is a version alone.
+
+    Raises:
+        Unsupported: a regularizer of a table that cannot be combined; in the first call, a loss that cannot be.
+    """
+
+    def __init__(
+        self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, seed: int, average: str | None = None
+    ) -> None:
         self._seed = seed
         self._variables, self._states = dense_parts(model)
         self._trainable = b""
         self._traces: dict[bytes, Any] = {}
+        self._average = average
         self._seed_states = seed_states(model)
         self._unplanned: list[str] = []
+        self._kinds: dict[bytes, list[DivisorKind | None]] = {}
         super().__init__(model, spec, plan, lookup, training=True)
+        if average is not None:
+            for layer in plan.layers:
+                if layer.embeddings_regularizer is not None:
+                    require_rowwise(layer)
+            if self._function is not None:
+                self._refuse_eager()
 
     def hold(self, trainable: bytes) -> None:
         """Trains from now on what `elastable.worker.trainable.read_trainable` said is trained; b"": as the model is."""
@@ -156,53 +184,113 @@ class TrainStep(_Step):
             micro_batch: Its number within the job; seeds dropout.
         """
         with imposed(self._model, self._trainable):  # it may be traced, or run, now
-            loss, dense, planned, unplanned, states, metrics = self._call(batch, bets, ids, micro_batch)
+            loss, parts, states, metrics = self._call(batch, bets, ids, micro_batch)
+        kinds = self._kinds[self._trainable]
+        gradients = [self._as_part(kind, part, ids) for kind, part in zip(kinds, parts, strict=True)]
+        first = gradients[0]
+        return StepResult(
+            loss=float(np.mean(loss)),
+            dense=tuple(first.dense.values()),
+            slices=first.slices,
+            states=_arrays(states),
+            metrics=_arrays(metrics),
+            divisor=first.divisor if kinds[0] is not None else None,
+            losses=first.losses,
+            parts=tuple(gradients[1:]),
+        )
+
+    def _as_part(self, kind: DivisorKind | None, part: Any, ids: IdSets) -> GradientPart:
+        amount, losses, dense, planned, unplanned = part
         gathered: dict[str, list[Slices]] = {}
-        for table, (values, positions) in zip(self._tables, planned, strict=True):
+        for table, (values, positions) in planned.items():
             unique = ids.unique[table]
             present, sums = sum_by_position(np.asarray(positions), np.asarray(values), len(unique))
             indices = unique if len(present) == len(unique) else unique[present]
             gathered.setdefault(table, []).append(Slices(indices, sums))
-        for table, (values, unique) in zip(self._unplanned, unplanned, strict=True):
-            gathered.setdefault(table, []).append(Slices(unique.numpy(), values.numpy()))
-        return StepResult(
-            loss=float(loss),
-            dense=_arrays(dense),
+        for number, (values, unique) in unplanned.items():
+            gathered.setdefault(self._unplanned[number], []).append(Slices(unique.numpy(), values.numpy()))
+        return GradientPart(
+            divisor=Divisor(kind or DivisorKind.RECORDS, float(amount)),
+            dense={place: np.asarray(gradient.numpy()) for place, gradient in dense.items()},
             slices={table: _joined(parts) for table, parts in gathered.items()},
-            states=_arrays(states),
-            metrics=_arrays(metrics),
+            losses={place: float(value) for place, value in losses.items()},
         )
 
     def _body(self, *flat: Any) -> Any:
         batch, bets, inverses, micro_batch = self._unpack(flat)
         set_seeds(self._seed_states, self._seed, micro_batch)
-        trained = {id(variable) for variable in self._model.trainable_weights}
-        variables = [variable.value for variable in self._variables if id(variable) in trained]
         frozen = frozen_tables(self._model, list(self._plan.layers))
-        with tf.GradientTape() as tape:
+        # Persistent where a graph is made: there may be several parts to differentiate.
+        with tf.GradientTape(persistent=not tf.executing_eagerly()) as tape, recorded_losses() as recorded:
             # Before their use: a watch that comes later finds no path to the loss.
             tape.watch([bet for table, bet in bets.items() if table not in frozen])
             scope = StepScope(self._plan.layers, inverses, bets, self._lookup, tape)
-            loss = self._forward(batch, scope)
+            loss, penalty = self._forward(batch, scope)
+            parts = self._parts_of(loss, penalty, recorded, flat, scope)
         self._unplanned = [table for table, _, _ in scope.unplanned]
-        in_graph = [bet for _, _, bet in scope.unplanned]
-        sources = (variables, [bets[table] for table in self._tables], in_graph)
-        dense, planned, unplanned = tape.gradient(loss, sources)
-        gradients = iter(dense)
+        self._kinds[self._trainable] = [part.kind for part in parts]
         return (
-            loss,
-            [
-                _dense_gradient(next(gradients) if id(variable) in trained else None, variable.value)
-                for variable in self._variables
-            ],
-            [_as_slices(gradient, bet) for gradient, bet in zip(planned, sources[1], strict=True)],
-            [
-                (tf.zeros_like(bet) if gradient is None else tf.convert_to_tensor(gradient), unique)
-                for gradient, (_, unique, bet) in zip(unplanned, scope.unplanned, strict=True)
-            ],
+            loss if penalty is None else loss + penalty,
+            [self._gradient(tape, part, scope, first=part is parts[0]) for part in parts],
             [tf.convert_to_tensor(variable.value) for variable in self._states],
             self._metric_state(),
         )
+
+    def _parts_of(
+        self, loss: Any, penalty: Any, recorded: Sequence[RecordedLoss], flat: Sequence[Any], scope: StepScope
+    ) -> list[LossPart]:
+        if self._average is None:
+            return [LossPart(None, None, loss if penalty is None else loss + penalty)]
+        shown: Mapping[int, Any] = {}
+        if tf.executing_eagerly():
+            parts = [LossPart(self._kinds[b""][0], None, loss)]
+        else:
+            rows = [*scope.bets.values(), *(bet for _, _, bet in scope.unplanned)]
+            terms = loss_terms(loss, recorded, flat[: len(flat_spec(self._spec))], rows)
+            parts = loss_parts(self._model, loss, terms, self._average)
+            if self._average == "mean":
+                parts, shown = shown_losses(self._model, parts, recorded, penalty)
+        return parts if penalty is None else [*parts, LossPart(DivisorKind.ROWS, None, penalty, shown)]
+
+    def _gradient(self, tape: Any, part: LossPart, scope: StepScope, first: bool) -> tuple[Any, ...]:
+        """(amount, losses, dense, planned, unplanned) of a part; the first has a gradient for every dense variable."""
+        trained = {id(variable) for variable in self._model.trainable_weights}
+        variables = [variable.value for variable in self._variables if id(variable) in trained]
+        bets = [scope.bets[table] for table in self._tables]
+        in_graph = [bet for _, _, bet in scope.unplanned]
+        dense, planned, unplanned = tape.gradient(part.loss, (variables, bets, in_graph))
+        gradients = iter(dense)
+        every = [next(gradients) if id(variable) in trained else None for variable in self._variables]
+        return (
+            tf.constant(0.0, tf.float64) if part.amount is None else part.amount,
+            dict(part.losses),
+            {
+                place: _dense_gradient(gradient, variable.value)
+                for place, (gradient, variable) in enumerate(zip(every, self._variables, strict=True))
+                if first or gradient is not None
+            },
+            {
+                table: _as_slices(gradient, bet)
+                for table, gradient, bet in zip(self._tables, planned, bets, strict=True)
+                if first or gradient is not None
+            },
+            {
+                number: (tf.zeros_like(bet) if gradient is None else tf.convert_to_tensor(gradient), unique)
+                for number, (gradient, (_, unique, bet)) in enumerate(zip(unplanned, scope.unplanned, strict=True))
+                if first or gradient is not None
+            },
+        )
+
+    def _refuse_eager(self) -> None:
+        """Without a graph no terms are seen: it is traced once, and a loss of one part is what it must have."""
+        tf.function(self._body, input_signature=self._inputs).get_concrete_function()
+        plain = (DivisorKind.RECORDS, DivisorKind.NOTHING)
+        first, *others = self._kinds[b""]
+        if first not in plain or any(kind is not DivisorKind.ROWS for kind in others):
+            raise Unsupported(
+                f"model {self._model.name!r}: compile(run_eagerly=True) with grads_to_wait above 1 and a loss whose "
+                "terms are divided by different numbers; leave run_eagerly out"
+            )
 
 
 class EvaluateStep(_Step):

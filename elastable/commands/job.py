@@ -53,7 +53,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
         "--grads-to-wait",
         min=1,
-        help="Micro-batches averaged into one update \\[default: --workers in sync mode, or 1].",
+        help="Micro-batches of one update \\[default: --workers in sync mode, or 1].",
     ),
     "seed": _option(_JOB, int, 0, "--seed", help="Seed of record order, initial values and dropout."),
     "intra_op_threads": _option(
@@ -64,7 +64,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         min=1,
         help="TensorFlow threads of every worker; part of the job, since it changes roundings.",
     ),
-    "average": _option(_JOB, str, "mean", "--average", help="mean or sum of the micro-batches' gradients."),
+    "average": _option(_JOB, str, "mean", "--average", help="mean (as Keras divides the loss), records or sum."),
     "not_finite": _option(_JOB, str, "refuse", "--not-finite", help="refuse or skip gradients with NaN or Inf."),
     "shuffle": _option(_DATA, bool, True, "--shuffle/--no-shuffle", help="Shuffle records."),
     "lazy": _option(

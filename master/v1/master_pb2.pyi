@@ -145,7 +145,7 @@ class JobDescription(_message.Message):
     validation_records: _builtins.int
     shuffle: _builtins.bool
     average: _builtins.str
-    """"mean" over records | "sum" over micro-batches"""
+    """"mean" as Keras divides | "records" | "sum" over micro-batches"""
     not_finite: _builtins.str
     """NaN or Inf in a push: "refuse" | "skip" """
     staleness_bound: _builtins.int
@@ -575,9 +575,128 @@ class SlicesEntry(_message.Message):
 Global___SlicesEntry: _TypeAlias = SlicesEntry  # noqa: Y015
 
 @_typing.final
+class Divisor(_message.Message):
+    """What a micro-batch divided terms of its loss by, and so what it weighs in its version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Divisor._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: Divisor._Kind.ValueType  # 0
+        KIND_RECORDS: Divisor._Kind.ValueType  # 1
+        """its records"""
+        KIND_NOTHING: Divisor._Kind.ValueType  # 2
+        """they are sums: it weighs 1"""
+        KIND_AMOUNT: Divisor._Kind.ValueType  # 3
+        """`amount`: of weights, or of what a mask let through"""
+        KIND_ROWS: Divisor._Kind.ValueType  # 4
+        """they are of rows: each row of the version counts once"""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper): ...
+    KIND_UNSPECIFIED: Divisor.Kind.ValueType  # 0
+    KIND_RECORDS: Divisor.Kind.ValueType  # 1
+    """its records"""
+    KIND_NOTHING: Divisor.Kind.ValueType  # 2
+    """they are sums: it weighs 1"""
+    KIND_AMOUNT: Divisor.Kind.ValueType  # 3
+    """`amount`: of weights, or of what a mask let through"""
+    KIND_ROWS: Divisor.Kind.ValueType  # 4
+    """they are of rows: each row of the version counts once"""
+
+    KIND_FIELD_NUMBER: _builtins.int
+    AMOUNT_FIELD_NUMBER: _builtins.int
+    kind: Global___Divisor.Kind.ValueType
+    amount: _builtins.float
+    """finite, not negative"""
+    def __init__(
+        self,
+        *,
+        kind: Global___Divisor.Kind.ValueType = ...,
+        amount: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["amount", b"amount", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Divisor: _TypeAlias = Divisor  # noqa: Y015
+
+@_typing.final
+class Losses(_message.Message):
+    """The mean that the loss adds to a metric: places[i] of its total among GradientHeader.metrics -> means[i]."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACES_FIELD_NUMBER: _builtins.int
+    MEANS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def means(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        places: _abc.Iterable[_builtins.int] | None = ...,
+        means: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["means", b"means", "places", b"places"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Losses: _TypeAlias = Losses  # noqa: Y015
+
+@_typing.final
+class GradientPart(_message.Message):
+    """Gradient of terms that are divided by something else than those of the header's own gradient."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIVISOR_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    DENSE_FIELD_NUMBER: _builtins.int
+    SLICES_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def divisor(self) -> Global___Divisor: ...
+    @_builtins.property
+    def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of `dense` among the trainable variables"""
+
+    @_builtins.property
+    def dense(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorEntry]: ...
+    @_builtins.property
+    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlicesEntry]: ...
+    @_builtins.property
+    def losses(self) -> Global___Losses: ...
+    def __init__(
+        self,
+        *,
+        divisor: Global___Divisor | None = ...,
+        places: _abc.Iterable[_builtins.int] | None = ...,
+        dense: _abc.Iterable[Global___TensorEntry] | None = ...,
+        slices: _abc.Iterable[Global___SlicesEntry] | None = ...,
+        losses: Global___Losses | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["divisor", b"divisor", "losses", b"losses"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense", b"dense", "divisor", b"divisor", "losses", b"losses", "places", b"places", "slices", b"slices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GradientPart: _TypeAlias = GradientPart  # noqa: Y015
+
+@_typing.final
 class GradientHeader(_message.Message):
     """Body: dense gradients; then for each table int64 indices[count] and
-    float32 values[count][dim]; then states; then metrics.
+    float32 values[count][dim]; then states; then metrics; then of each part its
+    dense gradients and its tables.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -592,6 +711,9 @@ class GradientHeader(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     COMPUTED_ON_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    DIVISOR_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     records: _builtins.int
     """records in the micro-batch: its weight"""
     job: _builtins.str
@@ -618,6 +740,14 @@ class GradientHeader(_message.Message):
     def letter(self) -> Global___Letter:
         """when set, the body lies there, and not in the frames"""
 
+    @_builtins.property
+    def divisor(self) -> Global___Divisor:
+        """absent: as the job's `average` says, by records or by nothing"""
+
+    @_builtins.property
+    def losses(self) -> Global___Losses: ...
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___GradientPart]: ...
     def __init__(
         self,
         *,
@@ -631,10 +761,13 @@ class GradientHeader(_message.Message):
         job: _builtins.str = ...,
         computed_on: _builtins.int | None = ...,
         incarnation: _builtins.str = ...,
+        divisor: Global___Divisor | None = ...,
+        losses: Global___Losses | None = ...,
+        parts: _abc.Iterable[Global___GradientPart] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "letter", b"letter", "push", b"push"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "divisor", b"divisor", "letter", b"letter", "losses", b"losses", "push", b"push"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "dense", b"dense", "incarnation", b"incarnation", "job", b"job", "letter", b"letter", "metrics", b"metrics", "push", b"push", "records", b"records", "slices", b"slices", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "dense", b"dense", "divisor", b"divisor", "incarnation", b"incarnation", "job", b"job", "letter", b"letter", "losses", b"losses", "metrics", b"metrics", "parts", b"parts", "push", b"push", "records", b"records", "slices", b"slices", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__computed_on: _TypeAlias = _typing.Literal["computed_on"]  # noqa: Y015
     _WhichOneofArgType__computed_on: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on"]  # noqa: Y015

@@ -25,7 +25,7 @@ Layer = Callable[[int, str], Any]
 
 def in_store(size: int, name: str, **arguments: Any) -> Any:
     """A table in a store."""
-    return et.Embedding(DIM, size, name=name, **arguments)
+    return et.Embedding(output_dim=DIM, input_dim=size, name=name, **arguments)
 
 
 def in_keras(size: int, name: str, **arguments: Any) -> Any:
@@ -132,7 +132,7 @@ def test_a_compute_loss_without_the_training_argument() -> None:
 
 
 def test_a_call_under_a_tape_of_ones_own_is_an_error_and_no_constant() -> None:
-    layer = et.Embedding(DIM, ITEMS, name="alone")
+    layer = et.Embedding(output_dim=DIM, input_dim=ITEMS, name="alone")
     with tf.GradientTape(), pytest.raises(ModelError, match="'alone' is called under"):
         layer(np.array([1, 2]))
     layer.trainable = False

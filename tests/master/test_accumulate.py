@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from elastable.embedding_store.errors import BadGradient, BadInput, IdOutOfRange
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32
 from elastable.master.accumulate import accumulate, add_metrics
-from elastable.master.api import EvaluationReport, Push, Slices, SyncPushId
+from elastable.master.api import Divisor, DivisorKind, EvaluationReport, GradientPart, Push, Slices, SyncPushId
 from elastable.master.push_check import Expected, TensorSpec, check_evaluation, check_finite, check_push
 
 
@@ -55,6 +57,53 @@ def test_dense_and_sparse_are_weighted_alike(seed: int, count: int, average: str
     assert total.states[1] == count - 1
     assert total.records == records
     np.testing.assert_allclose(total.metrics[0], sum(p.metrics[0].astype(np.float64) for p in pushes))
+
+
+def part(kind: DivisorKind, amount: float = 0.0, **fields: object) -> GradientPart:
+    return GradientPart(Divisor(kind, amount), **fields)  # type: ignore[arg-type]
+
+
+def test_every_part_weighs_what_it_was_divided_by() -> None:
+    """Means by records (1:3), weights (0:2), sums (1:1), rows once; the loss metric as one batch would have it."""
+    pushes = []
+    for number, records, amount in ((0, 1, 0.0), (1, 3, 2.0)):
+        own = f32([[number + 1.0]])
+        rows = Slices(np.array([5, 6 + number]), np.concatenate([own[:1] * 0 + 7, own]))
+        pushes.append(
+            Push(
+                SyncPushId(0, number),
+                records,
+                dense=(f32(number), f32(10.0)),
+                metrics=(f32(9.0 * records), f32(records)),
+                divisor=Divisor(DivisorKind.RECORDS),
+                losses={0: 1.0 + number},
+                parts=(
+                    part(DivisorKind.AMOUNT, amount, dense={1: f32(100.0 * (number + 1))}, losses={0: 4.0 * number}),
+                    part(DivisorKind.NOTHING, slices={"t": Slices(np.array([5]), own)}, losses={0: 1.0}),
+                    part(DivisorKind.ROWS, slices={"t": rows}),
+                ),
+            )
+        )
+    total = accumulate(pushes, "mean")
+    assert total.dense[0] == pytest.approx(0.75)
+    assert total.dense[1] == pytest.approx(10.0 + 200.0)
+    grown = dict(zip(total.updates["t"].ids.tolist(), total.updates["t"].gradients[:, 0].tolist(), strict=True))
+    assert grown == {5: 1.0 + 2.0 + 7.0, 6: 1.0, 7: 2.0}
+    # (1.75 by records + 4 by weights + 2 summed) of 4 records.
+    assert [float(value) for value in total.metrics] == [pytest.approx(7.75 * 4), 4.0]
+
+
+def test_what_was_divided_by_no_weight_at_all_is_zero() -> None:
+    nothing = [Push(SyncPushId(0, n), 2, (f32(0.0),), divisor=Divisor(DivisorKind.AMOUNT, 0.0)) for n in range(2)]
+    assert accumulate(nothing, "mean").dense[0] == 0.0
+
+
+def test_a_mean_by_its_own_count_has_the_bits_of_a_mean_by_records() -> None:
+    pushes = [random_push(number, 7) for number in range(5)]
+    counted = [replace(push, divisor=Divisor(DivisorKind.AMOUNT, 3.0 * push.records)) for push in pushes]
+    one, other = accumulate(pushes, "mean"), accumulate(counted, "mean")
+    assert one.dense[0].tobytes() == other.dense[0].tobytes()
+    assert one.updates["t"].gradients.tobytes() == other.updates["t"].gradients.tobytes()
 
 
 def test_elasticdls_numbers() -> None:
@@ -145,6 +194,19 @@ def good(**changes: object) -> Push:
         ({"slices": {"t": Slices(np.array([-1]), f32([[0, 0]]))}}, IdOutOfRange, "'t': id -1 at position 0"),
         ({"slices": {"t": Slices(np.array([1]), f32([[0, 0, 0]]))}}, BadGradient, r"'t'.*\[1, 2\]"),
         ({"slices": {"t": Slices(np.array([1]), np.zeros((1, 2)))}}, BadGradient, "float64"),
+        ({"divisor": Divisor(DivisorKind.AMOUNT, -1.0)}, BadGradient, r"divided by -1.0"),
+        ({"divisor": Divisor(DivisorKind.AMOUNT, np.nan)}, BadGradient, "divided by nan"),
+        ({"parts": (part(DivisorKind.AMOUNT, np.inf),)}, BadGradient, "divided by inf"),
+        ({"parts": (part(DivisorKind.NOTHING),) * 65}, BadGradient, "at most 64"),
+        ({"parts": (part(DivisorKind.NOTHING, dense={1: f32(0)}),)}, BadGradient, "variable 1 where the model has 1"),
+        ({"parts": (part(DivisorKind.NOTHING, dense={0: f32(0)}),)}, BadGradient, r"'dense/kernel': want"),
+        (
+            {"parts": (part(DivisorKind.ROWS, slices={"u": Slices(np.array([0]), f32([[0, 0]]))}),)},
+            TableNotFound,
+            "'u'",
+        ),
+        ({"losses": {0: 1.0}}, BadGradient, "metric tensor 0 of 1"),
+        ({"losses": {-1: 1.0}}, BadGradient, "metric tensor -1"),
     ],
 )
 def test_a_push_that_does_not_fit_is_refused(changes: dict[str, object], error: type[Exception], told: str) -> None:
@@ -162,6 +224,14 @@ def test_values_that_are_not_finite_are_refused_by_name(place: str, bad: float) 
     values[-1] = bad
     with pytest.raises(NotFinite, match={"dense": "dense/kernel", "states": "bn/mean", "slices": "'t'.*id 4"}[place]):
         check_finite(push, EXPECTED)
+
+
+def test_a_part_that_is_not_finite_is_refused_by_name() -> None:
+    dense = part(DivisorKind.NOTHING, dense={0: np.full((2, 3), np.nan, np.float32)})
+    rows = part(DivisorKind.ROWS, slices={"t": Slices(np.array([3]), f32([[np.inf, 0]]))})
+    for bad, told in ((dense, "dense/kernel"), (rows, "'t'.*id 3")):
+        with pytest.raises(NotFinite, match=told):
+            check_finite(good(parts=(bad,)), EXPECTED)
 
 
 def test_an_evaluation_that_does_not_fit_is_refused() -> None:

@@ -17,7 +17,10 @@ from elastable.embedding_store.rpc.frames import encode
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
+    Divisor,
+    DivisorKind,
     EvaluationReport,
+    GradientPart,
     JobSpec,
     JobStatus,
     Lease,
@@ -74,6 +77,12 @@ def slices(draw: st.DrawFn) -> Slices:
     return Slices(draw(npst.arrays(np.int64, count)), draw(npst.arrays(np.float32, (count, dim))))
 
 
+divisors = st.builds(Divisor, st.sampled_from(DivisorKind), st.floats(0, 1e300))
+losses = st.dictionaries(st.integers(0, 2**31 - 1), st.floats(allow_nan=False), max_size=3)
+tables = st.dictionaries(words.filter(bool), slices(), max_size=2)
+dense_of = tensors.map(lambda found: {2 * place + 1: tensor for place, tensor in enumerate(found)})
+
+
 def assert_same(ours: Any, theirs: Any) -> None:
     """Equality of nested plain data, arrays compared with dtype, shape and every bit."""
     assert type(ours) is type(theirs)
@@ -86,7 +95,7 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert list(ours) == list(theirs)
         for key in ours:
             assert_same(ours[key], theirs[key])
-    elif isinstance(ours, (Push, DenseSnapshot, EvaluationReport, Slices)):
+    elif isinstance(ours, (Push, DenseSnapshot, EvaluationReport, GradientPart, Slices)):
         for field in fields(ours):
             assert_same(getattr(ours, field.name), getattr(theirs, field.name))
     else:
@@ -106,6 +115,9 @@ def assert_same(ours: Any, theirs: Any) -> None:
         words,
         st.none() | int64,
         words,
+        st.none() | divisors,
+        losses,
+        st.lists(st.builds(GradientPart, divisors, dense_of, tables, losses), max_size=3).map(tuple),
     )
 )
 def test_a_push_comes_back_as_it_was(push: Push) -> None:
@@ -241,6 +253,8 @@ def test_a_dtype_that_the_wire_does_not_know_is_refused() -> None:
 
 SYNC = master_pb2.PushId(sync_id=master_pb2.SyncPushId())
 TENSOR = master_pb2.TensorEntry
+PART = master_pb2.GradientPart
+SUM = master_pb2.Divisor(kind=master_pb2.Divisor.KIND_NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +275,27 @@ TENSOR = master_pb2.TensorEntry
             "values of table 't' has a negative size",
         ),
         (master_pb2.GradientHeader(push=SYNC, slices=[master_pb2.SlicesEntry(table="t")] * 2), 0, "twice"),
+        (master_pb2.GradientHeader(push=SYNC, divisor=master_pb2.Divisor()), 0, "divisor of kind 0"),
+        (master_pb2.GradientHeader(push=SYNC, parts=[PART(divisor=None)]), 0, "divisor of kind 0"),
+        (master_pb2.GradientHeader(push=SYNC, parts=[PART(divisor=SUM, places=[1])]), 0, "0 gradients for the places"),
+        (
+            master_pb2.GradientHeader(
+                push=SYNC, parts=[PART(divisor=SUM, places=[1, 1], dense=[TENSOR(dtype="bool", shape=[0])] * 2)]
+            ),
+            0,
+            "name each place once",
+        ),
+        (
+            master_pb2.GradientHeader(push=SYNC, parts=[PART(divisor=SUM, slices=[master_pb2.SlicesEntry()] * 2)]),
+            0,
+            "twice",
+        ),
+        (
+            master_pb2.GradientHeader(push=SYNC, parts=[PART(divisor=SUM, dense=[TENSOR(dtype="bool", shape=[9])])]),
+            3,
+            "3 of the 9 bytes",
+        ),
+        (master_pb2.GradientHeader(push=SYNC, losses=master_pb2.Losses(places=[0])), 0, "0 metrics for the places"),
     ],
 )
 def test_a_push_that_cannot_be_is_refused(header: master_pb2.GradientHeader, body: int, told: str) -> None:

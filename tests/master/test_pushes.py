@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadGradient, BadInput
 from elastable.master.accumulate import Accumulated, accumulate
-from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices, SyncPushId
+from elastable.master.api import (
+    AsyncPushId,
+    Divisor,
+    DivisorKind,
+    GradientPart,
+    Push,
+    PushOutcome,
+    Slices,
+    SyncPushId,
+)
 from elastable.master.hooks import MasterOptions
 from elastable.master.job_state import JobState, Work
 from elastable.master.progress import Progress
@@ -37,6 +48,18 @@ def pushes_of_version_zero() -> list[Push]:
 def bits(made: Accumulated) -> list[bytes]:
     update = made.updates["t"]
     return [array.tobytes() for array in (*made.dense, update.ids, update.gradients, *made.states, *made.metrics)]
+
+
+def test_a_push_whose_loss_is_divided_otherwise_is_refused() -> None:
+    """Workers that run different models: what they pushed could not be combined."""
+    state = JobState(job_of(grads_to_wait=8), MasterOptions(), Progress(), lambda: 0.0)
+    state.board.open()
+    first, second, *_ = pushes_of_version_zero()
+    state.take(replace(first, divisor=Divisor(DivisorKind.NOTHING)), skipped=False)
+    other = (GradientPart(Divisor(DivisorKind.AMOUNT, 1.0)),)
+    with pytest.raises(BadGradient, match="micro-batch 1 divides its loss by records, amount, and another one of its"):
+        state.judge(replace(second, divisor=Divisor(DivisorKind.RECORDS), parts=other))
+    assert state.judge(replace(second, divisor=Divisor(DivisorKind.NOTHING))) is None
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,0 +1,130 @@
+"""What a worker pushes: the gradient of a micro-batch, and what its loss was divided by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy.typing as npt
+
+from elastable.embedding_store.store import Float32, Int64
+
+__all__ = [
+    "AsyncPushId",
+    "Divisor",
+    "DivisorKind",
+    "GradientPart",
+    "Push",
+    "PushId",
+    "Slices",
+    "SyncPushId",
+    "Tensor",
+]
+
+Tensor = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPushId:
+    """Names a push by what it computed: a duplicate cannot be told from it."""
+
+    version: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncPushId:
+    """Names a push by who sent it; `micro_batch` is -1 where no task stood behind it."""
+
+    incarnation: str
+    sequence: int
+    micro_batch: int = -1
+
+
+PushId = SyncPushId | AsyncPushId
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Gradient of a table: int64 `indices[n]`, float32 `values[n, dim]`; duplicates are summed."""
+
+    indices: Int64
+    values: Float32
+
+
+class DivisorKind(StrEnum):
+    """What a micro-batch divided terms of its loss by, and so how much it weighs in its version.
+
+    `RECORDS`: as many as it has records. `NOTHING`: they are sums; every
+    micro-batch weighs 1. `AMOUNT`: a number of its own, of weights or of what a
+    mask let through. `ROWS`: they are of rows, and not of records: each row that
+    the version touches counts once.
+    """
+
+    RECORDS = "records"
+    NOTHING = "nothing"
+    AMOUNT = "amount"
+    ROWS = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Divisor:
+    """A divisor; with `AMOUNT` that number, which is finite and not negative."""
+
+    kind: DivisorKind
+    amount: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GradientPart:
+    """The gradient of those terms of a micro-batch's loss that are divided alike.
+
+    Attributes:
+        divisor: What they were divided by; the gradient is of the quotient.
+        dense: Place of a trainable variable in model order -> its gradient; the others have none.
+        slices: Table name -> IndexedSlices.
+        losses: Place of a metric's total among `Push.metrics` -> the mean that these terms add to it.
+    """
+
+    divisor: Divisor
+    dense: Mapping[int, Tensor] = field(default_factory=dict)
+    slices: Mapping[str, Slices] = field(default_factory=dict)
+    losses: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """The report of one micro-batch.
+
+    Attributes:
+        id: What makes it countable once.
+        records: Records in the micro-batch: its weight in the mean.
+        dense: Gradient of every trainable dense variable, in model order.
+        slices: Table name -> IndexedSlices.
+        states: Every non-trainable variable after the micro-batch, in model order.
+        metrics: Keras metric state of this micro-batch alone (from reset), flat.
+        job: The job it was computed for; "": whichever the master runs.
+        computed_on: Async: the version of the dense variables it was computed
+            on; None: unknown, and taken for fresh.
+        incarnation: Sync: the worker that computed it, for the status; "":
+            whoever holds the lease.
+        divisor: What the terms behind `dense` and `slices` were divided by;
+            None: as the job's `average` says, by records or by nothing.
+        losses: As in `GradientPart`, of those terms.
+        parts: The gradients of terms that were divided by something else.
+    """
+
+    id: PushId
+    records: int
+    dense: tuple[Tensor, ...] = ()
+    slices: Mapping[str, Slices] = field(default_factory=dict)
+    states: tuple[Tensor, ...] = ()
+    metrics: tuple[Tensor, ...] = ()
+    job: str = ""
+    computed_on: int | None = None
+    incarnation: str = ""
+    divisor: Divisor | None = None
+    losses: Mapping[int, float] = field(default_factory=dict)
+    parts: tuple[GradientPart, ...] = ()

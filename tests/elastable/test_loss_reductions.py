@@ -1,0 +1,228 @@
+"""Several micro-batches to a version train as one batch of plain Keras, whatever the loss is divided by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.memory.store import MemoryStore
+
+WORDS, DIM, STEPS, MICRO, WAIT, RECORDS = 12, 3, 5, 4, 3, 44  # the last version has 8 of 12 records
+RANDOM = np.random.default_rng(4)
+IDS = RANDOM.integers(1, WORDS, (RECORDS, STEPS))
+for row, length in enumerate(RANDOM.integers(1, STEPS + 1, RECORDS)):
+    IDS[row, length:] = 0
+ONE = RANDOM.normal(size=(RECORDS, 1)).astype(np.float32)
+EACH = RANDOM.normal(size=(RECORDS, STEPS, 1)).astype(np.float32)
+WEIGHTS = RANDOM.uniform(0.1, 3.0, RECORDS).astype(np.float32)
+WEIGHTS[:MICRO] = 0.0  # a micro-batch without any weight
+L2 = keras.regularizers.L2(0.05)
+
+
+def in_store(**arguments: Any) -> Any:
+    """Its table is in a store."""
+    return et.Embedding(output_dim=DIM, input_dim=WORDS, name="words", **arguments)
+
+
+def in_keras(**arguments: Any) -> Any:
+    """The same in plain Keras."""
+    return keras.layers.Embedding(WORDS, DIM, name="words", **arguments)
+
+
+def dense(units: int = 1, seed: int = 1, **arguments: Any) -> Any:
+    """A dense layer that begins alike every time."""
+    return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed=seed), **arguments)
+
+
+def one_a_record(embedding: Any, cls: Any = keras.Model, **arguments: Any) -> Any:
+    """A model with one output a record."""
+    ids = keras.Input((STEPS,), dtype="int64")
+    hidden = dense(4, activation="tanh", **arguments)(keras.layers.Flatten()(embedding()(ids)))
+    return cls(ids, dense(seed=2, name="out")(hidden))
+
+
+def masked(embedding: Any) -> Any:
+    """A model with an output a step, those of id 0 masked."""
+    ids = keras.Input((STEPS,), dtype="int64")
+    return keras.Model(ids, dense(name="out")(embedding(mask_zero=True)(ids)))
+
+
+def two_outputs(embedding: Any) -> Any:
+    """One output a record, and one a masked step."""
+    ids = keras.Input((STEPS,), dtype="int64")
+    rows = embedding(mask_zero=True)(ids)
+    whole = dense(seed=2, name="whole")(keras.layers.GlobalAveragePooling1D()(rows))
+    return keras.Model(ids, {"whole": whole, "each": dense(name="each")(rows)})
+
+
+class Adds(keras.layers.Layer):  # type: ignore[misc]
+    """Adds a loss of what passes."""
+
+    def __init__(self, loss: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(self.loss(x))
+        return x
+
+
+def adds(loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A model one of whose layers adds that loss."""
+
+    def make(embedding: Any) -> Any:
+        ids = keras.Input((STEPS,), dtype="int64")
+        flat = Adds(loss)(keras.layers.Flatten()(embedding()(ids)))
+        return keras.Model(ids, dense(seed=2, name="out")(flat))
+
+    return make
+
+
+def mse(reduction: str | None, scale: Any = None) -> Any:
+    """Mean squared error of a reduction."""
+    return keras.losses.MeanSquaredError(reduction=reduction)
+
+
+class WeightedByHand(keras.Model):  # type: ignore[misc]
+    """A loss of its own: divided by the weights, and a mean beside it."""
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
+        errors = tf.square(y_pred - y)[:, 0]
+        weighted = tf.math.divide_no_nan(tf.reduce_sum(errors * sample_weight), tf.reduce_sum(sample_weight))
+        return 0.7 * weighted + tf.reduce_sum(tf.abs(y_pred)) / tf.cast(tf.shape(y_pred)[0], tf.float32) - 0.2
+
+
+class Uncertain(keras.Model):  # type: ignore[misc]
+    """Keras' loss times a trained factor, and a penalty on that factor."""
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.scale = self.add_weight(shape=(), initializer="zeros", name="scale")
+
+    def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return keras.ops.exp(-self.scale) * loss + self.scale
+
+
+def scalar_mean(y: Any, predicted: Any) -> Any:
+    """A loss function that reduces the batch itself."""
+    return tf.reduce_mean(tf.square(y - predicted))
+
+
+both = {"whole": ONE, "each": EACH}
+CASES: dict[str, tuple[Callable[[Any], Any], Any, Any, Any]] = {
+    "mean": (one_a_record, "mse", ONE, None),
+    "mean, weighted": (one_a_record, mse("sum_over_batch_size"), ONE, WEIGHTS),
+    "sum": (one_a_record, mse("sum"), ONE, None),
+    "sum, weighted": (one_a_record, mse("sum"), ONE, WEIGHTS),
+    "none": (one_a_record, mse("none"), ONE, None),
+    "mean with sample weight": (one_a_record, mse("mean_with_sample_weight"), ONE, WEIGHTS),
+    "masked mean": (masked, "mse", EACH, None),
+    "masked sum": (masked, mse("sum"), EACH, None),
+    "masked mean with sample weight": (masked, mse("mean_with_sample_weight"), EACH, None),
+    "masked mean, weighted": (masked, "mse", EACH, WEIGHTS[:, np.newaxis]),
+    "two outputs": (two_outputs, {"whole": mse("sum"), "each": "mse"}, both, None),
+    "a scalar from a function": (one_a_record, scalar_mean, ONE, None),
+    "sum and a regularizer": (lambda e: one_a_record(e, kernel_regularizer=L2), mse("sum"), ONE, None),
+    "sum and an activity regularizer": (lambda e: one_a_record(e, activity_regularizer=L2), mse("sum"), ONE, None),
+    "added mean": (adds(lambda x: 0.1 * keras.ops.mean(keras.ops.square(x))), mse("sum"), ONE, None),
+    "added sum": (adds(lambda x: 0.1 * keras.ops.sum(keras.ops.square(x))), "mse", ONE, None),
+    "added and marked": (adds(lambda x: et.summed(tf.norm(x[:, :1], ord=1))), "mse", ONE, None),
+    "divided by hand": (lambda e: one_a_record(e, WeightedByHand), None, ONE, WEIGHTS),
+    "a trained factor": (lambda e: one_a_record(e, Uncertain), mse("mean_with_sample_weight"), ONE, WEIGHTS),
+    "a regularizer of rows": (
+        lambda e: one_a_record(lambda **a: e(embeddings_regularizer=L2, **a)), mse("sum"), ONE, None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_micro_batches_equal_one_batch_of_plain_keras(case: str) -> None:
+    make, loss, y, weights = CASES[case]
+    ours, plain = make(in_store), make(in_keras)
+    plain.get_layer("words").set_weights([ours.get_layer("words").read_rows(np.arange(WORDS))])
+    for model in (ours, plain):
+        arguments = {"loss_weights": {"whole": 0.3, "each": 2.0}} if isinstance(loss, dict) else {}
+        model.compile(keras.optimizers.SGD(0.05), loss, **arguments)
+    store = MemoryStore()
+    data = (IDS, y) if weights is None else (IDS, y, weights)
+    mine = et.fit(ours, data, batch_size=MICRO, grads_to_wait=WAIT, store=store, shuffle=False, verbose=False)
+    theirs = plain.fit(IDS, y, sample_weight=weights, batch_size=MICRO * WAIT, shuffle=False, verbose=0)
+    rows = np.asarray(plain.get_layer("words").embeddings)
+    np.testing.assert_allclose(store.lookup({"words": np.arange(WORDS)})["words"], rows, rtol=1e-5, atol=1e-6)
+    others = [weight for weight in plain.weights if "words" not in weight.path]
+    for weight, other in zip(ours.weights, others, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
+    shown = 2e-3 if "rows" in case else 1e-5
+    assert mine.history["loss"] == pytest.approx(theirs.history["loss"], rel=shown)
+
+
+def fitted(make: Callable[[Any], Any], loss: Any, average: str, **arguments: Any) -> Any:
+    """A model after one version of all records in micro-batches."""
+    model = make(in_store)
+    model.compile(keras.optimizers.SGD(0.05), loss, **arguments)
+    et.fit(
+        model,
+        (IDS, ONE),
+        batch_size=MICRO,
+        grads_to_wait=RECORDS // MICRO,
+        average=average,
+        shuffle=False,
+        verbose=False,
+    )
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [
+        (one_a_record, lambda y, predicted: tf.sqrt(tf.reduce_mean(tf.square(y - predicted)))),
+        (adds(lambda x: tf.reduce_sum(x / tf.cast(tf.shape(x)[0], tf.float32))), "mse"),
+        (adds(lambda x: tf.norm(x)), "mse"),
+    ],
+)
+def test_a_term_that_cannot_be_combined_is_refused_and_says_what_to_write(make: Any, loss: Any) -> None:
+    with pytest.raises(Unsupported, match=r"of one it cannot be seen .* et.averaged\(term\).*average='records'"):
+        fitted(make, loss, "mean")
+    fitted(make, loss, "records")
+
+
+def test_a_regularizer_that_joins_rows_is_refused() -> None:
+    class Joined(keras.regularizers.Regularizer):  # type: ignore[misc]
+        def __call__(self, rows: Any) -> Any:
+            return keras.ops.square(keras.ops.sum(rows))
+
+    with pytest.raises(Unsupported, match="'words': its regularizer Joined joins the rows"):
+        fitted(lambda e: one_a_record(lambda: e(embeddings_regularizer=Joined())), "mse", "mean")
+
+
+def test_eager_models_take_one_kind_of_term_and_refuse_several() -> None:
+    eager, graph = (fitted(one_a_record, mse("sum"), "mean", run_eagerly=eagerly) for eagerly in (True, False))
+    for weight, other in zip(eager.weights, graph.weights, strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5)
+    with pytest.raises(Unsupported, match="leave run_eagerly out"):
+        fitted(lambda e: one_a_record(e, kernel_regularizer=L2), mse("sum"), "mean", run_eagerly=True)
+
+
+def test_summed_micro_batches_count_a_regularizer_once() -> None:
+    """With "sum" the loss weighs 1 a micro-batch; a penalty on weights is no loss of any."""
+    start = one_a_record(in_store).get_layer("out").get_weights()[0]
+    penalised, plain = (
+        fitted(one_a_record if regularizer is None else regularised, "mse", "sum").get_layer("out").get_weights()[0]
+        for regularizer in (L2, None)
+    )
+    np.testing.assert_allclose(plain - penalised, 0.05 * 2 * 0.05 * start, rtol=1e-4)
+
+
+def regularised(embedding: Any) -> Any:
+    """`one_a_record` with a penalty on its last kernel."""
+    ids = keras.Input((STEPS,), dtype="int64")
+    hidden = dense(4, activation="tanh")(keras.layers.Flatten()(embedding()(ids)))
+    return keras.Model(ids, dense(seed=2, name="out", kernel_regularizer=L2)(hidden))

@@ -1,0 +1,111 @@
+"""What Keras' losses divide by, noted while a step is traced.
+
+Every `keras.losses.Loss` ends in Keras' `reduce_weighted_values`: values of a
+batch, sample weights and a mask go in, the loss comes out. Only there can be
+seen whether it is a sum, a mean over records, or was divided by weights or by
+what a mask lets through. The function is wrapped once, when this module is
+imported; without a recorder in the thread it does what Keras' own does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from keras.src.losses import loss as keras_loss
+
+from elastable.master.api import DivisorKind
+
+__all__ = ["RecordedLoss", "recorded_losses"]
+
+#: Operations whose output has as many rows as the data make it, and not as the batch has.
+_SIZED_BY_DATA = ("Where", "Unique", "DynamicPartition", "StringSplit", "RaggedRange")
+
+_current = threading.local()
+_keras_reduce = keras_loss.reduce_weighted_values
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLoss:
+    """One reduction.
+
+    Attributes:
+        result: What it gave: a scalar, or with reduction "none" a value for each record.
+        kind: What it was divided by.
+        amount: With `DivisorKind.AMOUNT` that divisor, a float64 scalar; else None.
+    """
+
+    result: Any
+    kind: DivisorKind
+    amount: Any = None
+
+
+@contextmanager
+def recorded_losses() -> Iterator[list[RecordedLoss]]:
+    """Notes the reductions of this thread while the block runs, in order."""
+    before = getattr(_current, "found", None)
+    found: list[RecordedLoss] = []
+    _current.found = found
+    try:
+        yield found
+    finally:
+        _current.found = before
+
+
+def _reduce(
+    values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "sum_over_batch_size", dtype: Any = None
+) -> Any:
+    result = _keras_reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
+    found = getattr(_current, "found", None)
+    # One number for a whole batch is a loss that was reduced by somebody else.
+    if found is not None and tf.convert_to_tensor(values).shape.rank != 0:
+        # A tensor of its own: Keras may return the very values it was given.
+        result = tf.identity(result)
+        kind, amount = _divisor(values, sample_weight, mask, reduction, dtype)
+        found.append(RecordedLoss(result, kind, amount))
+    return result
+
+
+def _divisor(values: Any, weight: Any, mask: Any, reduction: Any, dtype: Any) -> tuple[DivisorKind, Any]:
+    values = tf.convert_to_tensor(values)
+    if reduction in (None, "none", "sum"):
+        return DivisorKind.NOTHING, None
+    if reduction == "mean_with_sample_weight" and (weight is not None or mask is not None):
+        weights = keras_loss.apply_mask(
+            None if weight is None else tf.cast(weight, dtype or values.dtype),
+            None if mask is None else tf.cast(mask, dtype or values.dtype),
+            dtype=values.dtype,
+            reduction=reduction,
+        )
+        return DivisorKind.AMOUNT, tf.reduce_sum(tf.cast(weights, tf.float64))
+    if mask is not None:
+        # Keras scales what the mask lets through by total / valid, and divides by the number of values.
+        mask = tf.cast(mask, tf.float64)
+        each = tf.cast(tf.size(values), tf.float64) / tf.maximum(tf.cast(tf.size(mask), tf.float64), 1.0)
+        return DivisorKind.AMOUNT, tf.reduce_sum(mask) * each
+    if _counts_records(values):
+        return DivisorKind.RECORDS, None
+    return DivisorKind.AMOUNT, tf.cast(tf.size(values), tf.float64)
+
+
+def _counts_records(values: Any) -> bool:
+    """Whether the number of values is the number of records, times a constant."""
+    if values.shape.rank is None or any(size is None for size in values.shape[1:]):
+        return False
+    waiting, seen = [values.op], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        if operation.type.startswith(_SIZED_BY_DATA):
+            return False
+        waiting.extend(tensor.op for tensor in operation.inputs)
+    return True
+
+
+keras_loss.reduce_weighted_values = _reduce
