@@ -40,8 +40,9 @@ def constrained(layer: str, optimizer: OptimizerSpec, constraint: Any) -> Optimi
         return optimizer
     if not optimizer.lazy:
         raise Unsupported(
-            f"embedding layer {layer!r}: embeddings_constraint reaches the rows that a batch touches, which is not "
-            "what lazy=False promises; leave one of them out"
+            f"embedding layer {layer!r}: embeddings_constraint reaches the rows that a batch touches, and "
+            "lazy=False promises that every row follows every step; leave one of them out, or say lazy=True on the "
+            "layer"
         )
     config = keras.constraints.serialize(constraint)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import keras
@@ -65,7 +66,8 @@ def discover_tables(
         ModelError: the model has no store-backed layer, or two layers have a
             table of one name without having named it; or it is not compiled.
         SpecConflict: layers that share a table want different ones.
-        Unsupported: a constraint that is not one of a row alone, or something of an optimizer that cannot be honoured.
+        Unsupported: a constraint that is not one of a row alone; a constraint or regularizer with `lazy=False`; or
+            something of an optimizer that cannot be honoured.
     """
     layers = store_backed_layers(model)
     if not layers and not any(getattr(layer, "on_worker", False) for layer in model._flatten_layers()):
@@ -78,14 +80,10 @@ def discover_tables(
     specs: dict[str, TableSpec] = {}
     owners: dict[str, StoreBackedLayer] = {}
     for layer in layers:
-        given = getattr(layer, "optimizer", None)
-        if given is not None:
-            trained_by = _own_optimizer(layer, given, lazy)
-        else:
-            trained_by = optimizer = optimizer or table_optimizer(model.optimizer, lazy)
-        spec = layer.table_spec(
-            seed, constrained(layer.name, trained_by, getattr(layer, "embeddings_constraint", None))
-        )
+        trained_by = _trained_by(layer, model, optimizer, lazy)
+        _refuse_regularizer(layer, trained_by)
+        constraint = getattr(layer, "embeddings_constraint", None)
+        spec = layer.table_spec(seed, constrained(layer.name, trained_by, constraint))
         if spec.name in specs:
             _refuse_unlike(owners[spec.name], layer, specs[spec.name], spec)
         else:
@@ -128,12 +126,25 @@ def _refuse_unlike(first: StoreBackedLayer, other: StoreBackedLayer, ours: Table
         )
 
 
-def _own_optimizer(layer: StoreBackedLayer, optimizer: Any, lazy: bool) -> OptimizerSpec:
-    said = getattr(layer, "lazy", None)
+def _trained_by(layer: StoreBackedLayer, model: Any, optimizer: OptimizerSpec | None, lazy: bool) -> OptimizerSpec:
+    """The optimizer of the layer's rows: its own, or the model's; as lazy as the layer says, or the job."""
+    said, own = getattr(layer, "lazy", None), getattr(layer, "optimizer", None)
+    if own is None and optimizer is not None:
+        return optimizer if said is None else replace(optimizer, lazy=said)
     try:
-        return table_optimizer(optimizer, lazy if said is None else said)
+        return table_optimizer(model.optimizer if own is None else own, lazy if said is None else said)
     except (ModelError, Unsupported) as error:
         raise type(error)(f"embedding layer {layer.name!r}: {error}") from error
+
+
+def _refuse_regularizer(layer: StoreBackedLayer, optimizer: OptimizerSpec) -> None:
+    """A penalty's gradient moves every row at every step, and no optimizer with moments has a closed form of that."""
+    if getattr(layer, "embeddings_regularizer", None) is not None and not optimizer.lazy:
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: embeddings_regularizer reaches the rows that a batch touches, and "
+            "lazy=False promises that every row follows every step; give the optimizer a weight_decay, which does "
+            "(with plain SGD, L2(l) is weight_decay=2*l), or say lazy=True on the layer"
+        )
 
 
 def _refuse_other_optimizer(first: StoreBackedLayer, other: StoreBackedLayer) -> None:

@@ -44,7 +44,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         embeddings_initializer: Distribution of the rows, by Keras' names.
         embeddings_regularizer: Applied to the rows a batch touches, once a
             layer, unlike Keras, where it reaches the whole table.
-        embeddings_constraint: Applied to the rows a batch touches.
+        embeddings_constraint: Applied to the rows a batch touches, after their
+            update; a row that none has touched reads its initial value as it is.
         mask_zero: Id 0 is padding: masked as in Keras, left out by a combiner.
         weights: The rows to begin with, `[input_dim, output_dim]`, as in Keras;
             they are written when training creates the table.

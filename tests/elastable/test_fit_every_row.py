@@ -119,3 +119,108 @@ def test_the_command_says_so(tmp_path: Path) -> None:
             assert {spec.optimizer.lazy for spec in store.specs().values()} == {lazy}
     told = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200"}).output
     assert "--no-lazy" in told
+
+
+class TestWhatReachesTouchedRowsAlone:
+    """Refused together with `lazy=False`, whoever says it; a layer may say otherwise."""
+
+    @pytest.mark.parametrize("layer", [{}, {"lazy": False}], ids=["job", "layer"])
+    @pytest.mark.parametrize(
+        ("what", "told"),
+        [
+            (
+                {"embeddings_regularizer": keras.regularizers.L2(0.01)},
+                r"'ids'.*embeddings_regularizer.*weight_decay=2\*l",
+            ),
+            (
+                {"embeddings_constraint": keras.constraints.NonNeg()},
+                "'ids'.*embeddings_constraint.*lazy=True on the layer",
+            ),
+        ],
+        ids=["regularizer", "constraint"],
+    )
+    def test_it_is_refused_by_name(self, what: dict[str, Any], told: str, layer: dict[str, Any]) -> None:
+        made = model(et.Embedding(ROWS, DIM, name="ids", **what, **layer))
+        made.compile("sgd", "mse")
+        with pytest.raises(Unsupported, match=told):
+            et.fit(made, records(), batch_size=BATCH, verbose=False, lazy=bool(layer))
+
+    def test_a_layer_that_says_lazy_is_not_refused(self) -> None:
+        both = {"embeddings_regularizer": keras.regularizers.L2(0.01), "embeddings_constraint": "non_neg"}
+        made = model(et.Embedding(ROWS, DIM, name="ids", lazy=True, **both))
+        made.compile("sgd", "mse")
+        et.fit(made, records(), batch_size=BATCH, verbose=False, lazy=False)
+
+    def test_l2_of_plain_sgd_is_the_weight_decay_that_the_message_names(self) -> None:
+        penalty = 0.01
+        theirs = model(
+            keras.layers.Embedding(ROWS, DIM, "ones", embeddings_regularizer=keras.regularizers.L2(penalty), name="ids")
+        )
+        theirs.compile(keras.optimizers.SGD(0.1), "mse")
+        theirs.fit(*records(), epochs=2, batch_size=BATCH, shuffle=False, verbose=0)
+        wanted = np.asarray(theirs.get_layer("ids").embeddings)
+        ours = model(
+            et.Embedding(
+                ROWS,
+                DIM,
+                embeddings_initializer="ones",
+                name="ids",
+                optimizer=keras.optimizers.SGD(0.1, weight_decay=2 * penalty),
+            )
+        )
+        ours.compile(keras.optimizers.SGD(0.1), "mse")
+        et.fit(ours, records(), epochs=2, batch_size=BATCH, shuffle=False, verbose=False, lazy=False)
+        np.testing.assert_allclose(ours.get_layer("ids").read_rows(np.arange(ROWS)), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_constraint_is_first_kept_by_a_row_when_it_is_first_trained() -> None:
+    # As docs/lazy.md and the layer's own page say; Keras would have made the untouched rows 0.
+    made = model(et.Embedding(ROWS + 1, DIM, "random_normal", embeddings_constraint="non_neg", name="ids"))
+    made.compile("sgd", "mse")
+    before = made.get_layer("ids").read_rows(np.arange(ROWS + 1))
+    et.fit(made, records(), epochs=1, batch_size=BATCH, verbose=False)
+    after = made.get_layer("ids").read_rows(np.arange(ROWS + 1))
+    touched = np.unique(records()[0])
+    assert (after[touched] >= 0).all()
+    assert (before[ROWS] < 0).any()
+    np.testing.assert_array_equal(after[ROWS], before[ROWS])
+
+
+class TestFtrl:
+    """What docs/lazy.md says of it."""
+
+    IDS = np.array([[0, 1, 2], [1, 2, 0], [0, 3, 4], [3, 0, 1]])  # two batches of two; 3 and 4 come second, 5 never
+
+    def both(self, initializer: str, records: int = 4) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The tables of six rows that et.fit and plain Keras end with."""
+        tables = []
+        for layer in (
+            et.Embedding(6, DIM, initializer, name="ids"),
+            # A regularizer that adds nothing makes Keras sum an id's gradients before it squares them.
+            keras.layers.Embedding(6, DIM, initializer, keras.regularizers.L2(0.0), name="ids"),
+        ):
+            made = model(layer)
+            made.compile(keras.optimizers.Ftrl(0.5, l1_regularization_strength=1e-4), "mse")
+            how = {"epochs": 2, "batch_size": 2, "shuffle": False}
+            data = self.IDS[:records], np.arange(records, dtype=np.float32)
+            if isinstance(layer, et.Embedding):
+                et.fit(made, data, verbose=False, **how)
+                tables.append(made.get_layer("ids").read_rows(np.arange(6)))
+            else:
+                made.fit(*data, verbose=0, **how)
+                tables.append(np.asarray(made.get_layer("ids").embeddings))
+        return tables[0], tables[1]
+
+    def test_rows_that_begin_at_zero_have_keras_numbers(self) -> None:
+        ours, theirs = self.both("zeros")
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+    def test_others_are_zero_in_keras_from_the_first_step_on(self) -> None:
+        ours, theirs = self.both("ones")
+        assert not theirs[5].any()
+        np.testing.assert_array_equal(ours[5], np.ones(DIM, np.float32))
+        assert np.abs(ours[3:5] - theirs[3:5]).max() > 0.01
+
+    def test_rows_of_the_first_batch_have_keras_numbers(self) -> None:
+        ours, theirs = self.both("ones", records=2)
+        np.testing.assert_allclose(ours[:3], theirs[:3], rtol=1e-5, atol=1e-6)
