@@ -8,10 +8,12 @@ once: the same bits as those of remote buffers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
 from elastable.embedding_store.errors import ElastableError, FutureVersion
+from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
 from elastable.embedding_store.tables.grouping import GradientPart
@@ -30,20 +32,26 @@ _SEEN_S = 60.0
 class Callbacks(RowExchange):
     """A table of a store that all replicas reach, each through an object of its own or all through the same."""
 
-    def __init__(self, group: ReplicaGroup, spec: TableSpec, store: EmbeddingStore) -> None:
+    def __init__(self, group: ReplicaGroup, spec: TableSpec, store: EmbeddingStore | None) -> None:
         """Makes the table, unless the store has it already.
+
+        Args:
+            group: The replicas.
+            spec: The table.
+            store: That all of them reach; None, for one replica alone: a memory store of its own.
 
         Raises:
             SpecConflict: the store has another table of that name.
             StoreFailed: another replica could not make or see it; names the rank.
         """
         super().__init__(group, spec)
-        self._store = store
+        self._own = MemoryStore() if store is None else None
+        self._store: EmbeddingStore = self._own or cast(EmbeddingStore, store)
         for turn in (True, False):  # the first one's table is there before others look for it
             error: ElastableError | None = None
             if turn is (group.rank == _COMMITS):
                 try:
-                    store.create_table(spec)
+                    self._store.create_table(spec)
                 except ElastableError as failure:
                     error = failure
             raise_together(group, error)
@@ -113,7 +121,9 @@ class Callbacks(RowExchange):
         raise_together(self.group, error)
 
     def close(self) -> None:
-        """The store is its owner's."""
+        """As in `RowExchange.close`; a store that was given is its owner's."""
+        if self._own is not None:
+            self._own.close()
 
     def _unseen(self, version: int) -> ElastableError | None:
         if self._store.wait_for_version(version, _SEEN_S):

@@ -51,6 +51,7 @@ def create_host_table(
     *,
     group: ReplicaGroup | None = None,
     store: EmbeddingStore | None = None,
+    enable_remote_buffer_embedding: bool | None = None,
     reduction: str = "mean",
     token_exchange: str = "rows",
     seed: int = 0,
@@ -68,6 +69,10 @@ def create_host_table(
             None: uniform from -0.05 to 0.05, as Keras' Embedding.
         group: The replicas; None: all processes that MPI started with this one, or this one alone.
         store: Where the rows lie: exchanged by callbacks. None: in the replicas' own memory.
+        enable_remote_buffer_embedding: Which way rows and gradients go, by the name of the option of an `IPUConfig`
+            that decides it there. True: remote buffers, in the replicas' own memory. False: callbacks, to `store`; one
+            replica alone may leave that out, and has its rows in a memory store of its own. None: callbacks where
+            `store` is given, else remote buffers.
         reduction: Of replicas' gradients. "mean": weighted by their batches, so that mean losses of the replicas'
             batches become the mean loss of the joined batch. "sum".
         token_exchange: How rows that are split by token change hands. "rows": each replica sends those that it has.
@@ -76,7 +81,8 @@ def create_host_table(
         threads: Of each replica, for large lookups and updates; None: one a core. Results do not depend on it.
 
     Raises:
-        BadSpec: a name, shape, dtype, strategy, initializer or reduction that cannot be.
+        BadSpec: a name, shape, dtype, strategy, initializer or reduction that cannot be; a way that does not fit
+            `store`.
         BadInput: replicas differ in what they ask for; names the first difference.
         SpecConflict: the store has another table of that name.
     """
@@ -85,6 +91,7 @@ def create_host_table(
     _require_one_of("partition_strategy", name, partition_strategy, STRATEGIES)
     _require_one_of("reduction", name, reduction, REDUCTIONS)
     _require_one_of("token_exchange", name, token_exchange, TOKEN_EXCHANGES)
+    callbacks = _by_callbacks(name, group, store, enable_remote_buffer_embedding)
     rows = _given_rows(spec, initializer)
     require_same(
         group,
@@ -98,7 +105,7 @@ def create_host_table(
             "seed": seed,
             "reduction": reduction,
             "token_exchange": token_exchange,
-            "store": store is not None,
+            "callbacks": callbacks,
             **({"optimizer": None} if optimizer_spec is None else optimizer_spec.described()),
         },
     )
@@ -107,7 +114,7 @@ def create_host_table(
         whole = row_optimizer(spec.optimizer).cross_column
         partition_strategy = "TOKEN" if whole else choose_strategy(int(shape[0]), int(shape[1]), group.size)
     exchange: RowExchange
-    if store is not None:
+    if callbacks:
         exchange = Callbacks(group, spec, store)
     else:
         tokens = TokenBuffers if token_exchange == "rows" else TokenSums
@@ -117,6 +124,19 @@ def create_host_table(
         slots = row_optimizer(spec.optimizer).initial_slots(spec.dim)
         exchange.replace(RowBlock(np.arange(len(rows)), rows, np.tile(slots, (len(rows), 1))))
     return HostTable(spec, optimizer_spec, exchange, partition_strategy, reduction)
+
+
+def _by_callbacks(name: str, group: ReplicaGroup, store: EmbeddingStore | None, remote_buffers: bool | None) -> bool:
+    """Whether rows and gradients go by callbacks to a store."""
+    told = f"host embedding {name!r}: enable_remote_buffer_embedding={remote_buffers}"
+    if remote_buffers and store is not None:
+        raise BadSpec(f"{told}: rows lie in the replicas' own memory then; leave store out, or say False")
+    if remote_buffers is False and store is None and group.size > 1:
+        raise BadSpec(
+            f"{told}: callbacks need a store that all {group.size} replicas reach, such as "
+            "store=et.open_store('grpc://HOST:PORT') of an `elastable serve`, or redis://"
+        )
+    return store is not None if remote_buffers is None else not remote_buffers
 
 
 def _spec(

@@ -42,6 +42,7 @@ def create_host_embedding(
     *,
     group: ReplicaGroup | None = None,
     store: EmbeddingStore | None = None,
+    enable_remote_buffer_embedding: bool | None = None,
     reduction: str = "mean",
     token_exchange: str = "rows",
     seed: int = 0,
@@ -52,7 +53,7 @@ def create_host_embedding(
     Args:
         initializer: A Keras initializer, too.
         name, shape, dtype, partition_strategy, optimizer_spec, group, store: As there.
-        reduction, token_exchange, seed, threads: As there.
+        enable_remote_buffer_embedding, reduction, token_exchange, seed, threads: As there.
 
     Raises:
         BadSpec, BadInput, SpecConflict: as there.
@@ -63,7 +64,8 @@ def create_host_embedding(
         initializer = initializer_spec(name, initializer, int(shape[0]), int(shape[1]))
     table = create_host_table(
         name, shape, dtype, partition_strategy, optimizer_spec, initializer,
-        group=group, store=store, reduction=reduction, token_exchange=token_exchange, seed=seed, threads=threads,
+        group=group, store=store, enable_remote_buffer_embedding=enable_remote_buffer_embedding,
+        reduction=reduction, token_exchange=token_exchange, seed=seed, threads=threads,
     )  # fmt: skip
     return HostEmbedding(table)
 
@@ -135,8 +137,8 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
         require_integers(self.table.spec.name, dtype, "int" in dtype)
         return keras.KerasTensor((*inputs.shape, self.table.spec.dim), self.table.spec.dtype)
 
-    def get_embedding_tensor(self) -> Float32:
-        """float32 `[rows, columns]`: the table as it stands, modified or not; every replica calls it."""
+    def get_embedding_tensor(self) -> npt.NDArray[Any]:
+        """`[rows, columns]` of the table's dtype: the table as it stands, modified or not; every replica calls it."""
         return self.table.whole()
 
     def state(self) -> State:

@@ -95,7 +95,7 @@ class HostTable:
             self._registered = False
             lease.release(self.group, self.spec.name)
 
-    def lookup(self, indices: npt.ArrayLike, clip_indices: bool = True) -> Float32:
+    def lookup(self, indices: npt.ArrayLike, clip_indices: bool = True) -> npt.NDArray[Any]:
         """Rows.
 
         Args:
@@ -103,7 +103,7 @@ class HostTable:
             clip_indices: Whether indices outside the table become the nearest inside.
 
         Returns:
-            float32, the indices' shape + `[dim]`.
+            Of the table's dtype (bfloat16 as `ml_dtypes` has it), the indices' shape + `[dim]`.
 
         Raises:
             BadInput: the name is not registered.
@@ -111,10 +111,10 @@ class HostTable:
             IdOutOfRange: without clipping, an index outside; on every replica, naming rank, position and index.
             Whatever the group or the store raises.
         """
-        return self.lookup_with_ids(indices, clip_indices)[0]
+        return self._in_its_dtype(self.lookup_with_ids(indices, clip_indices)[0])
 
     def lookup_with_ids(self, indices: npt.ArrayLike, clip_indices: bool = True) -> tuple[Float32, GatheredIds]:
-        """As `lookup`, with what `update` needs to know of it."""
+        """As `lookup`, in float32, with what `update` needs to know of it."""
         self._require_registered("looked up")
         batch, shape = gather_ids(self.group, self.spec, indices, clip_indices)
         rows = self._exchange.lookup(batch)
@@ -128,7 +128,7 @@ class HostTable:
 
         Args:
             batch: Of the lookup.
-            gradients: float32, this member's, of the shape that the lookup returned.
+            gradients: float32 whatever the table's dtype, this member's, of the shape that the lookup returned.
 
         Raises:
             BadInput: the name is not registered.
@@ -148,9 +148,9 @@ class HostTable:
             self._exchange.apply(sums, self.step, rate)
             self.step += 1
 
-    def whole(self) -> Float32:
-        """float32 `[rows, dim]`: the table as it stands, on every replica."""
-        return self._exchange.whole().weights
+    def whole(self) -> npt.NDArray[Any]:
+        """`[rows, dim]` of the table's dtype: the table as it stands, on every replica."""
+        return self._in_its_dtype(self._exchange.whole().weights)
 
     def state(self) -> State:
         """Weights, slots and progress in the order of whole rows, on every replica; see `State`."""
@@ -182,6 +182,14 @@ class HostTable:
     def close(self) -> None:
         """Frees the memory of this member's shard; a store that was given stays open."""
         self._exchange.close()
+
+    def _in_its_dtype(self, rows: Float32) -> npt.NDArray[Any]:
+        """Rows are exchanged in float32, which holds the values of every dtype exactly."""
+        if self.spec.dtype == "bfloat16":
+            import ml_dtypes  # of TensorFlow; needed for tables of this dtype only
+
+            return rows.astype(ml_dtypes.bfloat16)
+        return rows.astype(self.spec.dtype, copy=False)
 
     def _require_registered(self, what: str) -> None:
         if not self._registered:

@@ -247,6 +247,7 @@ def test_rows_have_the_tables_dtype() -> None:
         loss = tf.reduce_sum(tf.cast(rows, tf.float32))
     assert rows.shape == (1, 2, 3)
     before = half.get_embedding_tensor()
+    assert before.dtype == np.float16
     with half.register():
         tape.gradient(loss, half.trainable_weights[0].value)
     np.testing.assert_allclose(half.get_embedding_tensor()[1:3], before[1:3] - 0.5, atol=1e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,9 +18,12 @@ from elastable.embedding_store.errors import (
     Unsupported,
 )
 from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.spec import InitializerSpec
+from elastable.worker.host_embeddings.callbacks import Callbacks
 from elastable.worker.host_embeddings.create import create_host_table
 from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec, HostEmbeddingSGDGAOptimizerSpec
+from elastable.worker.host_embeddings.remote_buffers import TokenBuffers
 from elastable.worker.replicas.group import ReplicaGroup
 from elastable.worker.replicas.grouping import CommGroup
 from elastable.worker.replicas.threads import run_threads
@@ -123,6 +127,72 @@ def test_learning_rates_follow_a_schedule() -> None:
     bad = create_host_table("t", (2, 1), optimizer_spec=HostEmbeddingOptimizerSpec(lambda step: float("nan")))
     with bad.register(), pytest.raises(BadSpec, match="learning_rate must be a finite number"):
         bad.update(batch, np.ones_like(rows))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("remote_buffers", [True, False])
+def test_rows_come_back_in_the_tables_dtype(dtype: str, remote_buffers: bool) -> None:
+    number = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    given = np.arange(6, dtype=np.float32).reshape(3, 2) / 3
+    table = create_host_table(
+        "t",
+        (3, 2),
+        dtype,
+        optimizer_spec=HostEmbeddingOptimizerSpec(0.5),
+        initializer=given,
+        enable_remote_buffer_embedding=remote_buffers,
+    )
+    with table.register():
+        rows = table.lookup([[1, 2]])
+        assert (rows.dtype, rows.shape) == (number, (1, 2, 2))
+        np.testing.assert_array_equal(rows[0], given.astype(number)[1:])
+        whole = table.whole()
+        assert (whole.dtype, whole.shape) == (number, (3, 2))
+        np.testing.assert_array_equal(whole, given.astype(number))
+        _, batch = table.lookup_with_ids([1])
+        table.update(batch, np.ones((1, 2), np.float32))
+        np.testing.assert_allclose(
+            table.whole()[1].astype(np.float32), given[1] - 0.5, atol=0.01 if number.itemsize == 2 else 1e-7
+        )
+    table.close()
+
+
+def test_callbacks_and_remote_buffers_by_name() -> None:
+    """The name of the option of TensorFlow's IPUConfig."""
+
+    def trained(**arguments: Any) -> Any:
+        table = create_host_table(
+            "t", (5, 3), optimizer_spec=HostEmbeddingOptimizerSpec(0.1, "adam"), seed=3, **arguments
+        )
+        with table.register():
+            for step in range(3):
+                rows, batch = table.lookup_with_ids([1, step, 4])
+                table.update(batch, np.ones_like(rows))
+        return table._exchange.__class__, table.whole()
+
+    ways = {
+        name: trained(**arguments)
+        for name, arguments in {
+            "default": {},
+            "buffers": {"enable_remote_buffer_embedding": True},
+            "alone": {"enable_remote_buffer_embedding": False},
+            "store": {"enable_remote_buffer_embedding": False, "store": MemoryStore()},
+            "store alone": {"store": MemoryStore()},
+        }.items()
+    }
+    assert [kind for kind, _ in ways.values()] == [TokenBuffers, TokenBuffers, Callbacks, Callbacks, Callbacks]
+    for _, table in ways.values():
+        np.testing.assert_array_equal(table, ways["default"][1])
+    with pytest.raises(
+        BadSpec, match=r"enable_remote_buffer_embedding=True: rows lie .* leave store out, or say False"
+    ):
+        trained(enable_remote_buffer_embedding=True, store=MemoryStore())
+
+    def without_a_store(group: ReplicaGroup) -> None:
+        with pytest.raises(BadSpec, match=r"callbacks need a store that all 2 replicas reach, such as store="):
+            create_host_table("t", (5, 3), group=group, enable_remote_buffer_embedding=False)
+
+    run_threads(2, without_a_store)
 
 
 def test_rows_begin_as_the_initializer_says() -> None:

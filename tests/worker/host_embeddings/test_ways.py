@@ -25,7 +25,7 @@ from tests.contracts.host_table_contract import HostTableContract, Steps, Way, r
 class TestTokenBuffers(HostTableContract):
     @pytest.fixture
     def way(self) -> Way:
-        return lambda: {"partition_strategy": "TOKEN"}
+        return lambda: {"partition_strategy": "TOKEN", "enable_remote_buffer_embedding": True}
 
 
 class TestTokenSums(HostTableContract):
@@ -43,7 +43,7 @@ class TestEncodingBuffers(HostTableContract):
 class TestCallbacksToMemory(HostTableContract):
     @pytest.fixture
     def way(self) -> Way:
-        return lambda: {"partition_strategy": "ENCODING", "store": MemoryStore()}
+        return lambda: {"store": MemoryStore(), "enable_remote_buffer_embedding": False}
 
 
 class TestCallbacksToRedis(HostTableContract):
