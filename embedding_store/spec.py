@@ -160,8 +160,8 @@ class AdmissionSpec:
     def __post_init__(self) -> None:
         if not 1 <= self.sightings <= 255:
             raise BadSpec(f"admission: sightings must lie from 1 to 255, got {self.sightings}")
-        if not 16 <= self.counters <= 1 << 34:
-            raise BadSpec(f"admission: counters must lie from 16 to 2**34, got {self.counters}")
+        if not 16 <= self.counters <= 1 << 30:
+            raise BadSpec(f"admission: counters must lie from 16 to 2**30, got {self.counters}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +254,8 @@ class TableSpec:
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 200 or not all(c.isalnum() or c in "._-/" for c in self.name):
             raise BadSpec(f"table name {self.name!r}: use 1 to 200 letters, digits, '.', '_', '-' or '/'")
+        if len(self.name.encode()) > 256:
+            raise BadSpec(f"table name {self.name!r}: {len(self.name.encode())} bytes; the most are 256")
         if not isinstance(self.dim, int) or not 1 <= self.dim <= 65_536:
             raise BadSpec(f"table {self.name!r}: dim must be an integer from 1 to 65536, got {self.dim!r}")
         size = self.vocabulary_size

@@ -15,6 +15,7 @@ from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.embedding_store.store import Float32, Int64
+from elastable.master.optimizer_config import optimizer_config
 
 __all__ = ["KERAS_BLOCK", "KerasBlockOptimizer", "canonical_config"]
 
@@ -86,10 +87,10 @@ class KerasBlockOptimizer(RowOptimizer):
     def _optimizer(self) -> Any:
         reason = "it is something else"
         try:
-            optimizer = keras.saving.deserialize_keras_object(json.loads(self.spec.keras_config))
+            optimizer = keras.saving.deserialize_keras_object(optimizer_config(self.spec.keras_config), safe_mode=True)
             if isinstance(optimizer, keras.optimizers.Optimizer):
                 return optimizer
-        except (ValueError, TypeError, KeyError, ImportError) as error:
+        except (ValueError, TypeError, KeyError, ImportError, AttributeError, RecursionError) as error:
             reason = str(error)
         raise BadSpec(
             f"optimizer spec 'keras': {self.spec.keras_config[:200]!r} is no config of a Keras optimizer that can be "

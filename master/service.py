@@ -28,6 +28,8 @@ from elastable.master.v1 import master_pb2
 
 __all__ = ["master_service"]
 
+_LONGEST_NAME = 256  # bytes
+
 
 def master_service(master: MasterApi, outboxes: Outboxes | None = None) -> Service:
     """The service that answers for `master`; gradients may lie in `outboxes`."""
@@ -56,7 +58,7 @@ def master_service(master: MasterApi, outboxes: Outboxes | None = None) -> Servi
         "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest, master_pb2.GetStatusReply),
         "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest, master_pb2.StopJobReply),
     }
-    return Service(MASTER_SERVICE, handlers, servicer.close)
+    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}))
 
 
 class _MasterServicer:
@@ -73,6 +75,11 @@ class _MasterServicer:
         with answering(context):
             if not request.incarnation:
                 raise BadInput("JoinRequest: its incarnation is empty; name every start of a worker differently")
+            for what, name in (("incarnation", request.incarnation), ("host", request.host)):
+                if len(name.encode()) > _LONGEST_NAME:
+                    raise BadInput(
+                        f"JoinRequest: its {what} has {len(name.encode())} bytes; the most are {_LONGEST_NAME}"
+                    )
             worker = WorkerIdentity(request.incarnation, request.host, request.pid)
             yield from self._attendances.events(worker, context)
 

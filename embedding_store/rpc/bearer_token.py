@@ -9,14 +9,15 @@ from typing import Any
 import grpc
 
 from elastable.embedding_store.rpc.call_channel import CallChannel
+from elastable.embedding_store.rpc.call_guard import HEALTH_CHECK
 
 __all__ = ["OPEN_TO_ALL", "TokenChannel", "TokenCheck"]
 
 _KEY = "authorization"
 _SCHEME = "bearer"
 
-OPEN_TO_ALL = "/grpc.health.v1.Health/Check"
-"""The one call without a token. `Watch` is none: calls that are kept open could take all the room that a server has."""
+OPEN_TO_ALL = HEALTH_CHECK
+"""The one call without a token."""
 
 
 class TokenChannel(CallChannel):

@@ -22,6 +22,7 @@ from elastable.embedding_store.rpc.body_plan import MAX_BODY_BYTES, BodyPlan
 __all__ = [
     "FRAME_BYTES",
     "MAX_BODY_BYTES",
+    "MAX_ENTRIES",
     "MAX_FRAME_BYTES",
     "MAX_HEADER_BYTES",
     "ONE_FRAME_BYTES",
@@ -40,6 +41,9 @@ FRAME_BYTES = 1 << 20
 MAX_FRAME_BYTES = 4 << 20
 """The longest frame that is sent or taken."""
 
+MAX_ENTRIES = 1 << 14
+"""Fields of a header, entries of its lists included."""
+
 MAX_HEADER_BYTES = MAX_FRAME_BYTES - FRAME_BYTES - 64
 """The longest header; it must fit into one frame."""
 
@@ -48,6 +52,8 @@ ONE_FRAME_BYTES = 3584 << 10
 
 _HEADER_TAG = 0x0A  # field 1, length-delimited
 _FIELD_BYTES = 8  # the tag and the length of a body
+_LENGTH_DELIMITED = 2  # of the wire types of protobuf
+_FIXED_BYTES = {1: 8, 5: 4}
 _LONGEST_PREFIX = 16  # without the header itself
 _SMALL_BYTES = 4 << 10  # below this a second copy costs less than a view
 _BODY_TAG = 0x12  # field 2, length-delimited
@@ -162,8 +168,9 @@ class FrameReader:
         """The header, parsed.
 
         Raises:
-            BadInput: its bytes are no message of that kind.
+            BadInput: its bytes are no message of that kind, or more entries than any call has.
         """
+        _refuse_many_entries(self._header, self._message)
         try:
             return kind.FromString(self._header)
         except DecodeError as error:
@@ -222,6 +229,38 @@ class FrameReader:
                 del targets[0]
             else:
                 targets[0] = target[taken:]
+
+
+def _refuse_many_entries(header: bytes, message: str) -> None:
+    """Counts a header's fields before they are parsed: an empty entry takes 2 bytes of a frame and a hundred here."""
+    if len(header) <= 2 * MAX_ENTRIES:
+        return
+    position = count = 0
+    while position < len(header):
+        count += 1
+        if count > MAX_ENTRIES:
+            raise BadInput(f"{message}: more than {MAX_ENTRIES} entries in its header; split the call")
+        tag, position = _number(header, position)
+        if tag & 7 == _LENGTH_DELIMITED:
+            length, position = _number(header, position)
+            position += length
+        elif tag & 7 == 0:
+            _, position = _number(header, position)
+        else:
+            position += _FIXED_BYTES.get(tag & 7, len(header))  # what is no field at all the parser refuses
+
+
+def _number(text: bytes, position: int) -> tuple[int, int]:
+    """The number in base 128 at `position`, and where it ends."""
+    value = shift = 0
+    while position < len(text) and shift < 70:
+        byte = text[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    return value, position
 
 
 def _split(frame: bytes, message: str) -> tuple[bytes | None, memoryview]:

@@ -14,12 +14,15 @@ from elastable.embedding_store.rpc.errors import answering
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.embedding_store.v1 import store_pb2
 
-__all__ = ["LONGEST_LEASE_S", "TOKEN_BYTES", "ServedPins"]
+__all__ = ["LONGEST_LEASE_S", "MOST_PINS", "TOKEN_BYTES", "ServedPins"]
 
 LONGEST_LEASE_S = 3600.0
 """For how long a client that may be gone by then may have a version kept, without renewing it."""
 
 TOKEN_BYTES = 16
+MOST_PINS = 1024
+"""Pins of all clients."""
+
 _NAMED_S = 600.0  # after its lease a pin is known for so long, to say what became of it
 
 
@@ -76,6 +79,8 @@ class ServedPins:
                 raise BadInput(f"PinRequest: a token has {TOKEN_BYTES} bytes, got {len(request.token)}")
             self._forget_old()
             known = self._pins.get(request.token)
+            if known is None and len(self._pins) >= MOST_PINS:
+                raise BadInput(f"PinRequest: {MOST_PINS} pins are held here, as many as there may be; release some")
             if known is None:
                 pin = self._store.pin(request.version if request.HasField("version") else None, lease_s)
                 with self._changing:

@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.rpc.address import Address
 from elastable.embedding_store.rpc.bearer_token import TokenCheck
+from elastable.embedding_store.rpc.call_guard import CallGuard, CallLimits
 from elastable.embedding_store.rpc.connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
 from elastable.embedding_store.rpc.credentials import Credentials
 
@@ -32,6 +33,9 @@ _OPTIONS = [
 ]
 
 
+_SPARE = 16  # threads for health checks and refusals while all others are taken
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """One service of a server.
@@ -40,11 +44,13 @@ class Service:
         name: Its full name, `package.Service`.
         handlers: Method name -> handler.
         close: Ends calls that would last as long as their client lives.
+        sessions: Names of those calls.
     """
 
     name: str
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]
     close: Callable[[], None] = lambda: None
+    sessions: frozenset[str] = frozenset()
 
 
 class GrpcServer:
@@ -53,7 +59,7 @@ class GrpcServer:
     Args:
         address: `host:port` to listen on; port 0 takes a free one.
         services: What is served.
-        threads: Calls under way at once, sessions of workers included; one
+        limits: Calls under way at once, and how long clients may take; one
             more is refused (the client tries again) rather than left waiting
             behind sessions that do not end. Threads start as they are needed.
         credentials: What it is secured by, and asks of clients; None: those of the environment.
@@ -69,22 +75,36 @@ class GrpcServer:
         self,
         address: str,
         services: Sequence[Service],
-        threads: int = 256,
+        limits: CallLimits = CallLimits(),  # noqa: B008 - it is frozen
         credentials: Credentials | None = None,
     ) -> None:
         where = Address.parse(address)
         credentials = Credentials.from_environment() if credentials is None else credentials
         secured = credentials.for_server(where)
         self._services = tuple(services)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="grpc")
-        checks: list[grpc.ServerInterceptor[Any, Any]] | None
-        checks = None if credentials.token is None else [TokenCheck(credentials.token)]
-        self._server = grpc.server(self._pool, interceptors=checks, options=_OPTIONS, maximum_concurrent_rpcs=threads)
+        self._pool = ThreadPoolExecutor(limits.threads + _SPARE, thread_name_prefix="grpc")
+        sessions = frozenset(f"/{service.name}/{call}" for service in services for call in service.sessions)
+        self._guard = CallGuard(limits, sessions, _SPARE)
+        token = credentials.token
+        checks: list[grpc.ServerInterceptor[Any, Any]] = [] if token is None else [TokenCheck(token)]
+        self._server = grpc.server(
+            self._pool,
+            interceptors=[*checks, self._guard],
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=limits.threads + _SPARE,
+        )
         self._health = health.HealthServicer()
         self._server.add_generic_rpc_handlers(
             tuple(grpc.method_handlers_generic_handler(service.name, service.handlers) for service in services)
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        # `Watch` is left out: it keeps calls open, and nothing needs it.
+        check = grpc.unary_unary_rpc_method_handler(
+            self._health.Check,
+            health_pb2.HealthCheckRequest.FromString,
+            health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        health_handler = grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check})
+        self._server.add_generic_rpc_handlers((health_handler,))
         names = [service.name for service in services]
         reflection.enable_server_reflection((*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
@@ -95,6 +115,7 @@ class GrpcServer:
             )
         except RuntimeError as error:
             self._server.stop(None)
+            self._guard.close()
             self._pool.shutdown(wait=False)
             raise BadInput(f"cannot listen on {address}: {_why_not(where)}") from error
         self.address = str(Address(where.host, port))
@@ -112,6 +133,7 @@ class GrpcServer:
         for service in self._services:
             service.close()
         stopped.wait(grace_s + 5.0)
+        self._guard.close()
         self._pool.shutdown(wait=False)
 
     def __enter__(self) -> Self:

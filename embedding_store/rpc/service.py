@@ -10,10 +10,12 @@ import numpy as np
 
 from elastable.embedding_store.checks import require_ids
 from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupported
+from elastable.embedding_store.row_optimizer import row_optimizer
 from elastable.embedding_store.rpc.errors import answering
 from elastable.embedding_store.rpc.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, BodyPlan, FrameReader, encode
 from elastable.embedding_store.rpc.pin_service import ServedPins
 from elastable.embedding_store.rpc.reply_frames import ReplyFrames
+from elastable.embedding_store.rpc.reply_room import ReplyRoom
 from elastable.embedding_store.rpc.server import Service
 from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
 from elastable.embedding_store.rpc.store_messages import LONGEST_WAIT_S, block_frames, ids_from_frames, sightings_frames
@@ -27,6 +29,7 @@ __all__ = ["store_service"]
 
 _INT64 = np.dtype(np.int64)
 _BLOCK_ROWS = 65_536
+_BLOCK_BYTES = 64 << 20
 _FEW_BYTES = 64 << 10  # below this a second copy costs less than laying frames out
 _GATHERERS = 8  # lookups of many frames at once; more take turns
 
@@ -82,6 +85,7 @@ class _StoreServicer:
         self._store = store
         self.pins = ServedPins(store)
         self._gatherers = ThreadPoolExecutor(_GATHERERS, "gather")
+        self._room = ReplyRoom()
         self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
 
     def close(self) -> None:
@@ -136,8 +140,9 @@ class _StoreServicer:
 
     def read_sightings(self, request: store_pb2.ReadSightingsRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         with answering(context):
-            counters = self.pins.source(request.pin).sightings(request.table)
-            yield from sightings_frames(request.table, counters)
+            source, spec = self.pins.source(request.pin), self._specs_of((request.table,))[request.table]
+            with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters):
+                yield from sightings_frames(request.table, source.sightings(request.table))
 
     def attach(self, request: store_pb2.AttachRequest, context: grpc.ServicerContext) -> store_pb2.AttachReply:
         with answering(context):
@@ -150,13 +155,19 @@ class _StoreServicer:
             if request.block_rows < 0:
                 raise BadInput(f"ScanRequest: block_rows {request.block_rows}: it must not be negative")
             source = self.pins.source(request.pin)
-            for block in source.scan(request.table, request.block_rows or _BLOCK_ROWS):
-                yield from block_frames(request.table, block)
+            row_bytes = self._row_bytes(request.table)
+            rows = min(request.block_rows or _BLOCK_ROWS, max(1, _BLOCK_BYTES // row_bytes))
+            with self._room.taken(rows * row_bytes):
+                for block in source.scan(request.table, rows):
+                    yield from block_frames(request.table, block)
 
     def read_rows(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with answering(context):
             table, ids, pin = ids_from_frames(frames)
-            yield from block_frames(table, self.pins.source(pin).read_rows(table, ids))
+            size = len(ids) * self._row_bytes(table)
+            _refuse_long_reply("ReadRows", size, MAX_BODY_BYTES)
+            with self._room.taken(size):
+                yield from block_frames(table, self.pins.source(pin).read_rows(table, ids))
 
     def lookup(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with answering(context):
@@ -174,7 +185,7 @@ class _StoreServicer:
         ids, version, wait_s, pin = _read_request(frames)
         source, specs = self.pins.source(pin), self._specs_of(ids)
         size = sum(len(wanted) * specs[table].dim * 4 for table, wanted in ids.items())
-        _refuse_long_reply(size, limit)
+        _refuse_long_reply("LookupRequest", size, limit)
         if version is not None and wait_s:
             source.wait_for_version(version, wait_s)
         header = store_pb2.LookupReplyHeader(version=source.version() if version is None else version)
@@ -187,7 +198,17 @@ class _StoreServicer:
             require_ids(specs[table], wanted)  # here, as the store only sees pieces of them
             header.tables.add(table=table, count=len(wanted), dim=specs[table].dim, dtype="float32")
         dims = {table: specs[table].dim for table in ids}
-        return ReplyFrames(header.SerializeToString(), ids, dims).filled(source, version, self._gatherers)
+
+        def gathered() -> Iterator[bytes]:
+            with self._room.taken(size):
+                yield from ReplyFrames(header.SerializeToString(), ids, dims).filled(source, version, self._gatherers)
+
+        return gathered()
+
+    def _row_bytes(self, table: str) -> int:
+        """Bytes of a row with its slots, on the wire."""
+        spec = self._specs_of((table,))[table]
+        return 8 + 4 * (spec.dim + row_optimizer(spec.optimizer).slot_width(spec.dim)) + 16
 
     def _specs_of(self, tables: Iterable[str]) -> dict[str, TableSpec]:
         """Specs by table, of these at least; the store is asked only about tables never seen."""
@@ -201,11 +222,11 @@ class _StoreServicer:
         return specs
 
 
-def _refuse_long_reply(size: int, limit: int) -> None:
+def _refuse_long_reply(message: str, size: int, limit: int) -> None:
     """Few ids may ask for many bytes: bounds the reply before the rows are gathered."""
     if size > limit:
         instead = "call Lookup" if limit < MAX_BODY_BYTES else "split the call"
-        raise BadInput(f"LookupRequest: it asks for {size} bytes of rows, above the limit of {limit}; {instead}")
+        raise BadInput(f"{message}: it asks for {size} bytes of rows, above the limit of {limit}; {instead}")
 
 
 def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None, float, bytes]:

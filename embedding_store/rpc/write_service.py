@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 
 from elastable.embedding_store.commit_checks import require_from_outside
-from elastable.embedding_store.errors import DeadlineExceeded, Unsupported, VersionError
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, Unsupported, VersionError
 from elastable.embedding_store.rpc.errors import answering
 from elastable.embedding_store.rpc.spec_messages import spec_from_message
 from elastable.embedding_store.rpc.store_messages import (
@@ -23,7 +23,10 @@ from elastable.embedding_store.rpc.store_messages import (
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.embedding_store.v1 import store_pb2
 
-__all__ = ["write_handlers"]
+__all__ = ["MOST_TABLES", "write_handlers"]
+
+MOST_TABLES = 10_000
+"""Tables that clients may have made."""
 
 _COMMIT_WAIT_S = 600.0  # of a commit for the one before it; the store has a shorter patience of its own
 
@@ -73,7 +76,10 @@ class _WriteServicer:
     ) -> store_pb2.CreateTableReply:
         with answering(context):
             self._require_writable("CreateTable")
-            return store_pb2.CreateTableReply(created=self._store.create_table(spec_from_message(request.spec)))
+            spec, known = spec_from_message(request.spec), self._store.specs()
+            if spec.name not in known and len(known) >= MOST_TABLES:
+                raise BadInput(f"table {spec.name!r}: {MOST_TABLES} tables are here, as many as there may be")
+            return store_pb2.CreateTableReply(created=self._store.create_table(spec))
 
     def commit(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> store_pb2.CommitReply:
         with answering(context):

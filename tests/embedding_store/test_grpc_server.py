@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.rpc.call_guard import CallLimits
 from elastable.embedding_store.rpc.server import GrpcServer, Service
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
@@ -85,7 +86,10 @@ def test_calls_beyond_the_threads_are_refused_and_not_left_waiting() -> None:
         return b"held"
 
     service = Service(STORE_SERVICE, {"Hold": grpc.unary_unary_rpc_method_handler(hold)})
-    with GrpcServer("127.0.0.1:0", [service], threads=1) as server, grpc.insecure_channel(server.address) as channel:
+    with (
+        GrpcServer("127.0.0.1:0", [service], CallLimits(threads=1)) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
         call = channel.unary_unary(f"/{STORE_SERVICE}/Hold", None, None)
         first = call.future(b"", timeout=20)
         assert entered.wait(20)

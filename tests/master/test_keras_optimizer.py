@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from typing import Any
 
 import keras
@@ -149,3 +150,42 @@ def test_clipping_is_read_as_keras_reads_it() -> None:
     assert clipping_of(K.SGD(0.1, clipnorm=2)) == Clipping(clipnorm=2.0)
     assert clipping_of(K.SGD(0.1, global_clipnorm=0)) == Clipping()
     assert clipping_of(K.SGD(0.1, clipvalue=0.5)) == Clipping(clipvalue=0.5)
+
+
+HUGE_LAYER = {
+    "module": "keras.layers",
+    "class_name": "Dense",
+    "config": {"units": 40_000},
+    "build_config": {"input_shape": [None, 40_000]},
+}
+OPTIMIZER = {"module": "keras.optimizers", "class_name": "Adamax", "config": {"learning_rate": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (HUGE_LAYER, "'Dense' is no optimizer"),
+        (OPTIMIZER | {"config": {"learning_rate": HUGE_LAYER}}, "'Dense' is no optimizer"),
+        (OPTIMIZER | {"config": {"name": [{"deep": HUGE_LAYER}]}}, "'Dense' is no optimizer"),
+        ({"module": "builtins", "class_name": "eval", "config": {}, "registered_name": "eval"}, "'eval' is no"),
+        ({"module": "keras.optimizers", "class_name": "deserialize", "config": {}}, "'deserialize' is no optimizer"),
+        (
+            {"module": "keras.optimizers.schedules", "class_name": "ExponentialDecay", "config": {}},
+            "names no optimizer",
+        ),
+        ([1], "names no optimizer"),
+    ],
+)
+def test_nothing_but_an_optimizer_is_made_from_a_spec(config: Any, why: str) -> None:
+    with pytest.raises(BadSpec, match=why):
+        row_optimizer(OptimizerSpec("keras", (), json.dumps(config)))
+
+
+def test_a_config_that_is_too_long_or_too_deep_is_refused() -> None:
+    for text, why in (
+        (" " * (65 << 10), "the most are"),
+        ("[" * 60_000, "recursion"),
+        ('{"class_name": 3}', "'3' is no"),
+    ):
+        with pytest.raises(BadSpec, match=why):
+            row_optimizer(OptimizerSpec("keras", (), text))

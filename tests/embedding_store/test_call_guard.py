@@ -1,0 +1,228 @@
+"""Clients that say nothing, say it slowly, or do not listen: the server stays open to everybody else."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.call_guard import MAX_CONTROL_BYTES, CallLimits
+from elastable.embedding_store.rpc.errors import ERROR_KEY
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.server import GrpcServer, Service
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.v1 import store_pb2
+from tests.contracts.store_samples import fixed, int64
+
+LIMITS = CallLimits(threads=16)
+WAIT_S = 60
+HEALTH = "/grpc.health.v1.Health/Check"
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+def served(held: ExitStack, limits: CallLimits = LIMITS, *more: Service) -> tuple[MemoryStore, str]:
+    store = held.enter_context(MemoryStore(1))
+    store.create_table(fixed())
+    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store), *more], limits))
+    return store, server.address
+
+
+def channel(held: ExitStack, address: str) -> grpc.Channel:
+    return held.enter_context(grpc.insecure_channel(address))
+
+
+@contextmanager
+def silent(address: str, method: str, count: int, first: bytes | None = None) -> Iterator[list[grpc.Future]]:
+    """Calls whose next message never comes."""
+    enough = threading.Event()
+
+    def messages() -> Iterator[bytes]:
+        if first is not None:
+            yield first
+        enough.wait(WAIT_S)
+
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_unary(method, None, None)
+        calls = [call.future(messages(), timeout=WAIT_S) for _ in range(count)]
+        try:
+            yield calls
+        finally:
+            enough.set()
+            for one in calls:
+                one.cancel()
+
+
+def healthy(channel: grpc.Channel) -> bool:
+    reply = health_pb2_grpc.HealthStub(channel).Check(
+        health_pb2.HealthCheckRequest(), timeout=WAIT_S, wait_for_ready=True
+    )
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def ended(call: grpc.Future) -> grpc.StatusCode:
+    error = call.exception(timeout=WAIT_S)
+    assert isinstance(error, grpc.Call), error
+    code: grpc.StatusCode = error.code()
+    return code
+
+
+@pytest.mark.parametrize("method", [HEALTH, f"/{STORE_SERVICE}/GetVersion", f"/{STORE_SERVICE}/LookupSmall"])
+def test_calls_whose_message_never_comes_leave_the_server_open(held: ExitStack, method: str) -> None:
+    store, address = served(held, CallLimits(threads=16, first_message_s=2.0))
+    with silent(address, method, 3 * LIMITS.threads) as calls:
+        refused = {ended(call) for call in calls[: LIMITS.threads]}
+        assert refused <= {grpc.StatusCode.CANCELLED, grpc.StatusCode.RESOURCE_EXHAUSTED}
+        with RemoteSource(address, WAIT_S) as source:
+            np.testing.assert_array_equal(
+                source.lookup({"cities": int64(1)})["cities"], store.lookup({"cities": int64(1)})["cities"]
+            )
+        while True:  # a health check among others that fill their own room is asked to come again
+            try:
+                assert healthy(channel(held, address))
+                break
+            except grpc.RpcError as error:
+                assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # noqa: PT017
+
+
+def test_a_first_message_that_does_not_come_ends_its_call(held: ExitStack) -> None:
+    _, address = served(held, CallLimits(threads=16, first_message_s=0.2))
+    with silent(address, f"/{STORE_SERVICE}/GetVersion", 1) as (call,):
+        assert ended(call) is grpc.StatusCode.CANCELLED
+
+
+def test_a_stream_that_goes_silent_or_trickles_ends(held: ExitStack) -> None:
+    _, address = served(held, CallLimits(threads=16, next_message_s=0.2))
+    header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="cities", count=1 << 20)])
+    first = store_pb2.LookupRequest(header=header).SerializeToString()
+    with silent(address, f"/{STORE_SERVICE}/Delete", 1, first) as (call,):
+        assert ended(call) in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNIMPLEMENTED)
+    trickling = threading.Event()
+
+    def drops() -> Iterator[bytes]:
+        yield first
+        while not trickling.wait(0.05):  # each in time, all together too little
+            yield store_pb2.LookupRequest(body=bytes(8)).SerializeToString()
+
+    call = channel(held, address).stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)(drops(), timeout=WAIT_S)
+    with pytest.raises(grpc.RpcError) as caught:
+        list(call)
+    trickling.set()
+    assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+def test_an_answer_that_nobody_reads_ends_its_call(held: ExitStack) -> None:
+    finished = threading.Event()
+
+    def endless(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        try:
+            while True:
+                yield bytes(1 << 20)
+        finally:
+            finished.set()
+
+    service = Service("test.Endless", {"Go": grpc.unary_stream_rpc_method_handler(endless)})
+    _, address = served(held, CallLimits(threads=16, unread_s=0.3), service)
+    call = channel(held, address).unary_stream("/test.Endless/Go", None, None)(b"", timeout=WAIT_S)
+    assert next(iter(call))
+    assert finished.wait(WAIT_S)
+    call.cancel()
+
+
+def test_health_is_told_while_all_else_is_full_and_sessions_leave_room(held: ExitStack) -> None:
+    leave, inside = threading.Event(), threading.Semaphore(0)
+
+    def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
+        inside.release()
+        leave.wait(WAIT_S)
+        return b"held"
+
+    handlers = {name: grpc.unary_unary_rpc_method_handler(hold) for name in ("Stay", "Work")}
+    service = Service("test.Hold", handlers, leave.set, frozenset({"Stay"}))
+    store, address = served(held, LIMITS, service)
+    held.callback(leave.set)
+    stay = channel(held, address).unary_unary("/test.Hold/Stay", None, None)
+    sessions = [stay.future(b"", timeout=WAIT_S) for _ in range(LIMITS.sessions)]
+    assert all(inside.acquire(timeout=WAIT_S) for _ in sessions)
+    with pytest.raises(grpc.RpcError, match="10 sessions are under way here"):
+        stay(b"", timeout=WAIT_S)
+    with RemoteSource(address, WAIT_S) as source:
+        assert source.version() == store.version()
+    work = channel(held, address).unary_unary("/test.Hold/Work", None, None)
+    working = [work.future(b"", timeout=WAIT_S) for _ in range(LIMITS.threads - LIMITS.sessions)]
+    assert all(inside.acquire(timeout=WAIT_S) for _ in working)
+    with pytest.raises(grpc.RpcError) as caught:
+        work(b"", timeout=WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert healthy(channel(held, address))
+    leave.set()
+    assert {call.result(timeout=WAIT_S) for call in (*sessions, *working)} == {b"held"}
+
+
+def test_one_host_cannot_have_all_threads(held: ExitStack) -> None:
+    leave, inside = threading.Event(), threading.Semaphore(0)
+
+    def hold(request: bytes, context: grpc.ServicerContext) -> bytes:
+        inside.release()
+        leave.wait(WAIT_S)
+        return b"held"
+
+    service = Service("test.Hold", {"Work": grpc.unary_unary_rpc_method_handler(hold)})
+    _, address = served(held, LIMITS, service)
+    held.callback(leave.set)
+    work = channel(held, address).unary_unary("/test.Hold/Work", None, None)
+    calls = [work.future(b"", timeout=WAIT_S) for _ in range(LIMITS.of_a_host)]
+    assert all(inside.acquire(timeout=WAIT_S) for _ in calls)
+    with pytest.raises(grpc.RpcError, match=r"12 calls from ipv4:127\.0\.0\.1 are under way"):
+        work(b"", timeout=WAIT_S)
+    leave.set()
+    assert {call.result(timeout=WAIT_S) for call in calls} == {b"held"}
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_messages_that_are_none_are_refused_by_name_and_cost_nothing(held: ExitStack) -> None:
+    _, address = served(held)
+    call = channel(held, address).unary_unary(f"/{STORE_SERVICE}/CreateTable", None, None)
+
+    def refused(message: bytes) -> str:
+        with pytest.raises(grpc.RpcError) as caught:
+            call(message, timeout=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert dict(caught.value.trailing_metadata())[ERROR_KEY] == "BadInput"
+        return str(caught.value.details())
+
+    assert "is not what this call takes" in refused(b"\xff" * 100)
+    assert f"the longest here has {MAX_CONTROL_BYTES}" in refused(bytes(MAX_CONTROL_BYTES + 1))
+    for _ in range(500):
+        refused(b"\xff" * 1000)
+    before = resident_bytes()
+    for _ in range(2_000):
+        refused(b"\xff" * 1000)
+    assert resident_bytes() - before < 12 << 20  # 16 KB for each would be 32 MB
+
+
+def test_a_stream_of_frames_still_comes_through_whole(held: ExitStack) -> None:
+    store = held.enter_context(MemoryStore(1))
+    store.create_table(fixed("wide", 256, 20_000))
+    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, writable=True)], LIMITS))
+    ids = np.arange(20_000)
+    store.commit(Commit(1, {"wide": TableUpdate(ids, np.ones((20_000, 256), np.float32))}, 0, {"wide": 1.0}))
+    with RemoteSource(server.address, WAIT_S) as source:
+        np.testing.assert_array_equal(source.lookup({"wide": ids})["wide"], store.lookup({"wide": ids})["wide"])

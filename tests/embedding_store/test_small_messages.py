@@ -1,0 +1,142 @@
+"""Small messages whose answer, or whose parsing, would cost much."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import grpc
+import numpy as np
+import pytest
+
+from elastable.embedding_store.errors import BadInput, BadSpec, DeadlineExceeded
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc import pin_service, service, write_service
+from elastable.embedding_store.rpc.frames import MAX_ENTRIES, FrameReader, encode
+from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.reply_room import ReplyRoom
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.spec import AdmissionSpec, TableSpec
+from elastable.embedding_store.store import RowBlock
+from elastable.embedding_store.v1 import store_pb2
+from tests.contracts.store_samples import fixed, rows_by_id
+
+WAIT_S = 60
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+def served(held: ExitStack) -> tuple[MemoryStore, RemoteStore, grpc.Channel]:
+    store = held.enter_context(MemoryStore(1))
+    store.create_table(fixed())
+    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, writable=True)]))
+    client = held.enter_context(RemoteStore(server.address, WAIT_S))
+    return store, client, held.enter_context(grpc.insecure_channel(server.address))
+
+
+def test_a_million_empty_entries_are_refused_before_they_are_parsed(held: ExitStack) -> None:
+    _, client, channel = served(held)
+    header = b"\x0a\x00" * 1_400_000
+    frame = next(encode(header, []))
+    lookup = channel.unary_unary(f"/{STORE_SERVICE}/LookupSmall", None, None)
+    begun = time.process_time()
+    for _ in range(5):
+        with pytest.raises(grpc.RpcError, match=f"more than {MAX_ENTRIES} entries in its header") as caught:
+            lookup(frame, timeout=WAIT_S)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert time.process_time() - begun < 3.0  # of the processor; parsing them took that for each
+    assert client.version() == 0
+
+
+def test_as_many_entries_as_there_may_be_are_read() -> None:
+    header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table=f"t{i}", count=0) for i in range(MAX_ENTRIES)])
+    frame = next(encode(header.SerializeToString(), []))
+    assert len(FrameReader([frame], "LookupRequest").header(store_pb2.LookupHeader).tables) == MAX_ENTRIES
+    header.tables.add(table="one more")
+    frame = next(encode(header.SerializeToString(), []))
+    with pytest.raises(BadInput, match="split the call"):
+        FrameReader([frame], "LookupRequest").header(store_pb2.LookupHeader)
+
+
+@pytest.mark.parametrize("header", [b"\x0a\xff\xff\xff\xff\x0f" * 10_000, b"\xff" * 40_000, b"\x0b" * 40_000])
+def test_a_long_header_that_is_no_message_is_refused_by_name(header: bytes) -> None:
+    with pytest.raises(BadInput, match=r"LookupRequest: (its header|more than)"):
+        FrameReader([next(encode(header, []))], "LookupRequest").header(store_pb2.LookupHeader)
+
+
+def test_replies_wait_for_room_and_give_up_by_name() -> None:
+    room = ReplyRoom(most=10 << 20, wait_s=0.1)
+    with room.taken(100 << 20):  # alone, a reply may be as long as any
+        with room.taken(1 << 10):  # a small one counts as nothing
+            pass
+        with pytest.raises(DeadlineExceeded, match=r"waited 0\.1 s"), room.taken(6 << 20):
+            pass
+    with room.taken(6 << 20), pytest.raises(DeadlineExceeded), room.taken(6 << 20):
+        pass
+    patient, inside = ReplyRoom(most=10 << 20, wait_s=WAIT_S), threading.Event()
+
+    def second() -> None:
+        with patient.taken(6 << 20):
+            inside.set()
+
+    with patient.taken(6 << 20):
+        thread = threading.Thread(target=second)
+        thread.start()
+    assert inside.wait(WAIT_S)
+    thread.join(WAIT_S)
+
+
+def test_unread_replies_do_not_add_up(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "ReplyRoom", lambda: ReplyRoom(most=24 << 20, wait_s=0.2))
+    store, client, channel = served(held)
+    store.create_table(TableSpec("wide", 1024, 10_000))
+    header = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="wide", count=32_768)])
+    frames = list(encode(header.SerializeToString(), [np.zeros(32_768, np.int64)]))
+    lookup = channel.stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)
+    first = lookup(iter(frames), timeout=WAIT_S)
+    assert next(first)  # and then nobody reads on
+    with pytest.raises(DeadlineExceeded, match="still being sent"):
+        client.lookup({"wide": np.arange(4_096)})
+    assert client.lookup({"cities": np.arange(3)})["cities"].shape == (3, 4)
+    first.cancel()
+    assert client.lookup({"wide": np.arange(4_096)})["wide"].shape == (4_096, 1024)
+
+
+def test_a_scan_cannot_ask_for_blocks_of_any_size(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_BLOCK_BYTES", 10 << 10)
+    store, client, _ = served(held)
+    store.create_table(TableSpec("t", 16, 5_000))
+    ids = np.arange(5_000)
+    store.put("t", [RowBlock(ids, np.ones((5_000, 16), np.float32), np.empty((5_000, 0), np.float32))])
+    sizes = [len(block.ids) for block in client.scan("t", 2**31 - 1)]
+    assert sum(sizes) == 5_000
+    assert max(sizes) <= (10 << 10) // 64
+    assert rows_by_id(client, "t") == rows_by_id(store, "t")
+
+
+def test_tables_pins_names_and_sketches_have_limits(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_service, "MOST_TABLES", 2)
+    monkeypatch.setattr(pin_service, "MOST_PINS", 2)
+    _, client, _ = served(held)
+    client.create_table(fixed("another"))
+    client.create_table(fixed("another"))
+    with pytest.raises(BadInput, match="'third': 2 tables are here"):
+        client.create_table(fixed("third"))
+    pins = [client.pin() for _ in range(2)]
+    with pytest.raises(BadInput, match="2 pins are held here"):
+        client.pin()
+    pins[0].release()
+    client.pin().release()
+    pins[1].release()
+    with pytest.raises(BadSpec, match="600 bytes; the most are 256"):
+        fixed("無" * 200)
+    with pytest.raises(BadSpec, match=r"counters must lie from 16 to 2\*\*30"):
+        AdmissionSpec(2, 1 << 31)
