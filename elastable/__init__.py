@@ -7,6 +7,7 @@
 * what a term of a loss is: `averaged`, `summed`
 * data: `NumpyReader`, `ParquetReader`, `CsvReader`, `StreamReader`; for sources of your own `Reader`, `RaggedArray`,
   `SparseArray`
+* ids of strings: `hash_ids`
 * stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
 * tables of any ids: `AdmissionSpec`, `EvictionSpec`
 * locations: `LocationSettings`, `TensorLocationSettings`, `TensorLocation`
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from elastable.embedding_store.open_store import open_store
     from elastable.embedding_store.redis.store import RedisStore
     from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
+    from elastable.embedding_store.string_ids import hash_ids
     from elastable.host_embedding_file import load_host_embedding, save_host_embedding
     from elastable.in_process import fit
     from elastable.replica_trainer import ReplicaTrainer
@@ -91,6 +93,7 @@ __all__ = [
     "create_host_embedding",
     "export_keras",
     "fit",
+    "hash_ids",
     "load_host_embedding",
     "open_store",
     "replica_group",
@@ -133,6 +136,7 @@ _HOMES = {
     "create_host_embedding": "elastable.worker.host_embeddings.embedding",
     "export_keras": "elastable.worker.export",
     "fit": "elastable.in_process",
+    "hash_ids": "elastable.embedding_store.string_ids",
     "load_host_embedding": "elastable.host_embedding_file",
     "open_store": "elastable.embedding_store.open_store",
     "replica_group": "elastable.worker.replicas.world",

@@ -12,6 +12,7 @@ from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.variance_scaling import SCALED_INITIALIZERS, scaled_distribution
 
 __all__ = [
+    "ID_KINDS",
     "INITIALIZER_KINDS",
     "WEIGHT_DTYPES",
     "AdmissionSpec",
@@ -23,6 +24,8 @@ __all__ = [
 ]
 
 INITIALIZER_KINDS = ("zeros", "ones", "constant", "uniform", "normal", "truncated_normal")
+
+ID_KINDS = ("int64", "farmhash64")
 
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16", "int8")
 
@@ -238,6 +241,8 @@ class TableSpec:
         admission: When ids get rows; None: at their first gradient. Dynamic tables only.
         eviction: Which rows are given up; None: none. Dynamic tables only.
         origin: Where this table lies in a larger one of the same name and seed.
+        ids: What ids are: "int64", or "farmhash64", the hashes of strings (`string_ids.hash_ids`). Rows
+            are kept alike; who looks up by a string has to know.
     """
 
     name: str
@@ -250,6 +255,7 @@ class TableSpec:
     admission: AdmissionSpec | None = None
     eviction: EvictionSpec | None = None
     origin: ShardOrigin = ShardOrigin()
+    ids: str = "int64"
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 200 or not all(c.isalnum() or c in "._-/" for c in self.name):
@@ -263,6 +269,11 @@ class TableSpec:
             raise BadSpec(f"table {self.name!r}: vocabulary_size must be None or a positive integer, got {size!r}")
         if self.dtype not in WEIGHT_DTYPES:
             raise BadSpec(f"table {self.name!r}: dtype {self.dtype!r}; known dtypes are {', '.join(WEIGHT_DTYPES)}")
+        if self.ids not in ID_KINDS or (self.ids != "int64" and size is not None):
+            raise BadSpec(
+                f"table {self.name!r}: ids {self.ids!r}; known are {', '.join(ID_KINDS)}, hashes only where "
+                f"vocabulary_size is None (it is {size})"
+            )
         object.__setattr__(self, "initializer", self.initializer.for_table(self.name, size, self.dim))
         if not -(2**63) <= self.seed <= _INT64_MAX:
             raise BadSpec(f"table {self.name!r}: seed {self.seed} does not fit in int64")

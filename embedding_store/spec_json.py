@@ -25,7 +25,8 @@ _PARTS = {"admission": AdmissionSpec, "eviction": EvictionSpec}
 def spec_to_json(spec: TableSpec) -> str:
     """The spec as one JSON object; equal specs give equal text.
 
-    What a table does not have (admission, eviction, an origin, rows that follow every step) is left out.
+    What a table does not have (admission, eviction, ids of strings, an origin, rows that follow every step) is
+    left out.
     """
     return json.dumps(_fields(spec), sort_keys=True)
 
@@ -44,7 +45,7 @@ def spec_from_json(text: str | bytes) -> TableSpec:
 
 def _fields(spec: TableSpec) -> dict[str, Any]:
     fields = asdict(spec)
-    for name in ("admission", "eviction", "origin"):
+    for name in ("admission", "eviction", "ids", "origin"):
         if getattr(spec, name) == getattr(_PLAIN, name):
             del fields[name]
     if spec.optimizer.lazy:

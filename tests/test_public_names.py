@@ -43,6 +43,7 @@ ELASTABLE = [
     "create_host_embedding",
     "export_keras",
     "fit",
+    "hash_ids",
     "load_host_embedding",
     "open_store",
     "replica_group",

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadIds, BadSpec
+from elastable.worker.id_values import as_int64, refuse_weights_unlike, require_id_dtype
 
 __all__ = ["COMBINERS", "FlatIds", "flatten_ids", "shape_rows"]
 
@@ -34,46 +35,56 @@ class FlatIds:
     weights: Any
 
 
-def flatten_ids(layer: str, inputs: Any, weights: Any, combiner: str | None, mask_zero: bool) -> FlatIds:
+def flatten_ids(
+    layer: str, inputs: Any, weights: Any, combiner: str | None, mask_zero: bool, input_dim: int | None = None
+) -> FlatIds:
     """Flattens the ids of one call of the layer named `layer`.
 
-    Sparse ids below 0 are pruned, as in `tf.nn.safe_embedding_lookup_sparse`.
-    Under `mask_zero` a combiner leaves id 0 out.
+    Sparse integers below 0 are pruned, as in `tf.nn.safe_embedding_lookup_sparse`.
+    Under `mask_zero` a combiner leaves id 0, or the empty string, out.
 
     Raises:
-        BadIds: ids that are not integers, or weights where they have no meaning.
+        BadIds: ids that are neither integers nor strings, strings for a fixed vocabulary
+            (`input_dim`), or weights that are not one for each id or have no meaning.
         BadSpec: sparse ids without a combiner.
     """
-    if not inputs.dtype.is_integer:
-        raise BadIds(
-            f"embedding layer {layer!r}: ids must be integers, got {inputs.dtype.name}; "
-            'declare the input as keras.Input(..., dtype="int64")'
-        )
+    require_id_dtype(layer, inputs.dtype.name, input_dim)
     if weights is not None and combiner is None:
         raise BadIds(f"embedding layer {layer!r}: weights need a combiner ({', '.join(COMBINERS)})")
+    if weights is not None:
+        refuse_weights_unlike(layer, inputs, weights)
     if isinstance(inputs, tf.SparseTensor):
         if combiner is None:
             raise BadSpec(f"embedding layer {layer!r}: sparse ids need a combiner ({', '.join(COMBINERS)})")
-        return _flatten_sparse(inputs, weights, mask_zero)
+        return _flatten_sparse(layer, inputs, weights, mask_zero)
     if isinstance(inputs, tf.RaggedTensor):
-        flat = tf.cast(inputs.flat_values, tf.int64)
+        values = inputs.flat_values
         flat_weights = None if weights is None else tf.cast(_flat(weights), tf.float32)
     else:
-        flat = tf.reshape(tf.cast(inputs, tf.int64), [-1])
+        values = tf.reshape(inputs, [-1])
         flat_weights = None if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
     if combiner is not None and mask_zero:
-        kept = tf.cast(tf.not_equal(flat, 0), tf.float32)
+        kept = tf.cast(_is_kept(values, mask_zero), tf.float32)
         flat_weights = kept if flat_weights is None else flat_weights * kept
-    return FlatIds(flat, inputs, flat_weights)
+    return FlatIds(as_int64(layer, values), inputs, flat_weights)
+
+
+def _is_kept(values: Any, mask_zero: bool) -> Any:
+    """Whether an id is none of padding: 0, or the empty string."""
+    if values.dtype == tf.string:
+        return tf.not_equal(values, "") if mask_zero else tf.ones_like(values, tf.bool)
+    return tf.not_equal(values, tf.zeros([], values.dtype))
 
 
 def _flat(weights: Any) -> Any:
     return weights.flat_values if isinstance(weights, tf.RaggedTensor) else tf.reshape(weights, [-1])
 
 
-def _flatten_sparse(inputs: Any, weights: Any, mask_zero: bool) -> FlatIds:
-    ids = tf.cast(inputs.values, tf.int64)
-    kept = ids > 0 if mask_zero else ids >= 0
+def _flatten_sparse(layer: str, inputs: Any, weights: Any, mask_zero: bool) -> FlatIds:
+    ids = as_int64(layer, inputs.values)
+    # The hashes of half the strings are below 0.
+    pruned = ids > 0 if mask_zero else ids >= 0
+    kept = _is_kept(inputs.values, mask_zero) if inputs.dtype == tf.string else pruned
     source = tf.sparse.retain(inputs, kept)
     values = None
     if weights is not None:

@@ -29,9 +29,9 @@ __all__ = ["Embedding"]
 
 @keras.saving.register_keras_serializable(package="elastable")
 class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
-    """Turns integer ids into rows of a table that lives in an embedding store.
+    """Turns integer ids, or strings, into rows of a table that lives in an embedding store.
 
-    As `keras.layers.Embedding`, and more: any int64 ids, ragged and sparse ids,
+    As `keras.layers.Embedding`, and more: any int64 ids, strings, ragged and sparse ids,
     combiners, tables shared between layers, tables larger than this process's
     memory. It has no Keras weights; train it with `et.fit` or `elastable train`.
 
@@ -39,18 +39,18 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
 
     Args:
         input_dim: Size of the vocabulary, ids are `0 <= id < input_dim`; None:
-            any int64 id.
+            any int64 id, or strings, whose ids are `et.hash_ids` of them.
         output_dim: Columns of a row.
         embeddings_initializer: Distribution of the rows, by Keras' names.
         embeddings_regularizer: Applied to the rows a batch touches, once a
             layer, unlike Keras, where it reaches the whole table.
         embeddings_constraint: Applied to the rows a batch touches, after their
             update; a row that none has touched reads its initial value as it is.
-        mask_zero: Id 0 is padding: masked as in Keras, left out by a combiner.
+        mask_zero: Id 0, or the empty string, is padding: masked as in Keras, left out by a combiner.
         weights: The rows to begin with, `[input_dim, output_dim]`, as in Keras;
             they are written when training creates the table.
         combiner: None, "sum", "mean" or "sqrtn": reduces the last axis of the
-            ids. Sparse ids need one; sparse ids below 0 are pruned.
+            ids. Sparse ids need one; sparse integers below 0 are pruned.
         table: Name of the table; layers that name the same one share it.
             Default: the layer's own name.
         admission: An `et.AdmissionSpec`: when an id gets a row of its own; until
@@ -67,7 +67,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             Keras, what it computes in.
 
     Call arguments:
-        inputs: Integer ids: a dense tensor of any rank, ragged, or sparse of
+        inputs: Integers or strings: a dense tensor of any rank, ragged, or sparse of
             rank 2.
         weights: With a combiner, the weight of every id; shaped as the ids.
 
@@ -80,7 +80,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             order, an unknown combiner or table_dtype; admission or eviction of
             a fixed vocabulary; an optimizer that Keras does not know.
         Unsupported: LoRA or quantization.
-        BadIds: ids that are not integers.
+        BadIds: ids that are neither integers nor strings, or strings for a fixed vocabulary.
         IdOutOfRange: ids outside of a fixed vocabulary.
     """
 
@@ -168,13 +168,16 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         return self.embed(inputs, weights, training)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """True where ids are not 0, under `mask_zero` and without a combiner."""
+        """True where ids are not 0, and strings not empty, under `mask_zero` and without a combiner."""
         if not self.mask_zero or self.combiner is not None:
             return None
-        return keras.ops.not_equal(inputs, 0)
+        return keras.ops.not_equal(inputs, "" if inputs.dtype == "string" else 0)
 
     def compute_output_spec(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
         """Symbolic output of symbolic ids."""
+        dtype = keras.backend.standardize_dtype(inputs.dtype)
+        if dtype == "string" or "int" in dtype:  # floats are refused where they come as values
+            self._note_ids(dtype)
         ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
         shape = self.output_shape_of(tuple(inputs.shape))
         return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)

@@ -103,6 +103,11 @@ def _plain_layer(layer: Any, store: EmbeddingStore, shared: dict[str, Any]) -> A
     if isinstance(layer, OffloadedEmbedding):
         shared[spec.name] = keras.layers.Embedding.from_config(layer.get_config())
         return shared[spec.name]
+    if spec.ids != "int64":
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: hashes strings to ids of 64 bits, which plain Keras cannot; save "
+            "checkpoints, or put keras.layers.StringLookup in front of it"
+        )
     if spec.name not in shared:
         simple = layer.combiner is None and spec.vocabulary_size is not None
         shared[spec.name] = keras.layers.Embedding(

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.errors import BadIds, Unsupported
 from elastable.embedding_store.store import Int64
 from elastable.worker.forward import forward, update_metrics
 from elastable.worker.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, StoreLayer, entered
@@ -53,7 +53,17 @@ class IdPlan:
         if self._function is None:
             return []
         flat = [tf.convert_to_tensor(part) for part in tf.nest.flatten(batch, expand_composites=True)]
-        return [np.ascontiguousarray(ids.numpy()) for ids in self._function(*flat)]
+        try:
+            return [np.ascontiguousarray(ids.numpy()) for ids in self._function(*flat)]
+        except tf.errors.InvalidArgumentError as error:
+            raise BadIds(f"the ids of a batch cannot be computed from its features: {_cause(error)}") from error
+
+
+def _cause(error: Any) -> str:
+    """What an operation said, without the trace of where it was made."""
+    lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
+    told = next((line for line in lines if line.startswith("assertion failed:")), lines[-1] if lines else "")
+    return told.removeprefix("assertion failed:").strip().replace("\\'", "'").replace("] [", " ").strip("[]")
 
 
 def plan_ids(model: Any, spec: Any, training: bool) -> IdPlan:

@@ -11,11 +11,12 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 
 from elastable.embedding_store.checks import require_ids
-from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.errors import BadIds, ModelError
 from elastable.embedding_store.initial_values import initial_rows
 from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.store import Float32, Int64, RowSource
 from elastable.worker.combine import flatten_ids, shape_rows
+from elastable.worker.id_values import require_id_dtype
 from elastable.worker.initializers import initializer_spec, seed_of
 from elastable.worker.saved_rows import require_all_rows
 from elastable.worker.scope import current_scope
@@ -52,6 +53,7 @@ class StoreBacked:
     _seed: int
     _trained_by: Any = None
     _steps: int | None = None
+    _id_kind: str | None = None
     _here: tuple[Any, ...] = ()
     """The variable of a table that stays on the worker."""
 
@@ -83,6 +85,7 @@ class StoreBacked:
             optimizer=self._own(optimizer or OptimizerSpec()),
             admission=self.admission,
             eviction=self.eviction,
+            ids=self._id_kind or "int64",
         )
 
     def _own(self, optimizer: OptimizerSpec) -> OptimizerSpec:
@@ -163,9 +166,26 @@ class StoreBacked:
 
     def embed(self, inputs: Any, weights: Any, training: bool | None) -> Any:
         """The forward pass of one call."""
-        flat = flatten_ids(self.name, inputs, weights, self.combiner, self.mask_zero)
+        self._note_ids(inputs.dtype.name)
+        flat = flatten_ids(self.name, inputs, weights, self.combiner, self.mask_zero, self.input_dim)
         rows = self._rows_of(flat.ids, training)
         return tf.cast(shape_rows(flat, rows, self.combiner, self.output_dim), self.compute_dtype)
+
+    def _note_ids(self, dtype: str) -> None:
+        """Learns from the first call what the table's ids are.
+
+        Raises:
+            BadIds: no ids, or strings after integers or the other way round.
+        """
+        require_id_dtype(self.name, dtype, self.input_dim)
+        kind = "farmhash64" if dtype == "string" else "int64"
+        if self._id_kind not in (None, kind):
+            raise BadIds(
+                f"embedding layer {self.name!r}: called on strings and on integers, and a row cannot be both's; hash "
+                "the strings before (et.hash_ids), or use two layers"
+            )
+        # Past Keras' tracking, and its refusal of changes to a layer that is built.
+        object.__setattr__(self, "_id_kind", kind)
 
     def worker_rows(self) -> Float32:
         """A copy of all rows `[input_dim, output_dim]` of a table that stays on the worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -18,7 +19,8 @@ from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.open_store import open_source
 from elastable.embedding_store.rpc.remote import RemoteSource
 from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.store import RowSource
+from elastable.embedding_store.store import Int64, RowSource
+from elastable.embedding_store.string_ids import hash_ids
 from elastable.master.api import JobStatus
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
@@ -95,7 +97,10 @@ def _as_json(told: JobStatus) -> dict[str, Any]:
 
 def lookup(
     table: Annotated[str, typer.Argument(help="Name of the table.")],
-    ids: Annotated[list[int], typer.Argument(help="Ids; write -- before negative ones.")],
+    ids: Annotated[
+        list[str],
+        typer.Argument(help="Ids; strings where the table's ids are strings. Write -- before negative ones."),
+    ],
     master: Annotated[
         str | None, typer.Option("--master", metavar="HOST:PORT", help="Address of a running master.")
     ] = None,
@@ -109,11 +114,25 @@ def lookup(
     ] = None,
     deadline: Deadline = 5.0,
 ) -> None:
-    """Print rows of a table as JSON, one line an id."""
+    """Print rows of a table as JSON, one line an id.
+
+    Where a model called its layer on strings, the ids are strings here, too, numbers among them.
+    """
     with _source(master, store, checkpoint, deadline) as source:
-        rows = source.lookup({table: np.array(ids, dtype=np.int64)})[table]
-    for row_id, row in zip(ids, rows, strict=True):
-        typer.echo(json.dumps({"table": table, "id": row_id, "row": [float(value) for value in row]}))
+        specs = source.specs()
+        hashed = table in specs and specs[table].ids == "farmhash64"
+        found = hash_ids(ids) if hashed else _integers(table, ids)
+        rows = source.lookup({table: found})[table]
+    for given, row_id, row in zip(ids, found.tolist(), rows, strict=True):
+        named = {"string": given, "id": row_id} if hashed else {"id": row_id}
+        typer.echo(json.dumps({"table": table, **named, "row": [float(value) for value in row]}))
+
+
+def _integers(table: str, ids: list[str]) -> Int64:
+    for text in ids:
+        if not re.fullmatch(r"[+-]?[0-9]+", text) or not -(2**63) <= int(text) < 2**63:
+            raise BadInput(f"{text!r} is no id of table {table!r}: its ids are integers from -2**63 to 2**63 - 1")
+    return np.array([int(text) for text in ids], np.int64)
 
 
 def _source(master: str | None, store: str | None, checkpoint: str | None, deadline: float) -> RowSource:

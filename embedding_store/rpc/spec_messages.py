@@ -38,6 +38,7 @@ def spec_to_message(spec: TableSpec) -> store_pb2.TableSpec:
         ),
         admission=None if spec.admission is None else store_pb2.Admission(**asdict(spec.admission)),
         eviction=None if spec.eviction is None else store_pb2.Eviction(**asdict(spec.eviction)),
+        ids="" if spec.ids == "int64" else spec.ids,
         origin=None if spec.origin == ShardOrigin() else _origin_message(spec.origin),
     )
 
@@ -59,6 +60,7 @@ def spec_from_message(message: store_pb2.TableSpec) -> TableSpec:
         optimizer=_optimizer(message) if message.HasField("optimizer") else default.optimizer,
         admission=_admission(message.admission) if message.HasField("admission") else None,
         eviction=_eviction(message.eviction) if message.HasField("eviction") else None,
+        ids=message.ids or default.ids,
         origin=_origin(message.origin) if message.HasField("origin") else default.origin,
     )
 

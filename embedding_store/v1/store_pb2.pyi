@@ -232,6 +232,7 @@ class TableSpec(_message.Message):
     ADMISSION_FIELD_NUMBER: _builtins.int
     EVICTION_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
+    IDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dim: _builtins.int
     vocabulary_size: _builtins.int
@@ -239,6 +240,8 @@ class TableSpec(_message.Message):
     dtype: _builtins.str
     """how weights are kept: "float32", "float16", "bfloat16" or "int8"; rows travel as float32"""
     seed: _builtins.int
+    ids: _builtins.str
+    """absent: any int64; "farmhash64": FarmHash Fingerprint64 of strings"""
     @_builtins.property
     def initializer(self) -> Global___Initializer: ...
     @_builtins.property
@@ -268,10 +271,11 @@ class TableSpec(_message.Message):
         admission: Global___Admission | None = ...,
         eviction: Global___Eviction | None = ...,
         origin: Global___ShardOrigin | None = ...,
+        ids: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_vocabulary_size", b"_vocabulary_size", "admission", b"admission", "eviction", b"eviction", "initializer", b"initializer", "optimizer", b"optimizer", "origin", b"origin", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_vocabulary_size", b"_vocabulary_size", "admission", b"admission", "dim", b"dim", "dtype", b"dtype", "eviction", b"eviction", "initializer", b"initializer", "name", b"name", "optimizer", b"optimizer", "origin", b"origin", "seed", b"seed", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_vocabulary_size", b"_vocabulary_size", "admission", b"admission", "dim", b"dim", "dtype", b"dtype", "eviction", b"eviction", "ids", b"ids", "initializer", b"initializer", "name", b"name", "optimizer", b"optimizer", "origin", b"origin", "seed", b"seed", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__vocabulary_size: _TypeAlias = _typing.Literal["vocabulary_size"]  # noqa: Y015
     _WhichOneofArgType__vocabulary_size: _TypeAlias = _typing.Literal["_vocabulary_size", b"_vocabulary_size"]  # noqa: Y015

@@ -21,6 +21,7 @@ from elastable.embedding_store.rpc.credentials import ENVIRONMENT
 from elastable.embedding_store.rpc.remote_store import RemoteStore
 from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.store import Int64
+from elastable.embedding_store.string_ids import hash_ids
 from elastable.exit_codes import ExitCode, error_of, exit_code_of
 from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
 from elastable.master.client import MasterClient
@@ -243,6 +244,17 @@ class TestServe:
                 assert client.report_gradient(Push(AsyncPushId("a", 1), 1, slices=slices)).version == 1
             ran = run_elastable("lookup", "t", "5", "--master", address)
             np.testing.assert_allclose(json.loads(ran.out)["row"], before[0] - 1, rtol=1e-6)
+            with MasterClient(address, deadline_s=30) as client:
+                client.store().create_table(TableSpec("users", 2, ids="farmhash64"))
+                named = client.store().lookup({"users": hash_ids(["alice", "42"])})["users"]
+            ran = run_elastable("lookup", "users", "alice", "42", "--master", address)
+            told = [json.loads(line) for line in ran.out.splitlines()]
+            assert [(line["string"], line["id"]) for line in told] == [
+                (text, int(hash_ids(text))) for text in ("alice", "42")
+            ]
+            np.testing.assert_allclose([line["row"] for line in told], named, rtol=1e-6)
+            ran = run_elastable("lookup", "t", "alice", "--master", address)
+            assert (ran.code, "'alice' is no id of table 't'" in ran.err) == (ExitCode.BAD_INPUT, True)
             told = run_elastable("status", "--master", address)
             assert "parameter server" in told.out
             assert "version" in told.out

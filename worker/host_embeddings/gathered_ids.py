@@ -82,8 +82,10 @@ def gather_ids(
         BadIds: not integers; on this member before anything is exchanged.
         IdOutOfRange: without clipping, an id outside; on every member, naming rank, position and id.
     """
-    given = as_ids(indices, spec.name)
     rows = int(spec.vocabulary_size or 0)
+    if clip_indices and getattr(indices, "dtype", None) == np.uint64:
+        indices = np.minimum(indices, np.uint64(rows - 1))  # int64 could not hold the largest
+    given = as_ids(indices, spec.name)
     flat = np.ascontiguousarray(given.reshape(-1))
     outside = np.flatnonzero((flat < 0) | (flat >= rows))[:1]
     if clip_indices:

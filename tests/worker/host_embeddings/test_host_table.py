@@ -91,6 +91,10 @@ def test_indices_and_gradients_that_do_not_fit() -> None:
             table.lookup(np.array([True]))
         with pytest.raises(IdOutOfRange, match="index -1 at position 2 of rank 0 is outside 0 <= index < 4"):
             table.lookup([[0, 3], [-1, 4]], clip_indices=False)
+        large = np.array([2, 2**64 - 1], np.uint64)  # to the nearest inside, also where int64 has no such number
+        np.testing.assert_array_equal(table.lookup(large), table.lookup([2, 3]))
+        with pytest.raises(BadIds, match=r"id 18446744073709551615 at position 1 is above 2\*\*63 - 1"):
+            table.lookup(large, clip_indices=False)
         rows, batch = table.lookup_with_ids([[0, 3]])
         with pytest.raises(BadGradient, match=r"float32 \[2, 3\]"):
             table.update(batch, rows[:, :1])

@@ -1,0 +1,182 @@
+"""Ids of strings: one function everywhere, in graphs and out of them, in training and in lookups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+import elastable as et
+from elastable.embedding_store.errors import BadIds, SpecConflict
+from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
+
+KNOWN = {
+    # The examples of BigQuery's page on FARM_FINGERPRINT, and FarmHash's constant for no bytes.
+    "1footrue": -1541654101129638711,
+    "2applefalse": 2794438866806483259,
+    "3true": -4880158226897771312,
+    "": -7286425919675154353,
+}
+USERS = ["alice", "bob", "", "42", "üñí", "a" * 100]
+
+
+def test_known_values() -> None:
+    assert et.hash_ids(list(KNOWN)).tolist() == list(KNOWN.values())
+
+
+@given(st.lists(st.binary(max_size=200), max_size=5))
+def test_the_very_function_of_tensorflow(texts: list[bytes]) -> None:
+    graph = tf.bitcast(tf.fingerprint(tf.constant(texts, tf.string)), tf.int64)
+    np.testing.assert_array_equal(et.hash_ids(np.array(texts, object)), graph)
+
+
+@pytest.mark.parametrize("length", range(150))
+def test_every_length(length: int) -> None:
+    text = bytes(range(length))
+    assert et.hash_ids(text) == tf.bitcast(tf.fingerprint(tf.constant([text])), tf.int64)[0]
+
+
+def test_shapes_and_refusals() -> None:
+    ids = et.hash_ids([["alice", b"bob"], ["bob", "alice"]])
+    assert (ids.shape, ids.dtype) == ((2, 2), np.int64)
+    assert (ids == ids[::-1, ::-1]).all()
+    for wrong in (7, ["a", 7], np.array([1.0])):
+        with pytest.raises(BadIds, match="hash_ids takes strings"):
+            et.hash_ids(wrong)
+
+
+@pytest.mark.parametrize("functional", [True, False])
+def test_a_layer_reads_the_rows_of_the_hashes(functional: bool) -> None:
+    texts, ids = np.array(USERS, object), et.hash_ids(USERS)
+    strings, numbers = et.Embedding(None, 3, table="users"), et.Embedding(None, 3, table="users")
+    if functional:
+        inputs = keras.Input((), dtype="string")
+        model = keras.Model(inputs, strings(inputs))
+        found = model.predict(tf.constant(texts), verbose=0)
+    else:
+        found = tf.function(strings)(tf.constant(texts))
+    np.testing.assert_array_equal(found, numbers(ids))
+
+
+def test_ragged_sparse_and_masked_strings() -> None:
+    layer, plain = et.Embedding(None, 2, combiner="sum", table="t"), et.Embedding(None, 2, table="t")
+    rows = dict(zip(["a", "b", ""], np.asarray(plain(et.hash_ids(["a", "b", ""]))), strict=True))
+    ragged = layer(tf.ragged.constant([["a", "b"], [], [""]]))
+    np.testing.assert_allclose(ragged, [rows["a"] + rows["b"], [0, 0], rows[""]], rtol=1e-6)
+    # The id of "" is below 0, where a sparse integer would be pruned.
+    sparse = tf.SparseTensor([[0, 0], [1, 1]], [b"", b"b"], [2, 2])
+    np.testing.assert_allclose(layer(sparse), [rows[""], rows["b"]], rtol=1e-6)
+    masking = et.Embedding(None, 2, combiner="sum", mask_zero=True, table="t")
+    np.testing.assert_allclose(masking(tf.constant([["a", ""]])), [rows["a"]], rtol=1e-6)
+    np.testing.assert_allclose(masking(sparse), [[0, 0], rows["b"]], rtol=1e-6)
+    mask = et.Embedding(None, 2, mask_zero=True).compute_mask(tf.constant([["a", ""]]))
+    assert mask.numpy().tolist() == [[True, False]]
+
+
+def job(**more: Any) -> tuple[keras.Model, Any]:
+    inputs = keras.Input((), dtype="string" if more.pop("strings", True) else "int64")
+    rows = et.Embedding(None, 4, name="users")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(rows))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model, keras.Model
+
+
+def test_training_on_strings_is_training_on_their_hashes() -> None:
+    texts = np.array(["alice", "bob", "42", "alice"] * 8, object)
+    y = np.arange(32, dtype=np.float32) / 32
+    trained = []
+    for x in (texts, et.hash_ids(texts)):
+        model, _ = job(strings=x is texts)
+        store = et.MemoryStore()
+        et.fit(model, (x, y), epochs=2, batch_size=8, store=store, verbose=False)
+        trained.append(store.lookup({"users": et.hash_ids(["alice", "bob", "42", "new"])})["users"])
+        assert store.specs()["users"].ids == ("farmhash64" if x is texts else "int64")
+    np.testing.assert_array_equal(*trained)
+
+
+def test_a_table_of_strings_is_not_one_of_integers() -> None:
+    store, y = et.MemoryStore(), np.zeros(4, np.float32)
+    et.fit(job()[0], (np.array(USERS[:4], object), y), store=store, verbose=False)
+    with pytest.raises(SpecConflict, match="ids"):
+        et.fit(job(strings=False)[0], (np.arange(4), y), store=store, verbose=False)
+    layer = et.Embedding(None, 2, name="both")
+    layer(tf.constant(["a"]))
+    with pytest.raises(BadIds, match="'both': called on strings and on integers"):
+        layer(tf.constant([1]))
+
+
+def test_what_a_spec_says_of_its_ids_survives() -> None:
+    spec = et.TableSpec("users", 2, ids="farmhash64")
+    assert spec_from_json(spec_to_json(spec)) == spec
+    assert "ids" not in spec_to_json(et.TableSpec("users", 2))
+
+
+def test_strings_for_a_fixed_vocabulary_are_refused() -> None:
+    told = r"'items': called on strings, and input_dim=10 .*keras\.layers\.StringLookup or keras\.layers\.Hashing"
+    with pytest.raises(BadIds, match=told):
+        et.Embedding(10, 2, name="items")(keras.Input((), dtype="string"))
+    with pytest.raises(BadIds, match=told):
+        et.Embedding(10, 2, name="items")(tf.constant(["a"]))
+
+
+# Integers
+
+
+def test_unsigned_ids_that_are_too_large_are_refused() -> None:
+    layer = et.Embedding(None, 2, name="u")
+    small = tf.constant([1, 2**63 - 1], tf.uint64)
+    np.testing.assert_array_equal(layer(small), et.Embedding(None, 2, table="u")(tf.constant([1, 2**63 - 1])))
+    large = tf.constant([1, 2**63 + 5], tf.uint64)
+    with pytest.raises(BadIds, match=r"'u': ids must be at most 2\*\*63 - 1.* got 9223372036854775813"):
+        layer(large)
+    traced = tf.function(layer, input_signature=[tf.TensorSpec([None], tf.uint64)])
+    np.testing.assert_array_equal(traced(small), layer(small))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"u.*: ids must be at most"):
+        traced(large)
+
+
+class Large(et.Reader):
+    """Ids of which a later one is too large, as tensors: no reader of ours has seen them."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def take(self, indices: Any) -> Any:
+        ids = tf.constant(indices.astype(np.uint64) * np.uint64(2**61))
+        return ids, tf.zeros(len(indices))
+
+
+def test_unsigned_ids_that_are_too_large_end_a_job() -> None:
+    inputs = keras.Input((), dtype="uint64")
+    model = keras.Model(inputs, keras.layers.Dense(1)(et.Embedding(None, 2, name="u")(inputs)))
+    model.compile("sgd", "mse")
+    with pytest.raises(BadIds, match=r"'u': ids must be at most 2\*\*63 - 1"):
+        et.fit(model, Large(), batch_size=2, shuffle=False, verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights", "told"),
+    [
+        (tf.ragged.constant([[1, 2], [3]]), tf.ragged.constant([[1.0], [2.0, 3.0]]), "they differ in where records"),
+        (
+            tf.ragged.constant([[1, 2], [3]]),
+            tf.constant([[1.0, 2.0], [3.0, 0.0]]),
+            "ids are ragged and their weights d",
+        ),
+        (tf.constant([[1, 2]]), tf.constant([[1.0], [2.0]]), r"ids are \(1, 2\), weights \(2, 1\)"),
+        (tf.sparse.from_dense([[1, 0]]), tf.sparse.from_dense([[0.0, 1.0]]), "they differ in where records"),
+    ],
+)
+def test_weights_of_other_ids_are_refused(ids: Any, weights: Any, told: str) -> None:
+    with pytest.raises(BadIds, match=f"'w': .*{told}"):
+        et.Embedding(None, 2, combiner="sum", name="w")(ids, weights)
+
+
+def test_floats_are_no_ids() -> None:
+    with pytest.raises(BadIds, match="'f': ids must be integers or strings, got float32"):
+        et.Embedding(None, 2, name="f")(tf.constant([1.0]))
