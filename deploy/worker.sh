@@ -1,5 +1,5 @@
 #!/bin/sh
-# The worker container's command: worker.sh HOST:PORT [options of `elastable worker`]
+# The worker container's command: worker.sh HOST:PORT MODEL.py [options of `elastable worker`]
 #
 # `docker-compose up --exit-code-from master` stops the whole project as soon as ONE container ends, so the
 # container must outlive its worker: a worker that dies or loses its connection is started again (the master sees

@@ -24,11 +24,19 @@ class LocalWorkers:
     which then ends the job for all.
     """
 
-    def __init__(self, count: int, master_address: str, logs: Path, deadline_s: float, transport: str = "auto") -> None:
+    def __init__(
+        self,
+        count: int,
+        master_address: str,
+        model: str | Path,
+        logs: Path,
+        deadline_s: float,
+        transport: str = "auto",
+    ) -> None:
         self._logs = [logs / f"worker-{number}.log" for number in range(count)]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._said: set[int] = set()
-        command = [sys.executable, "-m", "elastable", "worker", "--master", master_address]
+        command = [sys.executable, "-m", "elastable", "worker", str(model), "--master", master_address]
         for log in self._logs:
             with log.open("wb") as output:
                 self._processes.append(

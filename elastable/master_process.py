@@ -100,7 +100,9 @@ def run_job(options: JobOptions, local_workers: int, console: Console, command: 
         if local_workers:
             # A certificate names hosts, and 0.0.0.0 is none.
             near = str(Address.parse(server.address).for_this_host())
-            workers = LocalWorkers(local_workers, near, run.path, options.deadline_s, options.transport)
+            workers = LocalWorkers(
+                local_workers, near, options.model_file, run.path, options.deadline_s, options.transport
+            )
             held.enter_context(workers)
             job.workers = workers
         held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask

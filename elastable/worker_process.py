@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from types import FrameType
 
-from elastable.embedding_store.errors import ElastableError, ModelError, Unauthenticated, Unavailable
+from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unauthenticated, Unavailable
 from elastable.embedding_store.open_store import open_source, operation_deadline
 from elastable.embedding_store.shared.source import SharedSource
 from elastable.embedding_store.store import RowSource
@@ -28,23 +28,33 @@ __all__ = ["run_worker"]
 _log = logging.getLogger(__name__)
 
 
-def run_worker(master_address: str, model: Path | None, deadline_s: float, transport: str = "auto") -> int:
+def run_worker(
+    master_address: str, model: Path | None, deadline_s: float, transport: str = "auto", trust_master: bool = False
+) -> int:
     """Joins the job at `master_address` and works until it ends.
 
     Args:
         master_address: host:port.
-        model: The model file here; None: the path that the master names.
+        model: The model file here.
         deadline_s: How long the master or the store may stay away.
         transport: How rows in the master's memory are read, one of `elastable.options.TRANSPORTS`.
+        trust_master: Whether to run, where `model` is None, whatever file of this machine the master names.
 
     Returns:
         Micro-batches that counted.
 
     Raises:
+        BadInput: no file is named, and the master is not trusted to name one.
         ElastableError: why it did not join, or left. A model file or data that
             differ from the master's send away this worker alone; what fails in
             the model itself would fail on every worker, and ends the job.
     """
+    if model is None and not trust_master:
+        raise BadInput(
+            "no model file is named: write `elastable worker MODEL.py --master HOST:PORT` with the master's own file. "
+            "--trust-master runs whatever file of this machine the master names, and so gives the master, and "
+            "whoever answers at its address, this account"
+        )
     client = MasterClient(master_address, deadline_s=deadline_s)
     identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
     session = client.join(identity)
@@ -84,17 +94,11 @@ def _source(job: JobSpec, client: MasterClient, transport: str, deadline_s: floa
 
 
 def _model_file(job: JobSpec, model: Path | None) -> ModelFile:
-    if model is None and not job.model_file:
+    if not job.model_sha256:
         raise ModelError(
             "the server trains no model (it is the parameter server of elastable serve); it has no work for workers"
         )
-    file = load_model_file(model or job.model_file)
-    if file.sha256 != job.model_sha256:
-        raise ModelError(
-            f"{file.path} differs from the master's {job.model_file} (sha256 {file.sha256[:12]} here, "
-            f"{job.model_sha256[:12]} there); every process must run the same model file"
-        )
-    return file
+    return load_model_file(model or job.model_file, job.model_sha256)
 
 
 def _readers(job: JobSpec, file: ModelFile) -> dict[TaskKind, Reader]:

@@ -95,12 +95,16 @@ class ModelFile:
             raise _told(self.path, f"{name}({', '.join(map(repr, arguments))})", error) from error
 
 
-def load_model_file(path: str | Path) -> ModelFile:
-    """Runs the model file at `path`.
+def load_model_file(path: str | Path, sha256: str | None = None) -> ModelFile:
+    """Runs the model file at `path`: the very bytes that were hashed.
+
+    Args:
+        path: Of the file. What it imports from its own folder is not hashed.
+        sha256: What its bytes must hash to; None: anything.
 
     Raises:
-        ModelError: no such file, code that raises (with the line that did), or
-            a file without `model` or `data`.
+        ModelError: no such file, bytes of another hash (nothing was run then), code
+            that raises (with the line that did), or a file without `model` or `data`.
     """
     file = Path(path).expanduser().resolve()
     if not file.is_file():
@@ -108,19 +112,26 @@ def load_model_file(path: str | Path) -> ModelFile:
     spec = importlib.util.spec_from_file_location(f"elastable_model_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ModelError(f"{file}: not a Python file; a model file ends in .py")
+    source = file.read_bytes()
+    found = hashlib.sha256(source).hexdigest()
+    if sha256 not in (None, found):
+        raise ModelError(
+            f"{file} differs from the master's (sha256 {found[:12]} here, {str(sha256)[:12]} there) and was not run; "
+            "every process must run the same model file"
+        )
     module = importlib.util.module_from_spec(spec)
     # Siblings of the file import as they would from `python MODEL.py`.
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     sys.modules[spec.name] = module
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, str(file), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         raise _told(file, "loading it", error) from error
     for name in ("model", "data"):
         if not callable(getattr(module, name, None)):
             raise ModelError(f"{file}: defines no {name}(); a model file defines model() and data(split)")
-    return ModelFile(file, hashlib.sha256(file.read_bytes()).hexdigest(), module)
+    return ModelFile(file, found, module)
 
 
 def _own_frames(file: Path, error: BaseException) -> list[traceback.FrameSummary]:

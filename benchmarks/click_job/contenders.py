@@ -110,10 +110,11 @@ class Elastable(Contender):
 
     def start(self) -> None:
         """As in `Contender.start`."""
-        job = [str(Path(__file__).with_name("model.py")), "--micro-batch-size", str(BATCH), "--no-shuffle"]
+        model = str(Path(__file__).with_name("model.py"))
+        job = [model, "--micro-batch-size", str(BATCH), "--no-shuffle"]
         job += ["--grads-to-wait", "1", "--intra-op-threads", str(self._threads), "--no-export"]
         places = [*self._more, "--listen", self.address, "--run-dir", str(self._home / f"runs-{self._threads}")]
-        roles = {"master": [*job, *places], "worker": ["--master", self.address, "--deadline", str(_START_S)]}
+        roles = {"master": [*job, *places], "worker": [model, "--master", self.address, "--deadline", str(_START_S)]}
         for role, arguments in roles.items():
             log = self._home / f"{role}-{self._threads}.log"
             self.processes.append(_launch(["-m", "elastable", role, *arguments], self._environment, log))

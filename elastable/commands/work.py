@@ -18,9 +18,14 @@ __all__ = ["worker"]
 def worker(
     master: MasterAddress,
     model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="MODEL.py", help="The model file here \\[default: the path the master names]."),
+        Path | None, typer.Argument(metavar="MODEL.py", help="The file that the master runs, here.", show_default=False)
     ] = None,
+    trust_master: Annotated[
+        bool,
+        typer.Option(
+            "--trust-master", help="Run whatever file of this machine the master names: gives it this account."
+        ),
+    ] = False,
     deadline: Deadline = 60.0,
     transport: Transport = "auto",
 ) -> None:
@@ -30,5 +35,5 @@ def worker(
     import_tensorflow()
     from elastable.worker_process import run_worker
 
-    counted = run_worker(master, model, deadline, transport)
+    counted = run_worker(master, model, deadline, transport, trust_master)
     logging.getLogger("elastable").info("%d micro-batches counted; the job is over", counted)

@@ -32,7 +32,8 @@ def arguments_of(
     transport = ["--transport", schedule.transport]
     if role == "worker":
         address = f"127.0.0.1:{links['worker-master'][number].port}"
-        return ["worker", "--master", address, "--deadline", f"{_DEADLINE_S:g}", *transport]
+        model = str(_MODELS[schedule.shape.model])
+        return ["worker", model, "--master", address, "--deadline", f"{_DEADLINE_S:g}", *transport]
     if role == "store":
         return ["serve", "--listen", f"127.0.0.1:{links['master-store'][0].target or 0}", *transport]
     words = ["master", str(_MODELS[schedule.shape.model]), "--listen", "127.0.0.1:0", *transport]

@@ -51,6 +51,11 @@ def test_each_waits_for_the_one_it_needs_to_be_healthy(compose: dict[str, Any]) 
     assert services["worker"]["depends_on"] == {"master": {"condition": "service_healthy"}}
 
 
+def test_workers_name_the_file_that_the_master_runs(compose: dict[str, Any]) -> None:
+    assert compose["services"]["worker"]["command"][:2] == ["worker.sh", "master:50051"]
+    assert compose["services"]["worker"]["command"][2] == compose["services"]["master"]["command"][2]
+
+
 def test_two_workers_by_default(compose: dict[str, Any]) -> None:
     assert compose["services"]["worker"]["scale"] == 2
 

@@ -151,8 +151,9 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Finished]:
         "run_dir": ("train", CLICK_JOB, "--run-dir", home / "file" / "runs"),
         "checkpoint_dir": (*train, CLICK_JOB, "--checkpoint-dir", home / "file" / "kept"),
         "deadline": (*train, CLICK_JOB, "--deadline", "0"),
-        "master_away": ("worker", "--master", "127.0.0.1:1", "--deadline", "0.5"),
-        "master_address": ("worker", "--master", "nowhere"),
+        "master_away": ("worker", CLICK_JOB, "--master", "127.0.0.1:1", "--deadline", "0.5"),
+        "master_address": ("worker", CLICK_JOB, "--master", "nowhere"),
+        "worker_without_a_file": ("worker", "--master", "127.0.0.1:1", "--deadline", "0.5"),
         "no_checkpoint": ("evaluate", CLICK_JOB, "--checkpoint", home),
         "predict_suffix": ("predict", CLICK_JOB, "--checkpoint", home, "--output", home / "p.csv"),
         "export_suffix": ("export", CLICK_JOB, "--checkpoint", home, "--output", home / "m.h5"),
@@ -171,7 +172,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Finished]:
         "serve_shared": ("serve", "--store", f"file://{home}/rows", "--transport", "shared"),
     }
     with elastable(home, "serve", "--listen", "127.0.0.1:0") as bare:
-        commands["no_model_there"] = ("worker", "--master", bare.address())
+        commands["no_model_there"] = ("worker", CLICK_JOB, "--master", bare.address())
         ran = run_in_one_process(list(commands.values()))
         bare.signal(signal.SIGTERM)
         assert bare.wait() == ExitCode.DONE, bare.err
@@ -191,6 +192,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Finished]:
         ("exits", ExitCode.BAD_MODEL, "exits.py: loading it raised SystemExit at exits.py:2"),
         ("no_data", ExitCode.BAD_MODEL, "no_data.py: defines no data()"),
         ("syntax", ExitCode.BAD_MODEL, "syntax.py: loading it raised SyntaxError"),
+        ("worker_without_a_file", ExitCode.BAD_INPUT, "no model file is named: write `elastable worker MODEL.py"),
         ("no_such_file", ExitCode.BAD_MODEL, "absent.py: no such model file"),
         ("redis_away", ExitCode.UNAVAILABLE, "redis at 127.0.0.1:1 cannot be reached"),
         ("store_unknown", ExitCode.BAD_INPUT, "store 'postgres://127.0.0.1' is unknown"),

@@ -62,7 +62,14 @@ def restarts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
                 workers.extend(
                     processes.enter_context(
                         elastable(
-                            home, "worker", "--master", f"{first},{second}", "--deadline", "60", name=f"w{number}"
+                            home,
+                            "worker",
+                            str(CLICK_JOB),
+                            "--master",
+                            f"{first},{second}",
+                            "--deadline",
+                            "60",
+                            name=f"w{number}",
                         )
                     )
                     for number in range(2)

@@ -68,7 +68,7 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
             "plain": asking({}, *status, "1"),
             "wrong_token": asking({**secure, "ELASTABLE_TOKEN_FILE": str(wrong)}, *status, "60"),
             "stranger": asking({**secure, "ELASTABLE_TLS_CA": str(others.ca)}, *status, "60"),
-            "unsent": run_elastable("worker", *master, "60", env={**secure, "ELASTABLE_TOKEN_FILE": ""}),
+            "unsent": run_elastable("worker", CLICK_JOB, *master, "60", env={**secure, "ELASTABLE_TOKEN_FILE": ""}),
         }
         hold.go()
         code, run = job.wait(), (home / "runs" / "latest").resolve()

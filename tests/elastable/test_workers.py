@@ -56,14 +56,14 @@ def accidents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Accidents]:
     home = tmp_path_factory.mktemp("accidents")
     hold = Hold(home / "hold", HELD_AT)
     copied = home / "click_job.py"
-    copied.write_text(CLICK_JOB.read_text() + "\n# Another file.\n")
+    copied.write_text(f"open({str(home / 'ran')!r}, 'w').close()\n" + CLICK_JOB.read_text())
     master = ("master", CLICK_JOB, *JOB, "--run-dir", home / "runs", "--listen", "127.0.0.1:0", "--no-export")
     with ExitStack() as processes:
         job = processes.enter_context(elastable(home, *master, env=hold.environment, name="master"))
-        worker = ("worker", "--master", job.address(), "--deadline", "20")
+        worker = ("worker", CLICK_JOB, "--master", job.address(), "--deadline", "20")
         first = processes.enter_context(elastable(home, *worker, name="first"))
         hold.wait(job)
-        other_file = run_elastable(*worker, "--model", copied)
+        other_file = run_elastable("worker", copied, *worker[2:])
         other_length = run_elastable(*worker, env={"EXTRA": "5"})
         status = run_elastable("status", "--master", job.address(), "--json")
         looked_up = run_elastable("lookup", "users", "3", "--master", job.address())
@@ -120,6 +120,8 @@ class TestAccidents:
     def test_a_worker_with_another_model_file_is_refused_alone(self, accidents: Accidents) -> None:
         assert accidents.other_file.code == 4
         assert "click_job.py differs from the master's" in accidents.other_file.err
+        assert "was not run" in accidents.other_file.err
+        assert not (accidents.home / "ran").exists()
 
     def test_a_worker_with_other_data_is_refused_alone(self, accidents: Accidents) -> None:
         assert accidents.other_length.code == 3
@@ -151,7 +153,7 @@ def test_a_killed_master_ends_its_workers(tmp_path: Path) -> None:
         job = processes.enter_context(elastable(tmp_path, *master, env=hold.environment, name="master"))
         address = job.address()
         worker = processes.enter_context(
-            elastable(tmp_path, "worker", "--master", address, "--deadline", "3", name="worker")
+            elastable(tmp_path, "worker", CLICK_JOB, "--master", address, "--deadline", "3", name="worker")
         )
         hold.wait(job)
         job.signal(signal.SIGKILL)

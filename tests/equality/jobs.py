@@ -53,7 +53,7 @@ def train(home: Path, workers: int, optimizer: str, store: str = "memory", kill_
     try:
         address = _address(home, master)
         os.environ.update(environment)
-        started = LocalWorkers(workers, address, home, deadline_s=60.0)
+        started = LocalWorkers(workers, address, MODEL, home, deadline_s=60.0)
         if kill_one:
             _kill_in_the_middle(address, started.pids[0])
         code = master.wait(timeout=240)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,34 @@ def test_the_sha_is_that_of_the_bytes(tmp_path: Path) -> None:
     first = load_model_file(written(tmp_path, BOTH)).sha256
     assert load_model_file(written(tmp_path, BOTH)).sha256 == first
     assert load_model_file(written(tmp_path, BOTH + "# changed\n")).sha256 != first
+
+
+def test_a_file_of_another_hash_is_not_run(tmp_path: Path) -> None:
+    file, ran = written(tmp_path, BOTH), tmp_path / "ran"
+    known = load_model_file(file).sha256
+    assert load_model_file(file, known).sha256 == known
+    file.write_text(f"open({str(ran)!r}, 'w').close()\n" + BOTH)
+    with pytest.raises(ModelError, match=f"differs from the master's.*{known[:12]} there.*was not run"):
+        load_model_file(file, known)
+    assert not ran.exists()
+    load_model_file(file)
+    assert ran.exists()
+
+
+def test_the_bytes_that_were_hashed_are_those_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = written(tmp_path, BOTH + "WHICH = 'hashed'\n")
+    read = Path.read_bytes
+
+    def swapped(self: Path) -> bytes:
+        found = read(self)
+        if self == file:
+            file.write_text(BOTH + "WHICH = 'swapped in'\n")
+        return found
+
+    monkeypatch.setattr(Path, "read_bytes", swapped)
+    loaded = load_model_file(file)
+    assert loaded._module.WHICH == "hashed"
+    assert loaded.sha256 == hashlib.sha256((BOTH + "WHICH = 'hashed'\n").encode()).hexdigest()
 
 
 def test_an_unknown_split(tmp_path: Path) -> None:
