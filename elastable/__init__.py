@@ -3,7 +3,7 @@
 `import elastable as et`:
 
 * layers: `Embedding`, `EdlEmbedding`; as in keras-rs: `DistributedEmbedding`, `TableConfig`, `FeatureConfig`
-* training here: `fit`; over replicas: `ReplicaTrainer`
+* training here: `fit`, and `step` for loops of your own; over replicas: `ReplicaTrainer`
 * what a term of a loss is: `averaged`, `summed`
 * data: `NumpyReader`, `ParquetReader`, `CsvReader`, `StreamReader`; for sources of your own `Reader`, `RaggedArray`,
   `SparseArray`
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from elastable.in_process import fit
     from elastable.replica_trainer import ReplicaTrainer
     from elastable.saving import save
+    from elastable.tape_step import step
     from elastable.worker.distributed_embedding import DistributedEmbedding
     from elastable.worker.edl_embedding import EdlEmbedding
     from elastable.worker.embedding import Embedding
@@ -99,6 +100,7 @@ __all__ = [
     "replica_group",
     "save",
     "save_host_embedding",
+    "step",
     "summed",
 ]
 
@@ -142,6 +144,7 @@ _HOMES = {
     "replica_group": "elastable.worker.replicas.world",
     "save": "elastable.saving",
     "save_host_embedding": "elastable.host_embedding_file",
+    "step": "elastable.tape_step",
     "summed": "elastable.worker.loss_terms",
 }
 

@@ -49,6 +49,7 @@ ELASTABLE = [
     "replica_group",
     "save",
     "save_host_embedding",
+    "step",
     "summed",
 ]
 EMBEDDING_STORE = [

@@ -2,7 +2,8 @@
 
 * no scope: the layer's own source, or initial values (eager use, `predict`);
 * `PlanScope`: a step is traced to learn which ids every call needs;
-* `StepScope`: rows come from the Batch Embedding Tensors handed to the step.
+* `StepScope`: rows come from the Batch Embedding Tensors handed to the step;
+* `elastable.worker.tape_scope.TapeScope`: rows are read at the call, for tapes of one's own.
 
 A scope lasts for the whole step: the model, its loss and its metrics.
 
@@ -21,7 +22,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError
 
-__all__ = ["EmbeddingCall", "PlanScope", "StepScope", "StoreLayer", "current_scope", "entered"]
+__all__ = ["EmbeddingCall", "PlanScope", "RowScope", "StepScope", "StoreLayer", "current_scope", "entered"]
 
 #: Marks the rows a plan pretends to have looked up, so that ids computed from
 #: them are recognised as not plannable.
@@ -116,13 +117,20 @@ class StepScope:
         return tf.gather(bet, inverse)
 
 
-Scope = TypeVar("Scope", PlanScope, StepScope)
+class RowScope(Protocol):
+    """Answers the embedding calls of a step."""
+
+    def rows(self, layer: Any, ids: Any) -> Any:
+        """float32 `[n, dim]`: the rows of a call's int64 `[n]` ids."""
+
+
+Scope = TypeVar("Scope", bound=RowScope)
 _standing = threading.local()
 
 
-def current_scope() -> PlanScope | StepScope | None:
+def current_scope() -> RowScope | None:
     """The scope of this thread, if any."""
-    scope: PlanScope | StepScope | None = getattr(_standing, "scope", None)
+    scope: RowScope | None = getattr(_standing, "scope", None)
     return scope
 
 

@@ -207,8 +207,8 @@ class StoreBacked:
             # Its rows would be constants to the tape, and the table would never learn.
             raise ModelError(
                 f"embedding layer {self.name!r} is called under a tf.GradientTape outside of a step that trains its "
-                "table; train with et.fit(model, data, ...) or elastable train, or set trainable=False on the layer "
-                "where its rows are meant to be constants"
+                "table; use et.step(model) for a loop of your own, or et.fit(model, data, ...), or set trainable=False "
+                "on the layer where its rows are meant to be constants"
             )
         if tf.executing_eagerly():
             return tf.convert_to_tensor(self.read_rows(ids.numpy()))
