@@ -9,9 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from elastable.embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
 from elastable.embedding_store.pin_keeper import PinKeeper
 from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.retry import retry
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.api import Tensor
-from elastable.master.patience import patiently
 from elastable.master.progress import Progress
 
 __all__ = ["Begin", "CheckpointWriter"]
@@ -79,7 +79,7 @@ class CheckpointWriter:
             StoreFailed, Unavailable: the store failed until the deadline.
         """
         self.wait()
-        return patiently(lambda: self._begin(self._store, dense, progress)(), "the last checkpoint", self._deadline_s)
+        return retry(lambda: self._begin(self._store, dense, progress)(), "the last checkpoint", self._deadline_s)
 
     def wait(self) -> None:
         """Until nothing is being written."""

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.errors import ModelError, NotReady
 from elastable.embedding_store.fresh_rows import fresh_rows
 from elastable.embedding_store.location_file import storage_of_url
 from elastable.embedding_store.locations import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.open_store import operation_deadline
+from elastable.embedding_store.retry import retry
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.api import JobSpec
@@ -104,8 +105,11 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     dense = DenseState(model)
     checkpoint = _checkpoint_to_resume(options)
     deadline_s = operation_deadline(options.deadline_s)
-    store = open_places(locations, places, options.store, shared=options.transport != "grpc", deadline_s=deadline_s)
+    shared = options.transport != "grpc"
+    store = open_places(locations, places, options.store, shared=shared, deadline_s=deadline_s)
     try:
+        # An address where nobody answers is refused at once: it may be a slip. A server that loads its data is awaited.
+        retry(store.version, "reading the store's version", options.deadline_s, on=(NotReady,))
         beginning = fill_store(
             store,
             tables,

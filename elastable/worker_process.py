@@ -10,8 +10,16 @@ import uuid
 from pathlib import Path
 from types import FrameType
 
-from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unauthenticated, Unavailable
+from elastable.embedding_store.errors import (
+    BadInput,
+    ElastableError,
+    ModelError,
+    NotReady,
+    Unauthenticated,
+    Unavailable,
+)
 from elastable.embedding_store.open_store import open_source, operation_deadline
+from elastable.embedding_store.retry import retry
 from elastable.embedding_store.shared.source import SharedSource
 from elastable.embedding_store.store import RowSource
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
@@ -66,7 +74,7 @@ def run_worker(
         file = _model_file(job, model)
         readers = _readers(job, file)
         everywhere = True
-        computer = _computer(job, file, readers, source)
+        computer = _computer(job, file, readers, source, deadline_s)
         worker = Worker(client, computer, source, session, identity, deadline_s=deadline_s)
     except Exception as error:
         fatal = everywhere and not isinstance(error, Unavailable | Unauthenticated | MemoryError)
@@ -113,10 +121,13 @@ def _readers(job: JobSpec, file: ModelFile) -> dict[TaskKind, Reader]:
     return readers
 
 
-def _computer(job: JobSpec, file: ModelFile, readers: dict[TaskKind, Reader], source: RowSource) -> MicroBatchComputer:
+def _computer(
+    job: JobSpec, file: ModelFile, readers: dict[TaskKind, Reader], source: RowSource, deadline_s: float
+) -> MicroBatchComputer:
     sample = sample_batch(readers[TaskKind.TRAIN])
     model = make_model(file.model, sample, job.seed, job.offload_above, job.on_worker)
-    return MicroBatchComputer(model, job, readers, sample, source, source.specs())
+    specs = retry(source.specs, "reading the tables", deadline_s, on=(NotReady,))
+    return MicroBatchComputer(model, job, readers, sample, source, specs, deadline_s)
 
 
 def _tell(client: MasterClient, identity: WorkerIdentity, error: Exception, fatal: bool) -> None:

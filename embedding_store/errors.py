@@ -20,6 +20,7 @@ __all__ = [
     "ModelError",
     "NotFinite",
     "NotJoined",
+    "NotReady",
     "SpecConflict",
     "StaleVersion",
     "StoreBroken",
@@ -82,6 +83,10 @@ class FutureVersion(VersionError):
 
 class Unavailable(ElastableError, ConnectionError):
     """A server cannot be reached; the message names its address."""
+
+
+class NotReady(Unavailable):
+    """A server answers that it cannot serve yet: it is loading its data, or a failover is under way. Try again."""
 
 
 class DeadlineExceeded(Unavailable):

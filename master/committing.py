@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 
+from elastable.embedding_store.retry import retry
 from elastable.embedding_store.row_optimizer import follows_steps
 from elastable.embedding_store.store import Commit, EmbeddingStore
 from elastable.master.accumulate import Accumulated, accumulate
@@ -17,7 +18,6 @@ from elastable.master.api import JobSpec, Push
 from elastable.master.clipping import clip
 from elastable.master.dense import DensePart, OwnStep
 from elastable.master.keras_optimizer import Clipping
-from elastable.master.patience import patiently
 from elastable.master.progress import Progress
 from elastable.master.version_record import VersionRecord, job_as_json
 
@@ -174,7 +174,7 @@ def commit_rows(
         if not next(attempts) or not _stands(store, commit):
             store.commit(commit)
 
-    patiently(attempt, f"commit of version {commit.version}", deadline_s, now, sleep)
+    retry(attempt, f"commit of version {commit.version}", deadline_s, now=now, sleep=sleep)
 
 
 def _stands(store: EmbeddingStore, commit: Commit) -> bool:

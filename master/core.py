@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, JobFailed, NotFinite
 from elastable.embedding_store.redis.url import redacted
+from elastable.embedding_store.retry import retry
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.api import (
     DenseSnapshot,
@@ -32,7 +33,6 @@ from elastable.master.driver import Driver
 from elastable.master.hooks import Hooks, MasterOptions, is_due
 from elastable.master.job_state import JobState
 from elastable.master.metrics import MetricBook
-from elastable.master.patience import patiently
 from elastable.master.progress import Progress
 from elastable.master.push_check import Expected, check_evaluation, check_finite, check_push
 from elastable.master.pushes import Ticket
@@ -106,7 +106,7 @@ class Master:
             dense,
             self._metrics,
             self._options,
-            lambda lease_s: patiently(
+            lambda lease_s: retry(
                 lambda: store.pin(self._state.version, lease_s), "pinning a version", self._options.commit_deadline_s
             ),
         )

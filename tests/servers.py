@@ -71,7 +71,7 @@ class Server:
     def start(self) -> None:
         """Starts the process and waits until it answers; again on the same port after `kill`."""
         for _ in range(1 if self.port else _STARTS):
-            self._launch(self.port or _free_port())
+            self.launch(self.port or _free_port())
             if self._answers():
                 return
             self.kill()
@@ -79,8 +79,9 @@ class Server:
         log = (self.directory / "log").read_text()[-2000:]
         raise RuntimeError(f"{self.binary} did not start on port {failed}:\n{log}")
 
-    def _launch(self, port: int) -> None:
-        self.port = port
+    def launch(self, port: int = 0) -> None:
+        """Starts the process without waiting for it; 0: on the port that it had."""
+        self.port = port = port or self.port
         command = [str(self.binary), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.directory)]
         command += ["--save", "", "--logfile", str(self.directory / "log"), *self.options]
         if "--cluster-enabled" in self.options:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.embedding_store.retry import retry
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32, RowSource
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
@@ -69,6 +71,7 @@ class MicroBatchComputer:
         sample: A batch, for its shapes.
         source: Where calls whose ids cannot be planned look rows up.
         specs: Of the tables.
+        deadline_s: How long the source may be away when a step looks up ids that could not be planned.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class MicroBatchComputer:
         sample: Any,
         source: RowSource,
         specs: Mapping[str, TableSpec],
+        deadline_s: float = 30.0,
     ) -> None:
         require_same_records(job, readers)
         self._model = model
@@ -88,11 +92,11 @@ class MicroBatchComputer:
         self._spec = batch_spec(sample)
         self._mirror = DenseMirror(*dense_parts(model))
 
-        def look_up(table: str, ids: Any) -> Any:
-            return source.lookup({table: ids})[table]
+        def look_up_in(rows: RowSource, table: str, ids: Any) -> Any:
+            return retry(lambda: rows.lookup({table: ids})[table], "a lookup", deadline_s, on=(Unavailable,))
 
-        def look_up_quietly(table: str, ids: Any) -> Any:
-            return source.unpromoted().lookup({table: ids})[table]
+        look_up = partial(look_up_in, source)
+        look_up_quietly = partial(look_up_in, source.unpromoted())
 
         average = job.average if job.mode == "sync" and job.grads_to_wait > 1 else None
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import fields
 
 from elastable.embedding_store.errors import (
@@ -16,6 +15,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
     VersionError,
 )
+from elastable.embedding_store.retry import retry
 from elastable.embedding_store.store import Float32, RowSource
 from elastable.master.api import (
     AsyncPushId,
@@ -191,25 +191,12 @@ class Worker:
             return rows
         version = prepared.task.version if self._sync or prepared.task.kind is TaskKind.EVALUATE else None
         source = source_for(self._source, prepared.task)
-        return self._patiently(lambda: source.lookup(asked, version))
+        return retry(lambda: source.lookup(asked, version), "a lookup", self._deadline_s, on=(Unavailable,))
 
     def _look_ahead(self, prepared: Prepared) -> None:
         """Begins to look up the micro-batch behind this one. Async mode wants rows as late as can be."""
         if self._sync:
             self._rows_ahead.begin(self._feed.following(prepared))
-
-    def _patiently(self, call: Callable[[], dict[str, Float32]]) -> dict[str, Float32]:
-        """Repeats a call that finds its server away, up to the deadline."""
-        give_up = time.monotonic() + self._deadline_s
-        pause = 0.05
-        while True:
-            try:
-                return call()
-            except Unavailable:
-                if time.monotonic() + pause > give_up:
-                    raise
-                time.sleep(pause)
-                pause = min(1.0, pause * 2)
 
     def _go_back(self, ahead: FutureVersion) -> None:
         """Begins anew with a master that stands at an earlier version: it was started again.

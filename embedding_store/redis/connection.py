@@ -20,8 +20,9 @@ import hiredis
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
+from elastable.embedding_store.redis.reply_errors import reply_error
 from elastable.embedding_store.redis.resp_codec import Bytes
-from elastable.embedding_store.redis.url import RedisUrl, login_advice
+from elastable.embedding_store.redis.url import RedisUrl
 from elastable.embedding_store.rpc.address import Address
 
 __all__ = ["Admit", "Connection", "ConnectionLost", "ConnectionPool", "Deadline"]
@@ -74,6 +75,7 @@ class Connection:
         Raises:
             Unavailable, DeadlineExceeded: naming address and deadline.
             StoreFailed: the server refused the login or the database.
+            NotReady: it is loading its data.
         """
         self.address = address
         self.inbox: Bytes = np.empty(_INBOX_BYTES, np.uint8)
@@ -93,7 +95,7 @@ class Connection:
             greeting.append(("SELECT", url.db))
         for reply in self.call(greeting, deadline):
             if isinstance(reply, hiredis.ReplyError):
-                raise StoreFailed(f"redis at {self.address} refused the login: {reply}{login_advice(url, str(reply))}")
+                raise reply_error(f"redis at {self.address} refused the login", str(reply), url)
         self.round_trip_s = min(self._ping(deadline) for _ in range(_PINGS))
 
     def _ping(self, deadline: Deadline) -> float:

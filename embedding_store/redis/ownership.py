@@ -20,6 +20,7 @@ import hiredis
 
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.redis.connection import Connection, Deadline
+from elastable.embedding_store.redis.reply_errors import reply_error
 from elastable.embedding_store.redis.schema import owner_key
 from elastable.embedding_store.redis.topology import Topology
 from elastable.embedding_store.redis.url import RedisUrl
@@ -117,7 +118,8 @@ class Ownership:
         owner = self.owner or ""
         (named,) = connection.call([("CLIENT", "SETNAME", self._name(owner))], deadline)
         if isinstance(named, hiredis.ReplyError):
-            raise StoreFailed(f"redis at {connection.address} does not let this user name connections: {named}")
+            told = f"redis at {connection.address} does not let this user name connections"
+            raise reply_error(told, str(named), self._url)
         key = owner_key(self._url.namespace)
         self.require(self._reading.call([(key, ("GET", key))], deadline)[0])
 

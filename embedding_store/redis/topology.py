@@ -14,10 +14,11 @@ from typing import Any
 import hiredis
 import numpy as np
 
-from elastable.embedding_store.errors import BadInput, StoreFailed, Unavailable
+from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, Unavailable
 from elastable.embedding_store.redis.connection import Admit, Connection, ConnectionPool, Deadline
+from elastable.embedding_store.redis.reply_errors import is_transient, reply_error
 from elastable.embedding_store.redis.schema import HASH_SLOTS, hash_slot
-from elastable.embedding_store.redis.url import RedisUrl, login_advice
+from elastable.embedding_store.redis.url import RedisUrl
 from elastable.embedding_store.rpc.address import Address
 from elastable.embedding_store.store import Int64
 
@@ -26,7 +27,6 @@ __all__ = ["Route", "Topology"]
 # Waits before each repetition: for a failover or a slot on its way, not for a server that is gone.
 _PAUSES_S = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4)
 _REDIRECTIONS = ("MOVED", "ASK")
-_PASSING = ("TRYAGAIN", "CLUSTERDOWN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,13 @@ class Topology:
     def _ask(self, address: Address, deadline: Deadline) -> _SlotMap:
         told, ranges = self.call_at(address, [("INFO", "cluster"), ("CLUSTER", "SLOTS")], deadline)
         if isinstance(told, hiredis.ReplyError):
-            raise StoreFailed(f"redis at {address} does not say what it is: {told}{login_advice(self.url, str(told))}")
+            raise reply_error(f"redis at {address} does not say what it is", str(told), self.url)
         if b"cluster_enabled:1" not in told:
             if len(self.url.seeds) > 1:
                 raise BadInput(f"{self.url} names several servers, but {address} is no node of a Cluster: name one")
             return _SlotMap((address,), np.zeros(HASH_SLOTS, np.int64))
         if isinstance(ranges, hiredis.ReplyError):
-            raise StoreFailed(f"redis at {address} does not tell its slots: {ranges}")
+            raise reply_error(f"redis at {address} does not tell its slots", str(ranges), self.url)
         return _slot_map(ranges, address)
 
     def call(self, commands: Sequence[tuple[bytes, tuple[Any, ...]]], deadline: Deadline) -> list[Any]:
@@ -167,8 +167,8 @@ class Topology:
         return self._map.nodes
 
     def passes(self, line: str) -> bool:
-        """Whether an error line tells of a slot on its way, or of a failover, and not of something that lasts."""
-        return line.split(" ", 1)[0] in (*_REDIRECTIONS, *_PASSING)
+        """Whether an error line tells of a moving slot, a failover or a restart, and not of something that lasts."""
+        return line.split(" ", 1)[0] in _REDIRECTIONS or is_transient(line)
 
     def complete(
         self,
@@ -187,10 +187,11 @@ class Topology:
 
         Raises:
             StoreFailed: a command failed for good.
+            NotReady: a server went on answering that it is not ready yet.
             Unavailable, DeadlineExceeded: naming address and deadline.
         """
         todo, asked = np.arange(len(slots)), dict[int, Address]()
-        failure: Exception = StoreFailed("nothing was tried")
+        failure: ElastableError = StoreFailed("nothing was tried")
         for pause in _PAUSES_S:
             try:
                 if pause:
@@ -208,16 +209,15 @@ class Topology:
             self._refuse_lasting(failures.values())
             asked = {item: _target(line) for item, line in failures.items() if line.startswith("ASK ")}
             todo = np.array(sorted(failures), np.int64)
-            failure = StoreFailed(
-                f"redis at {self.url} answered {len(_PAUSES_S)} times with: {next(iter(failures.values()))}"
-            )
+            line = next(iter(failures.values()))
+            failure = reply_error(f"redis at {self.url} answered {len(_PAUSES_S)} times", line, self.url)
         raise failure
 
     def _refuse_lasting(self, errors: Iterable[str]) -> None:
         """Raises `StoreFailed` for the first error that another round would not mend."""
         for line in errors:
             if not self.passes(line):
-                raise StoreFailed(f"redis at {self.url} answered with an error: {line}{login_advice(self.url, line)}")
+                raise reply_error(f"redis at {self.url} answered with an error", line, self.url)
 
     def _routes(self, slots: Int64, todo: Int64, asked: Mapping[int, Address]) -> list[Route]:
         """The owners of the slots of `todo`, or the servers to ask instead."""

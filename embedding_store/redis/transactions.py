@@ -9,8 +9,8 @@ from typing import Any
 import hiredis
 import numpy as np
 
-from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.redis.reply_errors import reply_error
 from elastable.embedding_store.redis.schema import hash_slot
 from elastable.embedding_store.redis.topology import Route, Topology
 
@@ -112,5 +112,5 @@ def change_if_unchanged(
                     if error is None:
                         return
         if error is not None and not topology.passes(error):
-            raise StoreFailed(f"redis at {topology.url} answered with an error: {error}")
+            raise reply_error(f"redis at {topology.url} answered with an error", error, topology.url)
         time.sleep(min(_PAUSE_S, deadline.left(topology.url)))

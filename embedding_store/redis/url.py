@@ -17,7 +17,7 @@ from elastable.embedding_store.redis.schema import (
 from elastable.embedding_store.rpc.address import Address
 from elastable.embedding_store.store_url import byte_count
 
-__all__ = ["DEFAULT_DEADLINE_S", "DEFAULT_PORT", "SCHEMES", "RedisUrl", "login_advice", "redacted"]
+__all__ = ["DEFAULT_DEADLINE_S", "DEFAULT_PORT", "SCHEMES", "RedisUrl", "redacted"]
 
 SCHEMES = ("redis", "rediss")
 DEFAULT_PORT = 6379
@@ -104,18 +104,6 @@ def redacted(url: str) -> str:
     """A store's URL, whatever its scheme, with `***` in the place of a login."""
     head, at, tail = url.rpartition("@")
     return f"{head.partition('://')[0]}://***@{tail}" if at else url
-
-
-def login_advice(url: RedisUrl, error: str) -> str:
-    """What to do about an error of a server that has to do with the login; "" for other errors."""
-    user = f"user {url.username!r}" if url.username else "the default user"
-    if error.startswith("NOAUTH"):
-        return " (the store's URL gives no password: write redis://user:password@host:port)"
-    if error.startswith("WRONGPASS"):
-        return f" (the password in the store's URL is not that of {user}; special characters are percent-encoded)"
-    if error.startswith("NOPERM"):
-        return f" ({user} of the store's URL may not do that: docs/redis.md lists what is needed)"
-    return ""
 
 
 def _options(query: str) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,11 +17,12 @@ import numpy as np
 import pytest
 import redis
 
-from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, NotReady, StoreFailed, Unavailable
 from elastable.embedding_store.open_store import open_source
 from elastable.embedding_store.redis.reader import RedisReader
 from elastable.embedding_store.redis.schema import partition_of
 from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.retry import retry
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Commit, TableUpdate
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
@@ -187,6 +190,50 @@ def test_a_killed_server_is_an_error_and_a_restarted_one_goes_on(durable: Server
         np.testing.assert_array_equal(reader.lookup({"adam": IDS}, version=1)["adam"], before)
         store.commit(commit_of(2))
         assert everything(store) == everything(undisturbed(2))
+
+
+def test_a_server_that_loads_its_data_is_not_ready_yet_and_waited_for(server_binary: Path, tmp_path: Path) -> None:
+    """After a restart every command is answered by LOADING until all data is read: no failure, only a delay."""
+    with (
+        running_server(server_binary, tmp_path) as server,
+        prepared(server.url) as store,
+        RedisStore(server.url) as other,
+    ):
+        before = store.lookup({"adam": IDS})["adam"]
+        with server.client() as client:
+            client.mset({f"filler:{number}": os.urandom(250) for number in range(3_000)})
+            client.save()
+        server.kill()
+        # A minute in all, which the test cuts short; a server that loads answers once in so many bytes.
+        server.options = ("--key-load-delay", "20000", "--loading-process-events-interval-bytes", "1024")
+        server.launch()
+        with server.client() as client:
+            until_loading(client)
+            for call in (lambda: store.lookup({"adam": IDS}), other.version):
+                with pytest.raises(NotReady, match="LOADING"):
+                    call()
+            enough = threading.Timer(0.1, client.config_set, ("key-load-delay", 0))
+            enough.start()
+            after = retry(lambda: store.lookup({"adam": IDS})["adam"], "a lookup", 60.0, on=(NotReady,))
+            enough.join(30)
+        np.testing.assert_array_equal(after, before)
+        store.commit(commit_of(2))
+        assert everything(store) == everything(undisturbed(2))
+
+
+def until_loading(client: redis.Redis) -> None:
+    """Returns once the server answers that it is loading."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            client.ping()
+        except redis.exceptions.BusyLoadingError:
+            return
+        except redis.ConnectionError:
+            time.sleep(0.01)
+        else:
+            break
+    pytest.fail("the server was never seen to load")
 
 
 def test_a_server_that_came_back_empty_is_an_error(fleeting: Server) -> None:

@@ -1,4 +1,4 @@
-"""A call to a store that is away for a while, made again until it answers."""
+"""The one retry loop: a call to a server that is away for a while, made again until it answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from elastable.embedding_store.errors import StoreBroken, StoreFailed, Unavailable
+from elastable.embedding_store.errors import ElastableError, StoreBroken, StoreFailed, Unavailable
 
-__all__ = ["patiently"]
+__all__ = ["retry"]
 
 _log = logging.getLogger(__name__)
 
@@ -19,25 +19,26 @@ _LONGEST_PAUSE_S = 2.0
 Answer = TypeVar("Answer")
 
 
-def patiently(
+def retry(
     call: Callable[[], Answer],
     what: str,
     deadline_s: float,
+    on: tuple[type[ElastableError], ...] = (StoreFailed, Unavailable),
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Answer:
-    """Makes a call, and makes it again with growing pauses while the store fails.
+    """Makes a call, and repeats it with growing pauses while it fails with one of `on`.
 
     Args:
-        call: May be made again though it was carried out and only its answer was lost.
-        what: It does, for the log.
-        deadline_s: No new attempt is made after that many seconds.
+        call: Safe to repeat after it was carried out and only its answer was lost.
+        what: Names the call in the log.
+        deadline_s: No attempt starts later than this many seconds after the first.
+        on: Errors that another attempt may mend.
         now: Monotonic clock, in seconds.
         sleep: Waits that many seconds.
 
     Raises:
-        StoreFailed, Unavailable: the last failure before the deadline.
-        ElastableError: any other, at once, and `StoreBroken`.
+        ElastableError: the last error of `on` before the deadline; any other one, and `StoreBroken`, at once.
     """
     give_up = now() + deadline_s
     pause = _FIRST_PAUSE_S
@@ -46,7 +47,7 @@ def patiently(
             return call()
         except StoreBroken:
             raise
-        except (StoreFailed, Unavailable) as error:
+        except on as error:
             if now() + pause > give_up:
                 raise
             _log.warning("%s failed, trying again: %s", what, error)

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreBroken, StoreFailed, Unavailable
-from elastable.master.patience import patiently
+from elastable.embedding_store.retry import retry
 
 
 class Away:
@@ -25,24 +25,24 @@ class Away:
 
 
 def test_a_store_that_comes_back(caplog: pytest.LogCaptureFixture) -> None:
-    away = Away(Unavailable("redis at 1.2.3.4 broke"), StoreFailed("LOADING"))
+    away = Away(Unavailable("redis at 1.2.3.4 broke"), StoreFailed("full"))
     with caplog.at_level(logging.WARNING):
-        assert patiently(away, "pinning a version", 30.0) == "here"
+        assert retry(away, "pinning a version", 30.0) == "here"
     assert away.calls == 3
     assert caplog.messages == [
         "pinning a version failed, trying again: redis at 1.2.3.4 broke",
-        "pinning a version failed, trying again: LOADING",
+        "pinning a version failed, trying again: full",
     ]
 
 
 def test_a_store_that_stays_away() -> None:
     with pytest.raises(Unavailable, match="still"):
-        patiently(Away(*[Unavailable("away")] * 2, *[Unavailable("still away")] * 1000), "a call", 0.3)
+        retry(Away(*[Unavailable("away")] * 2, *[Unavailable("still away")] * 1000), "a call", 0.3)
 
 
 @pytest.mark.parametrize("error", [BadInput("no such table"), StoreBroken("no such table: restore a checkpoint")])
 def test_what_no_repetition_mends_is_raised_at_once(error: ElastableError) -> None:
     away = Away(error)
     with pytest.raises(type(error), match="no such table"):
-        patiently(away, "a call", 30.0)
+        retry(away, "a call", 30.0)
     assert away.calls == 1
