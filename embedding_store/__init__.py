@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from elastable.embedding_store.tables.indexer import Grouping, Indexer, group_ids, unique_ids
     from elastable.embedding_store.tables.lookup_request import Bags
     from elastable.embedding_store.tables.many_tables import LookupStrategy, lookup_many
-    from elastable.embedding_store.tables.table import EmbeddingTable
+    from elastable.embedding_store.tables.table import EmbeddingTable, size
     from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_many, update_tables
 
 __all__ = [  # noqa: RUF022 - grouped, as a map of the package
@@ -93,6 +93,7 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     "LookupStrategy",
     "TableSlices",
     "lookup_many",
+    "size",
     "update_many",
     "update_tables",
     # Stores.
@@ -187,6 +188,7 @@ _LOADED_LATE = {
     "require_finite": "checks",
     "require_gradients": "checks",
     "require_ids": "checks",
+    "size": "tables.table",
     "unique_ids": "tables.indexer",
     "update_many": "tables.table_update",
     "update_tables": "tables.table_update",

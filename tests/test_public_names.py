@@ -123,6 +123,7 @@ EMBEDDING_STORE = [
     "require_finite",
     "require_gradients",
     "require_ids",
+    "size",
     "unique_ids",
     "update_many",
     "update_tables",

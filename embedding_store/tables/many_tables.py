@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +25,11 @@ _Wanted = npt.ArrayLike | Bags
 @overload
 def lookup_many(
     tables: Sequence[EmbeddingTable],
-    ids: Sequence[_Wanted],
+    ids: Sequence[_Wanted] | npt.NDArray[Any],
     strategy: Literal["sequential", "one-thread-per-table"],
     out: Sequence[Float32] | None = None,
     *,
+    axis: int | None = None,
     version: int | None = None,
 ) -> list[Float32]: ...
 
@@ -36,22 +37,24 @@ def lookup_many(
 @overload
 def lookup_many(
     tables: Sequence[EmbeddingTable],
-    ids: Sequence[_Wanted],
+    ids: Sequence[_Wanted] | npt.NDArray[Any],
     strategy: Literal["preallocated"] = "preallocated",
     out: Float32 | None = None,
     *,
     prepend_columns: int = 0,
+    axis: int | None = None,
     version: int | None = None,
 ) -> Float32: ...
 
 
 def lookup_many(
     tables: Sequence[EmbeddingTable],
-    ids: Sequence[_Wanted],
+    ids: Sequence[_Wanted] | npt.NDArray[Any],
     strategy: LookupStrategy = "preallocated",
     out: Float32 | Sequence[Float32] | None = None,
     *,
     prepend_columns: int = 0,
+    axis: int | None = None,
     version: int | None = None,
 ) -> Float32 | list[Float32]:
     """What `table.lookup` gives for each table and its ids; the same numbers whatever the strategy.
@@ -59,7 +62,8 @@ def lookup_many(
     Args:
         tables: Of one store or of several; a table may stand more than once.
         ids: For each table ids `[n]`, or `Bags`; one n for all tables where
-            the results stand side by side.
+            the results stand side by side. Or one array for all tables, such as
+            the index matrix `[n, tables]` of a batch, one column a table.
         strategy: "preallocated": all results in one buffer; tables of a store
             are looked up together, at one version, their rows shared out over
             threads. "sequential": one table after the other, each on all
@@ -69,6 +73,8 @@ def lookup_many(
         prepend_columns: Columns left free before those of the first table, for
             the output of a dense network: as they were in `out`, zeros in a
             new buffer.
+        axis: Of one array for all tables, the axis that counts tables: 1, as in
+            `[n, tables]`; 0 for `[tables, n]`.
         version: When given, the version that must be current in every store.
 
     Returns:
@@ -81,6 +87,7 @@ def lookup_many(
     """
     if strategy not in get_args(LookupStrategy):
         raise BadInput(f"strategy {strategy!r}; known strategies are {', '.join(get_args(LookupStrategy))}")
+    ids = _by_table(len(tables), ids, axis)
     if not tables or len(tables) != len(ids):
         raise BadInput(f"give ids for each table, and at least one table; got {len(tables)} tables, ids for {len(ids)}")
     if strategy == "preallocated":
@@ -106,6 +113,22 @@ def lookup_many(
         request.out.reshape(*np.shape(of), -1) if not isinstance(of, Bags) else request.out
         for request, of in zip(requests, ids, strict=True)
     ]
+
+
+def _by_table(count: int, ids: Sequence[_Wanted] | npt.NDArray[Any], axis: int | None) -> Sequence[_Wanted]:
+    """What is wanted of each table; a square matrix tells nobody by its shape which way it is meant."""
+    if not hasattr(ids, "__array__"):
+        if axis is not None:
+            raise BadInput(f"axis={axis} is for one array of all tables' ids; got {type(ids).__name__}, ids by table")
+        return ids
+    matrix = np.asarray(ids)
+    axis = 1 if axis is None else axis
+    if axis not in (0, 1) or matrix.ndim < 2 or matrix.shape[axis] != count:
+        raise BadInput(
+            f"ids {list(matrix.shape)} for {count} tables: give [n, {count}], one column a table; or [{count}, n] with "
+            f"axis=0; got axis={axis}"
+        )
+    return list(np.moveaxis(matrix, axis, 0))
 
 
 def _side_by_side(

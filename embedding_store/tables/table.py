@@ -12,10 +12,11 @@ from elastable.embedding_store.checks import as_ids
 from elastable.embedding_store.errors import BadInput, TableNotFound
 from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.store import EmbeddingStore, Float32, RowBlock, TableStatistics
+from elastable.embedding_store.tables.lookup_gradient import lookup_gradient
 from elastable.embedding_store.tables.lookup_request import Bags, lookup_request
-from elastable.embedding_store.tables.table_update import TableSlices, update_tables
+from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
 
-__all__ = ["EmbeddingTable"]
+__all__ = ["EmbeddingTable", "size"]
 
 
 class EmbeddingTable:
@@ -79,16 +80,39 @@ class EmbeddingTable:
             StaleVersion, FutureVersion: another version is current, and this one is not pinned.
             StoreFailed, Unavailable: the backend failed.
         """
-        if combiner is not None and not isinstance(ids, Bags):
-            ids = Bags(ids, combiner, offsets, weights)
-        elif not (combiner is None and offsets is None and weights is None):
-            told = "Bags hold" if isinstance(ids, Bags) else "a combiner is needed for"
-            raise BadInput(f"table {self.name!r}: {told} offsets, weights and how they are combined")
+        ids = self._wanted(ids, combiner, offsets, weights)
         request = lookup_request(self.spec, ids, out)
         self.store.lookup_into([request], version)
         if out is not None:
             return out
         return request.out if isinstance(ids, Bags) else request.out.reshape(*np.shape(ids), self.dim)
+
+    def lookup_gradient(
+        self,
+        ids: npt.ArrayLike | Bags,
+        gradient: npt.ArrayLike,
+        *,
+        combiner: str | None = None,
+        offsets: npt.ArrayLike | None = None,
+        weights: npt.ArrayLike | None = None,
+    ) -> IndexedSlices:
+        """The gradient of the rows, given that of what a lookup returned: for `update`.
+
+        Of a bag each row gets the bag's gradient times its weight, divided as
+        the combiner divides; a bag whose divisor is zero gives zeros.
+
+        Args:
+            ids, combiner, offsets, weights: As of the lookup.
+            gradient: float32, of the shape that the lookup returned.
+
+        Returns:
+            values float32 `[m, dim]` and indices int64 `[m]`, one for each id in its order; ids may repeat.
+
+        Raises:
+            BadGradient: a gradient of another dtype or shape.
+            BadIds, BadInput: as `lookup`.
+        """
+        return lookup_gradient(self.spec, self._wanted(ids, combiner, offsets, weights), gradient)
 
     def update(self, optimizer: OptimizerSpec | None, slices: Any, *, step: int | None = None) -> int:
         """One optimizer step on the rows of a gradient, which are written in one commit.
@@ -112,6 +136,12 @@ class EmbeddingTable:
             Whatever else `EmbeddingStore.commit` raises; no row has changed then.
         """
         return update_tables(self.store, [TableSlices(self.spec, slices, optimizer)], step=step)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, dim): of a fixed table all rows; of a table of any ids those that hold a value of their own."""
+        size = self.spec.vocabulary_size
+        return self.row_count if size is None else size, self.dim
 
     @property
     def row_count(self) -> int:
@@ -141,6 +171,26 @@ class EmbeddingTable:
         """Forgets every row; they read their initial values again."""
         self.store.clear(self.name)
 
+    def _wanted(
+        self,
+        ids: npt.ArrayLike | Bags,
+        combiner: str | None,
+        offsets: npt.ArrayLike | None,
+        weights: npt.ArrayLike | None,
+    ) -> npt.ArrayLike | Bags:
+        """Ids, or bags where there is a combiner. Raises `BadInput` for what belongs to bags without any."""
+        if combiner is not None and not isinstance(ids, Bags):
+            return Bags(ids, combiner, offsets, weights)
+        if not (combiner is None and offsets is None and weights is None):
+            told = "Bags hold" if isinstance(ids, Bags) else "a combiner is needed for"
+            raise BadInput(f"table {self.name!r}: {told} offsets, weights and how they are combined")
+        return ids
+
     def __repr__(self) -> str:
         size = "dynamic" if self.spec.vocabulary_size is None else f"{self.spec.vocabulary_size} rows"
         return f"<EmbeddingTable {self.name!r}: {size} x {self.dim} {self.spec.dtype} in {type(self.store).__name__}>"
+
+
+def size(table: EmbeddingTable) -> tuple[int, int]:
+    """(rows, dim) of a table, as `EmbeddingTable.shape`."""
+    return table.shape

@@ -141,6 +141,44 @@ def test_what_is_refused_names_what_is_wrong(change: dict[str, Any], told: str) 
             lookup_many(**arguments)
 
 
+@pytest.mark.parametrize("strategy", ["preallocated", "sequential", "one-thread-per-table"])
+def test_one_array_for_all_tables_has_a_column_for_each(tables: list[EmbeddingTable], strategy: Any) -> None:
+    for rows in (3, 5):  # 5: a square, which tells nobody by its shape which way it is meant
+        matrix = np.random.default_rng(rows).integers(0, 900, (rows, 5))
+        columns = [table.lookup(matrix[:, number]) for number, table in enumerate(tables)]
+        for found in (
+            lookup_many(tables, matrix, strategy),
+            lookup_many(tables, matrix, strategy, axis=1),
+            lookup_many(tables, np.ascontiguousarray(matrix.T), strategy, axis=0),
+            lookup_many(tables, list(matrix.T), strategy),
+        ):
+            if strategy == "preallocated":
+                np.testing.assert_array_equal(found, np.concatenate(columns, axis=1))
+            else:
+                assert all(np.array_equal(one, other) for one, other in zip(found, columns, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("ids", "axis", "told"),
+    [
+        (
+            np.zeros((5, 3), int),
+            None,
+            r"ids \[5, 3\] for 5 tables: give \[n, 5\].*\[5, n\] with axis=0; got axis=1",
+        ),
+        (np.zeros((3, 5), int), 0, "got axis=0"),
+        (np.zeros((5, 5), int), 2, "got axis=2"),
+        (np.zeros(5, int), None, r"ids \[5\] for 5 tables"),
+        ([[1]] * 5, 0, "axis=0 is for one array of all tables' ids; got list"),
+    ],
+)
+def test_an_array_that_does_not_fit_the_tables(
+    tables: list[EmbeddingTable], ids: Any, axis: int | None, told: str
+) -> None:
+    with pytest.raises(BadInput, match=told):
+        lookup_many(tables, ids, axis=axis)
+
+
 def test_outputs_that_overlap_are_refused() -> None:
     with MemoryStore(threads=1) as store:
         table = store.table(TableSpec("a", 4, 100))
