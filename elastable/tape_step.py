@@ -24,13 +24,14 @@ from elastable.master.dense import DenseState
 from elastable.master.discovery import discover_tables
 from elastable.master.progress import Progress
 from elastable.tables_in_store import tables_in_store
+from elastable.worker.own_step import Collector, current_collector
 from elastable.worker.scope import entered
 from elastable.worker.seeds import layers_of
 from elastable.worker.tape_scope import TapeLookup, TapeScope, slices_of
 from elastable.worker.train_step import store_layers
 from elastable.worker.trainable import is_trained
 
-__all__ = ["TapeStep", "step"]
+__all__ = ["CollectedStep", "TapeStep", "step"]
 
 _DEADLINE_S = 30.0
 
@@ -192,7 +193,27 @@ class TapeStep:
         return _Part(names, ids, layers, chosen, tuple(weights.values()))
 
 
-def step(model: Any, *, store: EmbeddingStore | None = None, seed: int = 0, lazy: bool = True) -> TapeStep:
+@dataclass(frozen=True, slots=True)
+class CollectedStep:
+    """A step in a worker, which pushes the gradient; made by `et.step` within a model's `train_step`."""
+
+    model: Any
+    collector: Collector
+
+    def __enter__(self) -> CollectedStep:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Nothing is open."""
+
+    def apply(self, tape: Any, loss: Any, of: Any = None, optimizer: Any = None) -> None:
+        """As `TapeStep.apply`, once in a step, for the whole model and the optimizer of `compile()`."""
+        self.collector.apply(self.model, tape, loss, of, optimizer)
+
+
+def step(
+    model: Any, *, store: EmbeddingStore | None = None, seed: int = 0, lazy: bool = True
+) -> TapeStep | CollectedStep:
     """A training step of one's own: `with et.step(model) as step: ... step.apply(tape, loss)`.
 
     Within the block embedding layers read the rows as they are at the moment of
@@ -210,6 +231,8 @@ def step(model: Any, *, store: EmbeddingStore | None = None, seed: int = 0, lazy
         BadInput: the layers read from another store already.
         Unsupported: within a `tf.function`.
     """
+    if (collector := current_collector()) is not None:
+        return CollectedStep(model, collector)
     if not tf.executing_eagerly():
         raise Unsupported(
             "et.step within a tf.function: let the loop run eagerly, without @tf.function and with "

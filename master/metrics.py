@@ -39,6 +39,10 @@ class MetricBook:
                         "summed over micro-batches"
                     )
                 self._variables.append(variable)
+        tracker = getattr(model, "_loss_tracker", None)
+        places = {id(variable): place for place, variable in enumerate(self._variables)}
+        own = getattr(type(model), "train_step", None) is not keras.Model.train_step
+        self._loss_count = places.get(id(tracker.count)) if own and tracker is not None else None
         self.specs = tuple(
             TensorSpec(variable.path, tuple(variable.shape), np.dtype(variable.dtype)) for variable in self._variables
         )
@@ -59,6 +63,8 @@ class MetricBook:
         # The variables themselves are left alone: any thread may ask, and a worker in this process may be using them.
         with keras.StatelessScope(state_mapping=list(zip(self._variables, values, strict=True))):
             named = self._model.get_metrics_result()
+        if self._loss_count is not None and not total[self._loss_count]:
+            named.pop("loss", None)  # a train_step of the model's own counts its loss elsewhere, or not at all
         return {prefix + name: value for key, result in named.items() for name, value in _scalars(key, result)}
 
 

@@ -13,7 +13,9 @@ from elastable.embedding_store.errors import BadInput, ElastableError, ModelErro
 from elastable.worker.forward import forward, update_metrics
 from elastable.worker.offload import offloading
 from elastable.worker.on_worker import keep_on_worker
+from elastable.worker.own_step import overrides, rehearse
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
+from elastable.worker.scope import PlanScope, entered
 from elastable.worker.train_step import refuse_unsupported, store_layers
 
 __all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
@@ -76,8 +78,13 @@ def build_model(model: Any, sample: Any) -> None:
     """
     refuse_unsupported(model)
     try:
-        done = forward(model, sample, training=False)
-        update_metrics(model, done, done.loss)
+        if overrides(model, "train_step"):
+            # In a graph, so that nothing is computed: the step may move states and metrics.
+            with entered(PlanScope()):
+                tf.function(lambda: rehearse(model, sample), autograph=False).get_concrete_function()
+        else:
+            done = forward(model, sample, training=False)
+            update_metrics(model, done, done.loss)
     except ElastableError:
         raise
     except Exception as error:

@@ -17,9 +17,10 @@ from elastable.worker.build import as_tensors
 from elastable.worker.dense_mirror import DenseMirror
 from elastable.worker.id_plan import IdPlan, plan_ids
 from elastable.worker.id_set import IdSets, make_id_sets
+from elastable.worker.own_train_step import make_train_step
 from elastable.worker.readers import Reader
 from elastable.worker.tensor_specs import batch_spec
-from elastable.worker.train_step import EvaluateStep, StepResult, TrainStep, dense_parts
+from elastable.worker.train_step import EvaluateStep, StepResult, dense_parts
 
 __all__ = ["MicroBatchComputer", "Prepared", "require_same_records"]
 
@@ -100,7 +101,7 @@ class MicroBatchComputer:
 
         average = job.average if job.mode == "sync" and job.grads_to_wait > 1 else None
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}
-        self._train = TrainStep(model, self._spec, self._plans[TaskKind.TRAIN], look_up, job.seed, average)
+        self._train = make_train_step(model, self._spec, self._plans[TaskKind.TRAIN], look_up, job.seed, average)
         if TaskKind.EVALUATE in readers:
             self._plans[TaskKind.EVALUATE] = plan_ids(model, self._spec, training=False)
             self._evaluate = EvaluateStep(model, self._spec, self._plans[TaskKind.EVALUATE], look_up_quietly)

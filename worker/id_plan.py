@@ -19,6 +19,7 @@ import tensorflow as tf
 from elastable.embedding_store.errors import BadIds, Unsupported
 from elastable.embedding_store.store import Int64
 from elastable.worker.forward import forward, update_metrics
+from elastable.worker.own_step import overrides, refuse_own_updates, rehearse
 from elastable.worker.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, StoreLayer, entered
 from elastable.worker.tensor_specs import flat_spec, pack_flat
 
@@ -75,17 +76,23 @@ def plan_ids(model: Any, spec: Any, training: bool) -> IdPlan:
         training: Whether it is a training step, or one of evaluation.
 
     Raises:
-        Unsupported: an embedding called inside of a loop or a condition.
+        Unsupported: an embedding called inside of a loop or a condition; a `train_step` that no worker can run.
     """
-    scope = PlanScope()
+    scope, method = PlanScope(), "train_step" if training else "test_step"
 
     def trace(*flat: Any) -> Any:
+        batch = pack_flat(spec, flat)
         with entered(scope):
-            done = forward(model, pack_flat(spec, flat), training)
-            update_metrics(model, done, done.loss)
+            if overrides(model, method):
+                rehearse(model, batch) if training else model.test_step(batch)
+            else:
+                done = forward(model, batch, training)
+                update_metrics(model, done, done.loss)
         return []
 
     wrapped = tf.compat.v1.wrap_function(trace, flat_spec(spec))
+    if training and overrides(model, method):
+        refuse_own_updates(model, wrapped.graph)
     for call in scope.calls:
         if call.ids.graph is not wrapped.graph:
             raise Unsupported(

@@ -102,7 +102,11 @@ class StepScope:
             )
         if self.inverses[call] is None:
             return self._look_up_in_graph(layer, ids)
-        return tf.gather(self.bets[layer.table_name], self.inverses[call])
+        return tf.gather(self.watched(layer, self.bets[layer.table_name], None), self.inverses[call])
+
+    def watched(self, layer: StoreLayer, rows: Any, in_graph: int | None) -> Any:
+        """The rows of a call, or of the `in_graph`th that could not be planned, as they are gathered from."""
+        return rows
 
     def _look_up_in_graph(self, layer: StoreLayer, ids: Any) -> Any:
         if self.lookup is None:
@@ -114,7 +118,7 @@ class StepScope:
         if self.tape is not None:
             self.tape.watch(bet)
         self.unplanned.append((layer.table_name, unique, bet))
-        return tf.gather(bet, inverse)
+        return tf.gather(self.watched(layer, bet, len(self.unplanned) - 1), inverse)
 
 
 class RowScope(Protocol):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -20,13 +19,23 @@ from elastable.worker.id_plan import IdPlan
 from elastable.worker.id_set import IdSets
 from elastable.worker.loss_parts import LossPart, loss_parts, require_rowwise, shown_losses
 from elastable.worker.loss_terms import loss_terms
+from elastable.worker.own_step import overrides
 from elastable.worker.reductions import RecordedLoss, recorded_losses
 from elastable.worker.scope import StepScope, entered
 from elastable.worker.seeds import layers_of, seed_states, set_seeds
 from elastable.worker.tensor_specs import flat_spec, pack_flat
 from elastable.worker.trainable import frozen_tables, imposed, is_trained
 
-__all__ = ["EvaluateStep", "StepResult", "TrainStep", "dense_parts", "refuse_unsupported"]
+__all__ = [
+    "EvaluateStep",
+    "Lookup",
+    "StepResult",
+    "TrainStep",
+    "as_slices",
+    "dense_gradient",
+    "dense_parts",
+    "refuse_unsupported",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +61,6 @@ def refuse_unsupported(model: Any) -> None:
     """Refuses by name what `compile()` or the model ask for and the step cannot honour."""
     if not getattr(model, "compiled", False):
         raise ModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss, ...) first")
-    for method in ("train_step", "test_step"):
-        if getattr(type(model), method) is not getattr(keras.Model, method):
-            raise Unsupported(f"model {model.name!r} overrides {method}, which a parameter server cannot run")
     if getattr(model, "steps_per_execution", 1) != 1:
         raise Unsupported(f"compile(steps_per_execution={model.steps_per_execution}): every step is a version; use 1")
     if model.jit_compile is True:
@@ -265,12 +271,12 @@ class TrainStep(_Step):
             tf.constant(0.0, tf.float64) if part.amount is None else part.amount,
             dict(part.losses),
             {
-                place: _dense_gradient(gradient, variable.value)
+                place: dense_gradient(gradient, variable.value)
                 for place, (gradient, variable) in enumerate(zip(every, self._variables, strict=True))
                 if first or gradient is not None
             },
             {
-                table: _as_slices(gradient, bet)
+                table: as_slices(gradient, bet)
                 for table, gradient, bet in zip(self._tables, planned, bets, strict=True)
                 if first or gradient is not None
             },
@@ -305,7 +311,14 @@ class EvaluateStep(_Step):
 
     def _body(self, *flat: Any) -> Any:
         batch, bets, inverses, _ = self._unpack(flat)
-        self._forward(batch, StepScope(self._plan.layers, inverses, bets, self._lookup))
+        scope = StepScope(self._plan.layers, inverses, bets, self._lookup)
+        if overrides(self._model, "test_step"):
+            for metric in self._model.metrics:
+                metric.reset_state()
+            with entered(scope):
+                self._model.test_step(batch)
+        else:
+            self._forward(batch, scope)
         return self._metric_state()
 
 
@@ -333,12 +346,12 @@ def _arrays(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
     return tuple(np.asarray(tensor.numpy()) for tensor in tensors)
 
 
-def _dense_gradient(gradient: Any, variable: Any) -> Any:
-    # A variable that the loss does not reach has a gradient of zero.
+def dense_gradient(gradient: Any, variable: Any) -> Any:
+    """The gradient of a variable; zero where the loss does not reach it."""
     return tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
 
 
-def _as_slices(gradient: Any, bet: Any) -> tuple[Any, Any]:
+def as_slices(gradient: Any, bet: Any) -> tuple[Any, Any]:
     """(values `[n, dim]`, BET positions `[n]`) of a gradient of any form."""
     if gradient is None:
         return tf.zeros([0, bet.shape[1]]), tf.zeros([0], tf.int32)

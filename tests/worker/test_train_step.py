@@ -184,11 +184,6 @@ def test_evaluation_runs_as_in_inference() -> None:
     assert float(metrics[0]) / 16 == pytest.approx(float(logs["loss"]), rel=1e-5)
 
 
-class _OwnStep(keras.Model):
-    def train_step(self, data: Any) -> Any:
-        return {}
-
-
 @pytest.mark.parametrize(
     ("compiled", "told"),
     [({"steps_per_execution": 4}, "steps_per_execution=4")],
@@ -211,13 +206,9 @@ def test_jit_compile_is_said_to_have_no_effect(caplog: pytest.LogCaptureFixture)
     assert "jit_compile=True) has no effect" in caplog.text
 
 
-def test_models_that_are_not_compiled_or_step_themselves_are_refused() -> None:
+def test_models_that_are_not_compiled_are_refused() -> None:
     with pytest.raises(ModelError, match="not compiled"):
         build_model(keras.Sequential([keras.layers.Dense(1)]), BATCH)
-    own = _OwnStep()
-    own.compile("sgd", "mse")
-    with pytest.raises(Unsupported, match="train_step"):
-        build_model(own, BATCH)
 
 
 def test_a_model_that_fails_on_its_data_is_told_of() -> None:
