@@ -10,20 +10,26 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
+from elastable.worker.batch_checks import require_like, require_parts
 from elastable.worker.forward import forward, update_metrics
 from elastable.worker.offload import offloading
 from elastable.worker.on_worker import keep_on_worker
 from elastable.worker.own_step import overrides, rehearse
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
 from elastable.worker.scope import PlanScope, entered
+from elastable.worker.tensor_specs import batch_spec
 from elastable.worker.train_step import refuse_unsupported, store_layers
 
 __all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
 
 
-def as_tensors(batch: Any) -> Any:
-    """A batch of arrays as the same nest of tensors: RaggedArrays and SparseArrays as TensorFlow's."""
-    return tf.nest.map_structure(_as_tensor, tuple(batch))
+def as_tensors(batch: Any, source: str = "the reader") -> Any:
+    """A batch of arrays as the same nest of tensors: RaggedArrays and SparseArrays as TensorFlow's.
+
+    Raises:
+        BadInput: no batch; `source` says where it comes from.
+    """
+    return tf.nest.map_structure(_as_tensor, require_parts(batch, source))
 
 
 def _as_tensor(value: Any) -> Any:
@@ -42,7 +48,11 @@ def sample_batch(reader: Reader, records: int = 2) -> Any:
     """The first records of a reader, as tensors."""
     if len(reader) == 0:
         raise BadInput("the training split is empty; data('train') must hold at least one record")
-    return as_tensors(reader.take(np.arange(min(records, len(reader)), dtype=np.int64)))
+    first = np.arange(min(records, len(reader)), dtype=np.int64)
+    source = f"{type(reader).__name__}.take()"
+    batch = as_tensors(reader.take(first), source)
+    require_like(batch_spec(batch), batch, len(first), source)
+    return batch
 
 
 def make_model(

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from elastable.embedding_store.errors import BadInput, Unavailable
+from elastable.embedding_store.errors import BadInput, NotFinite, Unavailable
 from elastable.embedding_store.retry import retry
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32, RowSource
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
-from elastable.master.record_order import record_order
-from elastable.worker.build import as_tensors
+from elastable.master.record_order import RecordOrder, record_order
+from elastable.worker.batch_checks import not_finite_columns, require_like
+from elastable.worker.build import as_tensors, sample_batch
 from elastable.worker.dense_mirror import DenseMirror
 from elastable.worker.id_plan import IdPlan, plan_ids
 from elastable.worker.id_set import IdSets, make_id_sets
 from elastable.worker.own_train_step import make_train_step
 from elastable.worker.readers import Reader
-from elastable.worker.tensor_specs import batch_spec
+from elastable.worker.tensor_specs import batch_spec, records_in
 from elastable.worker.train_step import EvaluateStep, StepResult, dense_parts
 
 __all__ = ["MicroBatchComputer", "Prepared", "require_same_records"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,9 @@ class MicroBatchComputer:
         self._readers = readers
         self._specs = specs
         self._spec = batch_spec(sample)
+        if TaskKind.EVALUATE in readers:
+            validation = sample_batch(readers[TaskKind.EVALUATE])
+            require_like(self._spec, validation, int(records_in(validation)), "the validation data")
         self._mirror = DenseMirror(*dense_parts(model))
 
         def look_up_in(rows: RowSource, table: str, ids: Any) -> Any:
@@ -108,13 +116,19 @@ class MicroBatchComputer:
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and finds the ids they need."""
-        reader = self._readers[task.kind]
-        shuffled = self._job.shuffle and task.kind is TaskKind.TRAIN
-        order = record_order(len(reader), task.epoch, self._job.seed, shuffled, reader.shuffle_block)
-        batch = as_tensors(reader.take(order.take(task.start, task.stop)))
+        reader, order = self._readers[task.kind], self._order(task)
+        source = f"{type(reader).__name__}.take()"
+        batch = as_tensors(reader.take(order.take(task.start, task.stop)), source)
+        require_like(self._spec, batch, task.stop - task.start, source)
         plan = self._plans[task.kind]
         ids = make_id_sets(plan.tables, plan.ids(batch), self._specs)
         return Prepared(task, batch, ids, task.stop - task.start)
+
+    def _order(self, task: Task) -> RecordOrder:
+        """The records of the task's epoch, in the order in which they are computed."""
+        reader = self._readers[task.kind]
+        shuffled = self._job.shuffle and task.kind is TaskKind.TRAIN
+        return record_order(len(reader), task.epoch, self._job.seed, shuffled, reader.shuffle_block)
 
     def hold(self, snapshot: DenseSnapshot) -> None:
         """Computes on this version's dense part from now on, and trains what that version trains."""
@@ -123,7 +137,34 @@ class MicroBatchComputer:
 
     def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
         """Gradients, states and metric state of a micro-batch."""
-        return self._train(prepared.batch, bets, prepared.ids, prepared.task.micro_batch)
+        result = self._train(prepared.batch, bets, prepared.ids, prepared.task.micro_batch)
+        if not math.isfinite(result.loss):
+            self._blame_data(prepared, result.loss)
+        return result
+
+    def _blame_data(self, prepared: Prepared, loss: float) -> None:
+        """Says which columns made a loss of NaN or Inf; where none did, the master names the gradient.
+
+        Raises:
+            NotFinite: the job refuses what is not finite.
+        """
+        columns = not_finite_columns(prepared.batch)
+        if not columns:
+            return
+        task = prepared.task
+        rows = self._order(task).take(task.start, task.stop)
+        told = "; ".join(
+            f"{name} holds NaN or Inf in {len(found)} of its {prepared.records} records, such as "
+            f"record {rows[found[0]]}"
+            for name, found in columns.items()
+        )
+        told = f"the loss of micro-batch {task.micro_batch} is {loss}: {told}"
+        if self._job.not_finite == "refuse":
+            raise NotFinite(
+                f"{told}. Drop or fill these values; or leave such micro-batches out with not_finite='skip' "
+                "(--not-finite skip)"
+            )
+        _log.warning("%s; it is left out (not_finite='skip')", told)
 
     def evaluate(self, prepared: Prepared, bets: Mapping[str, Float32]) -> tuple[Tensor, ...]:
         """Metric state of a micro-batch."""

@@ -72,9 +72,9 @@ class TaskFeed:
             self._changed.notify_all()
 
     def finished(self) -> bool:
-        """Whether no task is left and none will come."""
+        """Whether no task is left and none will come; not after a failure, which `head` raises."""
         with self._changed:
-            return self._finished and not self._ready
+            return self._finished and not self._ready and self._failure is None
 
     def done(self, prepared: Prepared) -> None:
         """Takes a task out, computed or dropped."""

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from elastable.embedding_store.errors import BadInput
 from elastable.master.api import Lease, MasterApi, Task, TaskKind
 from elastable.worker import task_feed
 from elastable.worker.compute import Prepared
@@ -57,3 +58,17 @@ def test_the_master_is_asked_at_once_when_nothing_that_is_there_can_be_done(monk
         feed.stop()
     assert [want for want, _ in master.calls] == [4, 0]
     assert all(wait_s > 0 for _, wait_s in master.calls)  # the master may have something in a moment
+
+
+def test_a_feed_that_failed_is_not_finished() -> None:
+    """A worker that took it for finished would end in silence, and its job wait for ever."""
+
+    def prepare(task: Task) -> Prepared:
+        raise BadInput("the file is gone")
+
+    feed = TaskFeed(cast(MasterApi, Asked()), "w", prepare, ahead=4)
+    feed.start()
+    feed._thread.join(_WAIT_S)
+    assert not feed.finished()
+    with pytest.raises(BadInput, match="the file is gone"):
+        feed.head(_WAIT_S)
