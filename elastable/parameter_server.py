@@ -75,7 +75,9 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
 
         services = [store_service(store, writable=True), master_service(master, outboxes)]
         with GrpcServer(options.listen, services, insecure=options.insecure) as server:
-            console.print(f"parameter server at {server.address}, store {redacted(options.store)}", highlight=False)
+            console.print(
+                f"parameter server at {server.address}, store {redacted(options.store)}", highlight=False, markup=False
+            )
             with stopping_on_signals(stop, console):
                 while not stopped.wait(1.0) and not master.lease_tasks("", 0, 0.0).finished:
                     pass
