@@ -28,7 +28,7 @@ DEV_STAMP  := $(VENV)/.installed-dev
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format types proto proto-check chaos soak bench bench-peers bench-kg compose-test clean distclean
+.PHONY: help install run test lint format types proto proto-check chaos soak keras-table bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ chaos: $(TEST_STAMP) ## hundreds of seeded schedules of faults on real processes
 
 soak: $(TEST_STAMP) ## 20 minutes of training with a worker killed every 10 seconds (ARGS="--minutes 5")
 	$(BIN)/python -m tests.chaos.soak $(ARGS)
+
+keras-table: $(TEST_STAMP) ## run what Keras programs may say against plain Keras, and write docs/keras.md
+	$(BIN)/python -m tests.keras_table
 
 bench: $(TEST_STAMP) ## measure every figure the README quotes
 	$(BIN)/python -m benchmarks

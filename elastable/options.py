@@ -45,7 +45,6 @@ class JobOptions:
         overwrite: Whether tables of an earlier job in the store are dropped.
         export: Whether to write the trained model as plain `.keras`.
         listen: host:port of the master; port 0 takes a free one.
-        insecure: Whether the master may be open to everybody who reaches it.
         lease_s: Seconds after which a micro-batch that a worker does not report is given to another one too.
         backup_after_s: As `lease_s`, but only where that worker is idle; None: never before.
         staleness_bound: Async: by how many versions a gradient may be behind; None: any number.
@@ -80,7 +79,6 @@ class JobOptions:
     overwrite: bool = False
     export: bool = True
     listen: str = "127.0.0.1:0"
-    insecure: bool = False
     lease_s: float = 60.0
     backup_after_s: float | None = None
     staleness_bound: int | None = None

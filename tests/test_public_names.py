@@ -18,7 +18,6 @@ ELASTABLE = [
     "EdlEmbedding",
     "ElastableError",
     "Embedding",
-    "EndlessReader",
     "EvictionSpec",
     "FeatureConfig",
     "HostEmbedding",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
+from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unsupported
 from elastable.worker.batch_checks import require_like, require_parts
-from elastable.worker.forward import forward, update_metrics
+from elastable.worker.forward import Forward, forward, update_metrics
 from elastable.worker.offload import offloading
 from elastable.worker.on_worker import keep_on_worker
 from elastable.worker.own_step import overrides, rehearse
@@ -93,8 +95,10 @@ def build_model(model: Any, sample: Any) -> None:
             with entered(PlanScope()):
                 tf.function(lambda: rehearse(model, sample), autograph=False).get_concrete_function()
         else:
-            done = forward(model, sample, training=False)
+            with _states_kept(model):
+                done = forward(model, sample, training=False)
             update_metrics(model, done, done.loss)
+            _require_sums(model, done)
     except ElastableError:
         raise
     except Exception as error:
@@ -102,3 +106,59 @@ def build_model(model: Any, sample: Any) -> None:
             f"model {model.name!r} fails on the first records of its data: {type(error).__name__}: {error}"
         ) from error
     model.reset_metrics()
+
+
+@contextmanager
+def _states_kept(model: Any) -> Iterator[None]:
+    """Afterwards the layers' states are as before, or, of layers built meanwhile, as they were initialised.
+
+    A layer may count its calls or move an average whether it trains or not; this call is none of the program's.
+    """
+    values = [(variable, np.array(variable)) for variable in model.non_trainable_variables]
+    plain_add_weight = keras.Layer.add_weight
+
+    def add_weight(self: Any, *arguments: Any, **options: Any) -> Any:
+        variable = plain_add_weight(self, *arguments, **options)
+        if not variable.trainable:
+            values.append((variable, np.array(variable)))
+        return variable
+
+    keras.Layer.add_weight = add_weight
+    try:
+        yield
+    finally:
+        keras.Layer.add_weight = plain_add_weight
+        for variable, value in values:
+            variable.assign(value)
+
+
+def _require_sums(model: Any, done: Forward) -> None:
+    """Refuses a user's metric whose state is no sum over records, so that micro-batches cannot be merged.
+
+    Raises:
+        Unsupported: naming the metric: seeing the same predictions again does not double its state.
+    """
+    metrics = [part for metric in model.metrics for part in getattr(metric, "metrics", None) or [metric]]
+    own = [metric for metric in metrics if type(metric).__module__.split(".")[0] != "keras"]
+    if not own:
+        return
+    # A model that is not trained yet may predict zeros, of which every state is a multiple.
+    seen = replace(done, predicted=tf.nest.map_structure(_between_zero_and_one, done.predicted))
+    model.reset_metrics()
+    update_metrics(model, seen, seen.loss)
+    once = [[np.array(variable) for variable in metric.variables] for metric in own]
+    update_metrics(model, seen, seen.loss)
+    for metric, values in zip(own, once, strict=True):
+        for variable, value in zip(metric.variables, values, strict=True):
+            if not np.allclose(np.array(variable), 2 * value, rtol=1e-3, atol=1e-6):
+                raise Unsupported(
+                    f"metric {metric.name!r} ({type(metric).__name__}): its state {variable.path!r} is no sum over "
+                    "records (the same batch again does not double it), so micro-batches cannot be merged; "
+                    "keep sums and counts in the state and compute from them in result(), or use a callback"
+                )
+
+
+def _between_zero_and_one(value: Any) -> Any:
+    if not tf.is_tensor(value) or isinstance(value, tf.RaggedTensor) or not value.dtype.is_floating:
+        return value
+    return tf.cast(np.random.default_rng(0).uniform(0.1, 0.9, value.shape), value.dtype)

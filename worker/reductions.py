@@ -61,8 +61,8 @@ def _reduce(
 ) -> Any:
     result = _keras_reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
     found = getattr(_current, "found", None)
-    # One number for a whole batch is a loss that was reduced by somebody else.
-    if found is not None and tf.convert_to_tensor(values).shape.rank != 0:
+    # Without a graph nobody asks for them. One number for a whole batch is a loss that was reduced by somebody else.
+    if found is not None and not tf.executing_eagerly() and tf.convert_to_tensor(values).shape.rank != 0:
         # A tensor of its own: Keras may return the very values it was given.
         result = tf.identity(result)
         kind, amount = _divisor(values, sample_weight, mask, reduction, dtype)
@@ -108,5 +108,4 @@ def _counts_records(values: Any) -> bool:
     return True
 
 
-# As it is written: AutoGraph would convert it, as it converts what a model calls.
-keras_loss.reduce_weighted_values = tf.autograph.experimental.do_not_convert(_reduce)
+keras_loss.reduce_weighted_values = _reduce

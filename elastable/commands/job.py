@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from elastable.commands.arguments import Insecure, ModelPath, Transport
+from elastable.commands.arguments import ModelPath, Transport
 from elastable.embedding_store.redis.url import redacted
 from elastable.options import JobOptions
 from elastable.progress import JobConsole
@@ -149,7 +149,6 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "overwrite": _option(_PLACES, bool, False, "--overwrite", help="Drop tables of an earlier job from the store."),
     "export": _option(_PLACES, bool, True, "--export/--no-export", help="Write the trained model as plain .keras."),
-    "insecure": (Insecure, False),
     "transport": (Transport, "auto"),
     "lease_s": _option(
         _WORKERS,

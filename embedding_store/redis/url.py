@@ -8,7 +8,6 @@ from typing import Self
 from urllib.parse import parse_qsl, unquote
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.redis.login import login_of_environment
 from elastable.embedding_store.redis.schema import (
     DEFAULT_NAMESPACE,
     DEFAULT_PARTITIONS,
@@ -34,8 +33,7 @@ class RedisUrl:
 
     Attributes:
         seeds: Servers to ask first; of a Cluster any of its nodes.
-        username: Of AUTH; "" for the default user. Where the URL has no login, both are those of the environment
-            (`elastable.embedding_store.redis.login`).
+        username: Of AUTH; "" for the default user.
         password: Of AUTH; "" for none. In no message, in no `repr`.
         db: Of SELECT; most Clusters have only 0.
         tls: The scheme is `rediss`: connections are encrypted, certificates verified.
@@ -79,15 +77,13 @@ class RedisUrl:
             raise BadInput(f"scheme {scheme!r} is not of a Redis URL: write redis://host:port or rediss://host:port")
         place, _, query = rest.partition("?")
         netloc, _, path = place.partition("/")
-        login, at, hosts = netloc.rpartition("@")
-        username, _, password = (unquote(part) for part in login.partition(":"))
-        if not at:
-            username, password = login_of_environment()
+        login, _, hosts = netloc.rpartition("@")
+        username, _, password = login.partition(":")
         options = _options(query)
         return cls(
             seeds=tuple(_seed(host) for host in hosts.split(",")),
-            username=username,
-            password=password,
+            username=unquote(username),
+            password=unquote(password),
             db=_number("database", path.strip("/") or "0"),
             tls=scheme == "rediss",
             ca=options.get("ca", ""),

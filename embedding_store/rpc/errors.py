@@ -24,7 +24,6 @@ from elastable.embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from elastable.embedding_store.printable import printable
 
 __all__ = [
     "ERROR_KEY",
@@ -211,8 +210,7 @@ def _parts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str]:
     if not isinstance(error, grpc.Call):
         return grpc.StatusCode.UNKNOWN, str(error), ""
     metadata: dict[str, Any] = dict(error.trailing_metadata() or ())
-    details = "\n".join(printable(line, lines=False) for line in (error.details() or "").split("\n"))
-    return error.code(), details, str(metadata.get(ERROR_KEY, ""))
+    return error.code(), error.details() or "", str(metadata.get(ERROR_KEY, ""))
 
 
 def _shortened(message: str) -> str:

@@ -1,0 +1,214 @@
+"""Every callback of `keras.callbacks`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.keras_table.case import Case
+from tests.keras_table.sides import Side, small, trained
+
+__all__ = ["CASES"]
+
+
+def _with(*callbacks: Callable[[], Any], **fit: Any) -> Callable[[Side], Any]:
+    def program(side: Side) -> Any:
+        made = [make() for make in callbacks]
+        return trained(side, fit={"epochs": 3, "callbacks": made, **fit}, optimizer=keras.optimizers.SGD(0.5))
+
+    return program
+
+
+def _validated(*callbacks: Callable[[], Any], **fit: Any) -> Callable[[Side], Any]:
+    return lambda side: _with(*callbacks, validation_data=(side.x, side.labels), **fit)(side)
+
+
+def _calls_of(side: Side) -> Any:
+    """Which hooks are called, with what, and how often."""
+    seen: list[Any] = []
+
+    class Told(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            seen.append("train begins")
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            seen.append(f"epoch {epoch} begins")
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.append(f"epoch {epoch} ends with {sorted(logs)}")
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            seen.append(f"batch {batch} begins")
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(f"batch {batch} ends with {sorted(logs)}")
+
+        def on_train_end(self, logs: Any = None) -> None:
+            seen.append("train ends")
+
+    result = trained(side, fit={"epochs": 2, "callbacks": [Told()]})
+    return [result, seen]
+
+
+def _file(make: Callable[[str], Any], read: Callable[[Path, Side], Any], **fit: Any) -> Callable[[Side], Any]:
+    """A callback that writes files: what they hold is compared."""
+
+    def program(side: Side) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            result = _with(lambda: make(folder), **fit)(side)
+            return [result, read(Path(folder), side)]
+
+    return program
+
+
+def _names(folder: Path, side: Side) -> Any:
+    return sorted(path.name.split(".")[0] for path in folder.rglob("*") if path.is_dir() or path.suffix != ".v2")
+
+
+def _csv(folder: Path, side: Side) -> Any:
+    return np.genfromtxt(folder / "log.csv", delimiter=",", skip_header=1)
+
+
+def _best(folder: Path, side: Side) -> Any:
+    plain = small(Side(every_row=side.every_row))
+    plain.load_weights(folder / "best.weights.h5")
+    return plain.predict(side.x, verbose=0)
+
+
+def _whole(folder: Path, side: Side) -> Any:
+    return keras.models.load_model(folder / "last.keras").predict(side.x, verbose=0)
+
+
+def _swapped(side: Side) -> Any:
+    model = small(side)
+    return trained(
+        side,
+        model,
+        optimizer=keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5),
+        fit={"epochs": 2, "callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]},
+    )
+
+
+def _not_a_number(side: Side) -> Any:
+    y = side.y.copy()
+    y[10] = np.nan
+    return trained(side, y=y, fit={"callbacks": [keras.callbacks.TerminateOnNaN()]})
+
+
+def _stops(side: Side) -> Any:
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 1
+
+    return trained(side, fit={"epochs": 4, "callbacks": [Stop()]})
+
+
+def _remote(side: Side) -> Any:
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+
+    told: list[Any] = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Listener) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        root = f"http://127.0.0.1:{server.server_port}"
+        try:
+            result = _with(lambda: keras.callbacks.RemoteMonitor(root=root, send_as_json=True))(side)
+        finally:
+            server.shutdown()
+            thread.join()
+    return [result, told]
+
+
+def _c(name: str, program: Callable[[Side], Any], *covers: str, meaning: str = "") -> Case:
+    return Case(name, program, tuple(f"callbacks.{cover}" for cover in covers), meaning)
+
+
+_callbacks = keras.callbacks
+CASES = [
+    _c("`History`, `CallbackList`, `callbacks=[]`", _with(), "History", "CallbackList"),
+    _c("a callback of one's own: every hook of training", _calls_of, "Callback"),
+    _c("`self.model.stop_training = True`", _stops, "Callback"),
+    _c(
+        "`LambdaCallback(...)`",
+        _with(lambda: _callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)),
+        "LambdaCallback",
+    ),
+    _c(
+        "`LearningRateScheduler(...)`",
+        _with(lambda: _callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)),
+        "LearningRateScheduler",
+    ),
+    _c(
+        "`ReduceLROnPlateau(monitor='loss', patience=1, min_delta=10)`",
+        _with(lambda: _callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=10.0)),
+        "ReduceLROnPlateau",
+    ),
+    _c(
+        "`EarlyStopping(monitor='loss', patience=1, min_delta=10)`",
+        _with(lambda: _callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=10.0)),
+        "EarlyStopping",
+    ),
+    _c(
+        "`EarlyStopping(patience=1, restore_best_weights=True)`, validated",
+        _validated(lambda: _callbacks.EarlyStopping(patience=1, restore_best_weights=True)),
+        "EarlyStopping",
+    ),
+    _c(
+        "`EarlyStopping(start_from_epoch=1, restore_best_weights=True)`",
+        _validated(
+            lambda: _callbacks.EarlyStopping(
+                monitor="val_loss", mode="max", patience=1, restore_best_weights=True, start_from_epoch=1
+            )
+        ),
+        "EarlyStopping",
+    ),
+    _c("`TerminateOnNaN()`, a label that is NaN", _not_a_number, "TerminateOnNaN"),
+    _c("`TerminateOnNaN()`", _with(_callbacks.TerminateOnNaN), "TerminateOnNaN"),
+    _c("`CSVLogger(file)`", _file(lambda folder: _callbacks.CSVLogger(f"{folder}/log.csv"), _csv), "CSVLogger"),
+    _c(
+        "`ModelCheckpoint(file)`, whole models",
+        _file(lambda folder: _callbacks.ModelCheckpoint(f"{folder}/last.keras"), _whole),
+        "ModelCheckpoint",
+    ),
+    _c(
+        "`ModelCheckpoint(file, save_best_only=True, save_weights_only=True)`",
+        _file(
+            lambda folder: _callbacks.ModelCheckpoint(
+                f"{folder}/best.weights.h5", monitor="loss", save_best_only=True, save_weights_only=True
+            ),
+            _best,
+        ),
+        "ModelCheckpoint",
+    ),
+    _c(
+        "`ModelCheckpoint(save_freq=2)`",
+        _file(lambda folder: _callbacks.ModelCheckpoint(f"{folder}/last.keras", save_freq=2), _whole),
+        "ModelCheckpoint",
+    ),
+    _c("`TensorBoard(folder)`", _file(lambda folder: _callbacks.TensorBoard(folder), _names), "TensorBoard"),
+    _c(
+        "`BackupAndRestore(folder)`",
+        _file(lambda folder: _callbacks.BackupAndRestore(folder), lambda folder, side: []),
+        "BackupAndRestore",
+    ),
+    _c("`SwapEMAWeights(swap_on_epoch=True)`", _swapped, "SwapEMAWeights"),
+    _c("`ProgbarLogger()`", _with(_callbacks.ProgbarLogger), "ProgbarLogger"),
+    _c("`RemoteMonitor(root)`", _remote, "RemoteMonitor"),
+]

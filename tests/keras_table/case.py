@@ -1,0 +1,146 @@
+"""A case, and the verdict that running it gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.utils.naming import reset_uids
+
+from elastable.embedding_store.errors import ElastableError, JobFailed
+from tests.keras_table.sides import Side
+
+__all__ = ["SAME_NUMBERS", "Case", "Different", "verdict"]
+
+SAME_NUMBERS = "same numbers"
+_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Attributes:
+        name: What a program says, as it says it.
+        program: Run once with each side; what it returns (nested dicts, lists, arrays, strings) is compared.
+        covers: The arguments and names of Keras that it stands for, as `tests/keras_table/keras_names.py` lists them.
+        meaning: Where numbers cannot be compared: what is the same, and what is not.
+    """
+
+    name: str
+    program: Callable[[Side], Any]
+    covers: tuple[str, ...] = ()
+    meaning: str = ""
+
+
+class Different(AssertionError):
+    """The store's side came out differently, and said nothing."""
+
+
+def verdict(case: Case) -> str:
+    """What stands in the table.
+
+    Raises:
+        Different: the two sides differ.
+    """
+    try:
+        expected, dense = _run(case, Side()), ""
+    except TypeError as error:
+        if "IndexedSlices" not in str(error):
+            raise
+        with _dense_gradients():
+            expected = _run(case, Side(dense=True))
+        dense = "; plain Keras needs dense gradients for it"
+    try:
+        found = _run(case, Side(stored=True))
+    except JobFailed as error:
+        raise Different(f"{case.name}: not refused, but failed: {error}") from error
+    except ElastableError as error:
+        return f"refused: {_shown(error)}"
+    same = f"same meaning: {case.meaning}" if case.meaning else SAME_NUMBERS
+    difference = _difference(expected, found)
+    if not difference:
+        return same + dense
+    if case.meaning:
+        raise Different(f"{case.name}: {difference}")
+    return _without_laziness(case, expected, difference)
+
+
+@contextmanager
+def _dense_gradients() -> Iterator[None]:
+    """Plain Keras' embedding as a product with one-hot rows: the gradient of the table is dense."""
+    plain = keras.layers.Embedding.call
+
+    def call(self: Any, inputs: Any) -> Any:
+        return keras.ops.matmul(keras.ops.one_hot(inputs, self.input_dim), self.embeddings)
+
+    keras.layers.Embedding.call = call
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.call = plain
+
+
+def _without_laziness(case: Case, expected: Any, lazily: str) -> str:
+    """For optimizers that move rows which a batch does not touch."""
+    try:
+        difference = _difference(expected, _run(case, Side(stored=True, lazy=False)))
+    except ElastableError as error:
+        every_row = _difference(_run(case, Side(every_row=True)), _run(case, Side(stored=True, every_row=True)))
+        if every_row:
+            raise Different(f"{case.name}: {every_row}") from error
+        return f"{SAME_NUMBERS} on the rows that a batch touches; `lazy=False` is refused: {_shown(error)}"
+    if difference:
+        raise Different(f"{case.name}: {lazily}; with lazy=False: {difference}")
+    return f"{SAME_NUMBERS} with `lazy=False`; else on the rows that a batch touches"
+
+
+def _run(case: Case, side: Side) -> Any:
+    reset_uids()
+    keras.utils.set_random_seed(3)
+    before = keras.config.dtype_policy()
+    try:
+        return case.program(side)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def _shown(error: ElastableError) -> str:
+    """Its message, on one line, without what differs from run to run."""
+    text = re.sub(r"0x[0-9a-f]+", "0x...", str(error))
+    return re.sub(r"\s+", " ", text).replace("|", "\\|")
+
+
+def _difference(expected: Any, found: Any) -> str:
+    """Where the two differ first; empty: nowhere."""
+    one, other = dict(_leaves(expected)), dict(_leaves(found))
+    if one.keys() != other.keys():
+        return f"plain Keras alone has {sorted(one.keys() - other.keys())}, ours {sorted(other.keys() - one.keys())}"
+    for path, value in one.items():
+        mine = other[path]
+        if isinstance(value, str) or isinstance(mine, str):
+            if value != mine:
+                return f"{path} is {mine!r}, with plain Keras {value!r}"
+            continue
+        value, mine = np.asarray(value, np.float64), np.asarray(mine, np.float64)
+        if value.shape != mine.shape:
+            return f"{path} has the shape {mine.shape}, with plain Keras {value.shape}"
+        if not np.allclose(mine, value, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+            return f"{path} differs by {np.nanmax(np.abs(mine - value)):.2e}"
+    return ""
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _leaves(part, f"{path}/{key}")
+    elif isinstance(value, list | tuple) and not all(isinstance(part, float | int) for part in value):
+        for number, part in enumerate(value):
+            yield from _leaves(part, f"{path}/{number}")
+    else:
+        yield path, value

@@ -1,0 +1,262 @@
+"""What `keras.layers.Embedding`, `keras.Layer` and `et.Embedding` take, and what layers around a table may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.keras_table.case import Case
+from tests.keras_table.sides import DIM, LENGTH, Side, small, trained
+
+__all__ = ["CASES"]
+
+
+def _own(side: Side, *arguments: Any, **options: Any) -> Any:
+    """A model around `et.Embedding`; with the rows of `weights=` where they are to be the same."""
+    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
+    rows = side.embedding(*(arguments or (side.vocabulary, DIM)), **{"name": "items", **options})(ids)
+    return keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.Flatten()(rows)))
+
+
+def _rows(side: Side) -> np.ndarray:
+    return np.random.default_rng(4).normal(size=(side.vocabulary, DIM)).astype(np.float32)
+
+
+def _both(name: str, covers: str, option: Callable[[], dict[str, Any]], **more: Any) -> list[Case]:
+    """The option on an offloaded `keras.layers.Embedding`, and on `et.Embedding`."""
+    return [
+        Case(
+            f"`keras.layers.Embedding({name})`", lambda side: trained(side, small(side, **option()), **more), (covers,)
+        ),
+        Case(
+            f"`et.Embedding({name})`",
+            lambda side: trained(side, _own(side, **{"weights": [_rows(side)], **option()}), **more),
+            (covers,),
+        ),
+    ]
+
+
+def _initializer(initializer: Callable[[], Any], name: str, meaning: str) -> Case:
+    def program(side: Side) -> Any:
+        model = _own(side, side.vocabulary, 64, embeddings_initializer=initializer())
+        result = trained(side, model, optimizer=keras.optimizers.SGD(0.0))
+        if not meaning:
+            return result
+        rows = result["weights"]["items"][0]
+        return [round(float(np.abs(rows).mean()), 1), round(float(rows.mean()), 1), float(np.ptp(rows) > 0)]
+
+    return Case(
+        f"`et.Embedding(embeddings_initializer={name})`", program, ("Embedding.embeddings_initializer",), meaning
+    )
+
+
+def _masked(side: Side, layer: Callable[..., Any]) -> Any:
+    """Zeros are padding; the mask goes through a recurrent layer to the loss."""
+    ids = keras.Input((None,), dtype="int64", name="ids")
+    rows = layer(
+        side.vocabulary,
+        DIM,
+        mask_zero=True,
+        name="items",
+        **({} if layer is keras.layers.Embedding else {"weights": [_rows(side)]}),
+    )(ids)
+    states = keras.layers.SimpleRNN(3, return_sequences=True, name="states")(rows)
+    model = keras.Model(ids, keras.layers.Dense(1, name="out")(states))
+    x = side.x.copy()
+    x[:, 2] = np.where(np.arange(len(x)) % 3 == 0, 0, x[:, 2])
+    y = np.repeat(side.y, LENGTH, axis=1)[..., None]
+    return trained(side, model, x=x, y=y, metrics=["mae"], weighted_metrics=["mse"])
+
+
+def _frozen_then_not(side: Side) -> Any:
+    model = small(side)
+    frozen = trained(side, model, fit={"epochs": 1})
+    model.get_layer("items").trainable = False
+    again = trained(side, model)
+    model.get_layer("items").trainable = True
+    return [frozen, again, trained(side, model)]
+
+
+def _shared(side: Side) -> Any:
+    """One embedding, called on two features."""
+    layer = keras.layers.Embedding(side.vocabulary, DIM, name="items")
+    features = [keras.Input((LENGTH,), dtype="int64", name=name) for name in ("seen", "bought")]
+    flat = [keras.layers.Flatten()(layer(feature)) for feature in features]
+    model = keras.Model(features, keras.layers.Dense(1, name="out")(keras.layers.Concatenate()(flat)))
+    return trained(side, model, x=[side.x, side.x[:, ::-1].copy()])
+
+
+def _with_losses(side: Side) -> Any:
+    class Penalty(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
+            return inputs
+
+    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
+    rows = keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids)
+    model = keras.Model(ids, keras.layers.Dense(1, name="out")(Penalty()(keras.layers.Flatten()(rows))))
+    return trained(side, model)
+
+
+def _regularized(side: Side) -> Any:
+    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
+    rows = keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids)
+    dense = keras.layers.Dense(
+        1, name="out", kernel_regularizer="l2", activity_regularizer="l1", kernel_constraint="unit_norm"
+    )
+    return trained(side, keras.Model(ids, dense(keras.layers.Flatten()(rows))))
+
+
+def _with_state(side: Side) -> Any:
+    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids))
+    return trained(
+        side, keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.BatchNormalization(name="normal")(rows)))
+    )
+
+
+def _dropout(side: Side) -> Any:
+    """Half of the outputs are dropped; the loss stays one, and the weights move."""
+    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids))
+    model = keras.Model(ids, keras.layers.Dense(1, name="out")(keras.layers.Dropout(0.5, seed=1)(rows)))
+    result = trained(side, model, fit={"epochs": 2})
+    return [float(np.isfinite(result["history"]["loss"]).all()), sorted(result["weights"])]
+
+
+def _added_weight(side: Side) -> Any:
+    class Scaled(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(
+                shape=(1,), initializer="ones", regularizer="l2", constraint="non_neg", name="scale"
+            )
+            self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
+
+        def call(self, inputs: Any) -> Any:
+            self.calls.assign_add(1.0)
+            return inputs * self.scale
+
+    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(side.vocabulary, DIM, name="items")(ids))
+    return trained(side, keras.Model(ids, keras.layers.Dense(1, name="out")(Scaled(name="scaled")(rows))))
+
+
+def _policy(policy: str) -> Callable[[Side], Any]:
+    def program(side: Side) -> Any:
+        keras.config.set_dtype_policy(policy)
+        return trained(side)
+
+    return program
+
+
+def _repeated_ids(side: Side) -> Any:
+    """The reference is plain Keras with dense gradients."""
+    x = side.x.copy()
+    x[:, 1] = x[:, 0]
+    if not side.stored and not side.dense:
+        raise TypeError("IndexedSlices")
+    return trained(side, x=x, optimizer=keras.optimizers.Adagrad(0.1))
+
+
+def _lora(side: Side) -> Any:
+    model = small(side)
+    model.get_layer("items").enable_lora(2)
+    return trained(side, model)
+
+
+def _lora_offloaded(side: Side) -> Any:
+    return trained(side, small(side, lora_rank=2, lora_alpha=4))
+
+
+def _lora_own(side: Side) -> Any:
+    return trained(side, _own(side, lora_rank=2, lora_alpha=4))
+
+
+def _quantized(side: Side) -> Any:
+    model = small(side)
+    model.get_layer("items").quantize("int8")
+    return trained(side, model)
+
+
+_SEVERAL = (
+    "the same distribution; the draws differ, as a row's initial value is a function of seed, table, id and column"
+)
+CASES = [
+    *_both("30, 4", "Embedding.input_dim", dict),
+    Case(
+        "`et.Embedding(weights=[rows])`",
+        lambda side: trained(side, _own(side, weights=[_rows(side)])),
+        ("Embedding.weights", "Embedding.output_dim"),
+    ),
+    _initializer(lambda: keras.initializers.Constant(0.2), "Constant(0.2)", ""),
+    _initializer(lambda: "zeros", "'zeros'", ""),
+    _initializer(lambda: "uniform", "'uniform'", _SEVERAL),
+    _initializer(lambda: keras.initializers.RandomNormal(0.5, 0.3), "RandomNormal(0.5, 0.3)", _SEVERAL),
+    _initializer(lambda: "glorot_uniform", "'glorot_uniform'", _SEVERAL),
+    _initializer(lambda: "orthogonal", "'orthogonal'", _SEVERAL),
+    *_both("embeddings_regularizer='l2'", "Embedding.embeddings_regularizer", lambda: {"embeddings_regularizer": "l2"}),
+    *_both(
+        "embeddings_constraint='non_neg'",
+        "Embedding.embeddings_constraint",
+        lambda: {"embeddings_constraint": "non_neg"},
+    ),
+    *_both(
+        "embeddings_constraint='unit_norm'",
+        "Embedding.embeddings_constraint",
+        lambda: {"embeddings_constraint": keras.constraints.UnitNorm(axis=1)},
+    ),
+    *_both("activity_regularizer='l2'", "Layer.activity_regularizer", lambda: {"activity_regularizer": "l2"}),
+    *_both("trainable=False", "Layer.trainable", lambda: {"trainable": False}),
+    *_both("dtype='mixed_bfloat16'", "Layer.dtype", lambda: {"dtype": "mixed_bfloat16"}),
+    *_both("dtype='float64'", "Layer.dtype", lambda: {"dtype": "float64"}),
+    *_both("autocast=False", "Layer.autocast", lambda: {"autocast": False}),
+    *(
+        Case(f"`{kind}.Embedding(lora_rank=2, lora_alpha=4)`", program, ("Embedding.lora_rank", "Embedding.lora_alpha"))
+        for kind, program in (("keras.layers", _lora_offloaded), ("et", _lora_own))
+    ),
+    *_both(
+        "quantization_config",
+        "Embedding.quantization_config",
+        lambda: {"quantization_config": keras.quantizers.Int8QuantizationConfig()},
+    ),
+    Case(
+        "`keras.layers.Embedding(mask_zero=True)`, a recurrent layer, outputs with a mask",
+        lambda side: _masked(side, keras.layers.Embedding),
+        ("Embedding.mask_zero",),
+    ),
+    Case(
+        "`et.Embedding(mask_zero=True)`, a recurrent layer, outputs with a mask",
+        lambda side: _masked(side, side.embedding),
+        ("Embedding.mask_zero",),
+    ),
+    Case("`layer.enable_lora(2)`", _lora, ("Embedding.enable_lora",)),
+    Case("`layer.quantize('int8')`", _quantized, ("Embedding.quantize",)),
+    Case("`layer.trainable = False` after a fit, and `True` after the next", _frozen_then_not, ("Layer.trainable",)),
+    Case("one embedding called on two features", _shared, ("Layer.name",)),
+    Case("an id several times in a batch, `Adagrad`", _repeated_ids),
+    Case("`self.add_loss(...)` in a layer", _with_losses, ("Layer.add_loss",)),
+    Case(
+        "`kernel_regularizer`, `activity_regularizer`, `kernel_constraint` of dense layers",
+        _regularized,
+        ("Layer.activity_regularizer",),
+    ),
+    Case("`BatchNormalization`", _with_state),
+    Case(
+        "`Dropout(0.5, seed=1)`",
+        _dropout,
+        (),
+        "draws of its own, which depend on nothing but `seed` and the number of the micro-batch",
+    ),
+    Case(
+        "`self.add_weight(...)`, trainable and not, with regularizer and constraint",
+        _added_weight,
+        ("Layer.add_weight",),
+    ),
+    *(
+        Case(f"`keras.config.set_dtype_policy('{policy}')`", _policy(policy), ("Layer.dtype",))
+        for policy in ("mixed_bfloat16", "mixed_float16", "float64")
+    ),
+]

@@ -1,0 +1,133 @@
+"""Every optimizer of `keras.optimizers`, with arguments that differ from its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tests.keras_table.case import Case
+from tests.keras_table.sides import Side, trained
+
+__all__ = ["CASES"]
+
+_OWN = {
+    "SGD": [{"learning_rate": 0.2}, {"learning_rate": 0.2, "momentum": 0.9, "nesterov": True}],
+    "Adagrad": [{"learning_rate": 0.2, "initial_accumulator_value": 0.2, "epsilon": 1e-3}],
+    "Adam": [
+        {"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4},
+        {"learning_rate": 0.01, "amsgrad": True},
+    ],
+    "AdamW": [
+        {"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4, "weight_decay": 0.1, "amsgrad": True}
+    ],
+    "Adamax": [{"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4}],
+    "Nadam": [{"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4}],
+    "RMSprop": [{"learning_rate": 0.01, "rho": 0.8, "momentum": 0.5, "epsilon": 1e-4, "centered": True}],
+    "Adadelta": [{"learning_rate": 0.5, "rho": 0.8, "epsilon": 1e-4}],
+    "Ftrl": [
+        {"learning_rate": 0.1, "initial_accumulator_value": 0.2, "beta": 0.1},
+        {
+            "learning_rate": 0.1,
+            "learning_rate_power": -0.4,
+            "l1_regularization_strength": 0.01,
+            "l2_regularization_strength": 0.01,
+            "l2_shrinkage_regularization_strength": 0.01,
+        },
+    ],
+    "Lion": [{"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9}],
+    "Adafactor": [
+        {"learning_rate": 0.1, "beta_2_decay": -0.7, "epsilon_1": 1e-20, "epsilon_2": 1e-2, "clip_threshold": 0.5},
+        {"learning_rate": 0.1, "relative_step": False},
+    ],
+    "Lamb": [{"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4}],
+    "Muon": [{"learning_rate": 0.01}],
+    "ScheduleFreeAdamW": [{"learning_rate": 0.01, "beta_1": 0.8, "beta_2": 0.9, "epsilon": 1e-4, "warmup_steps": 2}],
+}
+_COMMON: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"learning_rate": 0.5, "clipnorm": 0.05}),
+    ("SGD", {"learning_rate": 0.5, "global_clipnorm": 0.05}),
+    ("SGD", {"learning_rate": 0.5, "clipvalue": 0.01}),
+    ("SGD", {"learning_rate": 0.5, "weight_decay": 0.1}),
+    ("Adam", {"learning_rate": 0.01, "weight_decay": 0.1}),
+    ("SGD", {"learning_rate": 0.5, "use_ema": True, "ema_momentum": 0.8}),
+    ("SGD", {"learning_rate": 0.5, "use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 2}),
+    ("SGD", {"learning_rate": 0.5, "loss_scale_factor": 8.0}),
+    ("SGD", {"learning_rate": 0.5, "gradient_accumulation_steps": 3}),
+    ("SGD", {"learning_rate": 0.5, "name": "mine"}),
+]
+_SCHEDULES = {
+    "CosineDecay": {
+        "initial_learning_rate": 0.5,
+        "decay_steps": 4,
+        "alpha": 0.1,
+        "warmup_target": 0.8,
+        "warmup_steps": 1,
+    },
+    "CosineDecayRestarts": {
+        "initial_learning_rate": 0.5,
+        "first_decay_steps": 2,
+        "t_mul": 1.5,
+        "m_mul": 0.5,
+        "alpha": 0.1,
+    },
+    "ExponentialDecay": {"initial_learning_rate": 0.5, "decay_steps": 2, "decay_rate": 0.5, "staircase": True},
+    "InverseTimeDecay": {"initial_learning_rate": 0.5, "decay_steps": 2, "decay_rate": 0.5},
+    "PiecewiseConstantDecay": {"boundaries": [1, 2], "values": [0.5, 0.3, 0.1]},
+    "PolynomialDecay": {"initial_learning_rate": 0.5, "decay_steps": 2, "power": 2.0, "cycle": True},
+}
+
+
+def _said(name: str, arguments: dict[str, Any]) -> str:
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def _with(optimizer: Callable[[], Any]) -> Callable[[Side], Any]:
+    return lambda side: trained(side, optimizer=optimizer())
+
+
+def _optimizer(name: str, arguments: dict[str, Any]) -> Case:
+    covers = (f"optimizers.{name}", *(f"optimizers.{name}.{key}" for key in arguments))
+    return Case(f"`{_said(name, arguments)}`", _with(lambda: getattr(keras.optimizers, name)(**arguments)), covers)
+
+
+def _schedule(name: str, arguments: dict[str, Any]) -> Case:
+    def optimizer() -> Any:
+        return keras.optimizers.SGD(getattr(keras.optimizers.schedules, name)(**arguments))
+
+    return Case(f"`SGD({_said(name, arguments)})`", _with(optimizer), (f"schedules.{name}",))
+
+
+def _two_optimizers() -> Any:
+    default, other = keras.optimizers.SGD(0.5), keras.optimizers.SGD(0.1)
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(default, {"out/.*": other}))
+
+
+@keras.saving.register_keras_serializable("keras_table")
+class Halved(keras.optimizers.SGD):
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient * 0.5, variable, learning_rate)
+
+
+CASES = [
+    *(_optimizer(name, arguments) for name, all_of_them in _OWN.items() for arguments in all_of_them),
+    *(
+        Case(case.name, case.program, (*case.covers, *(f"Optimizer.{key}" for key in arguments)))
+        for name, arguments in _COMMON
+        for case in [_optimizer(name, arguments)]
+    ),
+    *(_schedule(name, arguments) for name, arguments in _SCHEDULES.items()),
+    Case("`SGD(lambda: 0.3)`", _with(lambda: keras.optimizers.SGD(lambda: 0.3))),
+    Case(
+        "`LossScaleOptimizer(SGD(0.5))`",
+        _with(lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0)),
+        ("optimizers.LossScaleOptimizer",),
+    ),
+    Case(
+        "`MultiOptimizer(OptimizerMap(SGD(0.5), {'out/.*': SGD(0.1)}))`",
+        _with(_two_optimizers),
+        ("optimizers.MultiOptimizer", "optimizers.OptimizerMap"),
+    ),
+    Case("a subclass of `SGD` with an `update_step` of its own", _with(lambda: Halved(0.5)), ("optimizers.Optimizer",)),
+]

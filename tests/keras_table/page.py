@@ -1,0 +1,58 @@
+"""docs/keras.md, written from what ran."""
+
+from __future__ import annotations
+
+import keras
+
+from tests.keras_table import callback_cases, compile_cases, layer_cases, model_cases, optimizer_cases
+from tests.keras_table.case import Case, Different, verdict
+
+__all__ = ["SECTIONS", "page", "verdicts"]
+
+SECTIONS: dict[str, list[Case]] = {
+    "compile": compile_cases.CASES,
+    "Optimizers": optimizer_cases.CASES,
+    "Callbacks": callback_cases.CASES,
+    "Layers": layer_cases.CASES,
+    "Models": model_cases.CASES,
+}
+_HEAD = """# What a Keras program may say
+
+Every row is a small program. A test runs it twice, with plain Keras and with its embedding tables in a store (`et.fit`,
+with `offload_embeddings_above=1`, or `et.Embedding`), and compares final weights, rows, history and predictions:
+
+* **same numbers**: equal to 1e-5;
+* **same meaning**: numbers cannot be compared, and the row says what is the same;
+* **refused**: an error, with this message, before anything is trained.
+
+There is no fourth kind: a program that would train differently without a word fails the test. `lazy=False`: see
+[lazy.md](lazy.md). The page is written by `make keras-table`, with Keras {version}; an argument of a newer Keras fails
+the test until it has a row.
+"""
+
+
+def verdicts(sections: dict[str, list[Case]]) -> tuple[dict[str, list[tuple[str, str]]], list[str]]:
+    """(section -> (name, verdict) of each case, what differs or breaks)."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    wrong = []
+    for section, cases in sections.items():
+        rows = found.setdefault(section, [])
+        for case in cases:
+            try:
+                rows.append((case.name, verdict(case)))
+            except Different as difference:
+                wrong.append(str(difference))
+            except Exception as error:  # noqa: BLE001 - told with the others, and the page is not written
+                wrong.append(f"{case.name}: {type(error).__name__}: {error}")
+    return found, wrong
+
+
+def page(found: dict[str, list[tuple[str, str]]]) -> str:
+    """The page as Markdown."""
+    parts = [_HEAD.format(version=keras.__version__)]
+    for section, rows in found.items():
+        lines = [f"| {name.replace('|', chr(92) + '|')} | {told} |" for name, told in rows]
+        parts.append(
+            "\n".join([f"## {section}", "", "| a program says | with tables in a store |", "| --- | --- |", *lines, ""])
+        )
+    return "\n".join(parts)

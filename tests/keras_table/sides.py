@@ -1,0 +1,105 @@
+"""The two ways a case's program is run: by plain Keras, and with its embedding tables in a store."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+import elastable as et
+
+__all__ = ["BATCH", "DIM", "RECORDS", "Side", "outcome", "small", "trained"]
+
+RECORDS, BATCH, LENGTH, DIM = 24, 8, 3, 4
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a program is run. Programs are written once, and take a side.
+
+    Attributes:
+        stored: Whether tables live in a store: `keras.layers.Embedding` layers are offloaded by `et.fit`.
+        lazy: As `et.fit` takes it.
+        dense: Plain Keras with dense gradients of its tables, for what it cannot do with sparse ones.
+        every_row: Whether each batch touches every row of the table; otherwise it leaves a fifth of them.
+    """
+
+    stored: bool = False
+    lazy: bool = True
+    dense: bool = False
+    every_row: bool = False
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the table. A batch has 24 ids, each once: Keras squares repeated ids one by one (docs/lazy.md)."""
+        return BATCH * LENGTH if self.every_row else 30
+
+    @property
+    def x(self) -> np.ndarray:
+        """int64 [24, 3]."""
+        random = np.random.default_rng(0)
+        batches = [random.permutation(self.vocabulary)[: BATCH * LENGTH] for _ in range(RECORDS // BATCH)]
+        return np.concatenate(batches).reshape(RECORDS, LENGTH)
+
+    @property
+    def y(self) -> np.ndarray:
+        """float32 [24, 1]."""
+        return np.random.default_rng(1).normal(size=(RECORDS, 1)).astype(np.float32)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """float32 [24, 1] of 0 and 1."""
+        return (self.y > 0).astype(np.float32)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """float32 [24]: a weight of each record."""
+        return np.random.default_rng(2).uniform(0.5, 2.0, RECORDS).astype(np.float32)
+
+    def embedding(self, *arguments: Any, **options: Any) -> Any:
+        """`keras.layers.Embedding`, or `et.Embedding` with the same arguments."""
+        return (et.Embedding if self.stored else keras.layers.Embedding)(*arguments, **options)
+
+    def fit(self, model: Any, *data: Any, **options: Any) -> Any:
+        """`model.fit`, or `et.fit` with the same arguments."""
+        options = {"shuffle": False, "verbose": 0, **options}
+        if "batch_size" not in options and (not data or isinstance(data[0], np.ndarray | dict | tuple | list)):
+            options["batch_size"] = BATCH
+        if not self.stored:
+            return model.fit(*data, **options)
+        if "x" not in inspect.signature(et.fit).parameters:
+            together = [*data, options.pop("sample_weight")] if "sample_weight" in options else list(data)
+            data = (tuple(together),) if len(together) > 1 else tuple(together)
+            options["verbose"] = bool(options["verbose"])
+        return et.fit(model, *data, **options, lazy=self.lazy, offload_embeddings_above=1)
+
+
+def small(side: Side, units: int = 1, activation: str | None = None, **embedding: Any) -> Any:
+    """ids [3] -> an embedding -> a dense layer."""
+    ids = keras.Input((LENGTH,), dtype="int64", name="ids")
+    rows = keras.layers.Embedding(side.vocabulary, DIM, name="items", **embedding)(ids)
+    return keras.Model(ids, keras.layers.Dense(units, activation, name="out")(keras.layers.Flatten()(rows)))
+
+
+def trained(side: Side, model: Any = None, x: Any = None, y: Any = None, fit: Any = None, **compiled: Any) -> Any:
+    """Compiles with `compiled`, trains with `fit`, and gives what came out."""
+    model = small(side) if model is None else model
+    options = {"optimizer": keras.optimizers.SGD(0.5), "loss": "mse", "run_eagerly": True, **compiled}
+    model.compile(**options)
+    history = side.fit(model, side.x if x is None else x, side.y if y is None else y, **(fit or {}))
+    return outcome(model, history)
+
+
+def outcome(model: Any, history: Any = None) -> dict[str, Any]:
+    """Final weights by layer, the rows of its table included, and the history."""
+    weights = {}
+    for layer in model._flatten_layers(include_self=False, recursive=True):
+        variables = [np.asarray(variable) for variable in layer._trainable_variables + layer._non_trainable_variables]
+        if hasattr(layer, "table_spec") and not layer.on_worker:
+            variables.insert(0, layer.read_rows(np.arange(layer.input_dim)))
+        if variables:
+            weights[layer.name] = variables
+    return {"weights": weights, "history": {} if history is None else dict(history.history)}

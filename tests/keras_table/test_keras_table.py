@@ -1,0 +1,78 @@
+"""docs/keras.md says what is so: every row is run against plain Keras, and nothing that Keras takes has no row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from elastable.embedding_store.errors import Unsupported
+from tests.keras_table.case import Case, Different, verdict
+from tests.keras_table.keras_names import keras_names
+from tests.keras_table.page import SECTIONS, page, verdicts
+from tests.keras_table.sides import Side, trained
+
+PAGE = Path(__file__).parents[2] / "docs" / "keras.md"
+ALL = [case for cases in SECTIONS.values() for case in cases]
+
+
+def _section(text: str, name: str) -> str:
+    return text.split(f"\n## {name}\n")[1].split("\n## ")[0].strip()
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_page_is_what_ran(section: str) -> None:
+    found, wrong = verdicts({section: SECTIONS[section]})
+    assert not wrong, "\n".join(["These are neither as in Keras nor refused:", *wrong])
+    assert _section(page(found), section) == _section(PAGE.read_text(), section), "run make keras-table"
+
+
+def test_the_page_is_of_this_keras() -> None:
+    assert f"with Keras {keras.__version__};" in PAGE.read_text()
+
+
+def test_everything_that_keras_takes_has_a_row() -> None:
+    covered = {name for case in ALL for name in case.covers}
+    assert not keras_names() - covered, "give each a case in tests/keras_table"
+
+
+def test_every_row_is_there_once() -> None:
+    names = [case.name for case in ALL]
+    assert len(names) == len(set(names))
+
+
+# --- the machinery notices what differs -------------------------------------------------------------
+
+
+def test_a_program_that_trains_differently_is_no_row() -> None:
+    def program(side: Side) -> Any:
+        return trained(side, optimizer=keras.optimizers.SGD(0.5 if side.stored else 0.4))
+
+    with pytest.raises(Different, match=r"twice the rate: /weights/items/0 differs by"):
+        verdict(Case("twice the rate", program))
+
+
+def test_what_is_said_differently_is_no_row_either() -> None:
+    with pytest.raises(Different, match="is 'ours', with plain Keras 'theirs'"):
+        verdict(Case("a word", lambda side: {"word": "ours" if side.stored else "theirs"}, meaning="anything"))
+    with pytest.raises(Different, match=r"plain Keras alone has \['/a'\], ours \[\]"):
+        verdict(Case("a name", lambda side: {} if side.stored else {"a": 1.0}, meaning="anything"))
+
+
+def test_another_error_is_no_refusal() -> None:
+    def program(side: Side) -> Any:
+        return {"a": [1.0][side.stored]}
+
+    with pytest.raises(IndexError):
+        verdict(Case("an accident", program))
+
+
+def test_a_refusal_is_quoted() -> None:
+    def program(side: Side) -> Any:
+        if side.stored:
+            raise Unsupported("not\n this | one")
+        return {}
+
+    assert verdict(Case("refused", program)) == r"refused: not this \| one"
