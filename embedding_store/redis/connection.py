@@ -19,6 +19,7 @@ from typing import Any
 import hiredis
 import numpy as np
 
+from elastable.embedding_store.compile_clock import compile_seconds
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
 from elastable.embedding_store.redis.reply_errors import reply_error
 from elastable.embedding_store.redis.resp_codec import Bytes
@@ -37,11 +38,16 @@ class ConnectionLost(Unavailable):
 
 
 class Deadline:
-    """A moment after which nothing waits any more."""
+    """A moment after which nothing waits any more.
+
+    Time in which this process compiles kernels is not counted: no server has to answer for it, and the first
+    commit on a fresh machine compiles for longer than a store may be away.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
+        self._compiled = compile_seconds()
 
     def left(self, waiting_for: object) -> float:
         """Seconds left, above 0.
@@ -49,7 +55,7 @@ class Deadline:
         Raises:
             DeadlineExceeded: none is; names `waiting_for` and the deadline.
         """
-        left = self._end - time.monotonic()
+        left = self._end + (compile_seconds() - self._compiled) - time.monotonic()
         if left <= 0:
             raise self.exceeded(waiting_for)
         return left
