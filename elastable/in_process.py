@@ -25,6 +25,7 @@ from elastable.master.core import Master
 from elastable.master.dense import DenseState
 from elastable.master.discovery import discover_tables
 from elastable.master.hooks import MasterOptions
+from elastable.master.keras_optimizer import accumulated_by
 from elastable.master.metrics import MetricBook
 from elastable.master.progress import Progress
 from elastable.master.schedule import Schedule
@@ -50,7 +51,7 @@ def fit(
     epochs: int = 1,
     initial_epoch: int = 0,
     batch_size: int | None = None,
-    grads_to_wait: int = 1,
+    grads_to_wait: int | None = None,
     average: str = "mean",
     validation_data: Any = None,
     evaluate_every: int = 0,
@@ -80,10 +81,10 @@ def fit(
         epochs: The epoch to end at, counted from 0: passes over the data, less `initial_epoch`.
         initial_epoch: The epoch to begin at.
         batch_size: Records in a micro-batch; None: as many as in a stream's first batch, else 32.
-        grads_to_wait: Micro-batches of one update.
+        grads_to_wait: Micro-batches of one update; None: as the optimizer's gradient_accumulation_steps says, else 1.
         average: How they are combined. "mean": with the numbers of plain Keras on one batch of all their records,
             whatever the loss is divided by; a loss of which that cannot be seen is refused. "records": each weighs its
-            records. "sum": each weighs 1.
+            records. "batches": all weigh the same, as with Keras' gradient_accumulation_steps. "sum": each weighs 1.
         validation_data: As `data`; evaluated after every epoch.
         evaluate_every: Versions between further evaluations, within epochs; 0: none.
         callbacks: Keras callbacks.
@@ -120,6 +121,8 @@ def fit(
     sample = sample_batch(reader)
     build_model(model, sample)
     moved = offload_built(model, offload_embeddings_above)
+    batches = -(-len(reader) // batch_size)
+    grads_to_wait, average = accumulated_by(model.optimizer, batches, grads_to_wait, average)
     job = JobSpec(
         job=uuid.uuid4().hex[:12],
         micro_batch_size=batch_size,

@@ -21,7 +21,9 @@ class JobOptions:
         model_file: The model file.
         store: "memory" or redis://host:port.
         mode: "sync" or "async".
-        grads_to_wait: Micro-batches that make one version.
+        grads_to_wait: Micro-batches that make one version; None: as the optimizer's gradient_accumulation_steps says,
+            else `grads_to_wait_else`.
+        grads_to_wait_else: See there.
         micro_batch_size: Records in a micro-batch.
         epochs: Passes over the training records.
         seed: Of record order, initial values and dropout.
@@ -56,7 +58,8 @@ class JobOptions:
     model_file: Path
     store: str = "memory"
     mode: str = "sync"
-    grads_to_wait: int = 1
+    grads_to_wait: int | None = None
+    grads_to_wait_else: int = 1
     micro_batch_size: int = 256
     epochs: int = 1
     seed: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from elastable.embedding_store.errors import ModelError, NotReady
+from elastable.embedding_store.errors import ModelError, NotReady, Unsupported
 from elastable.embedding_store.fresh_rows import fresh_rows
 from elastable.embedding_store.location_file import storage_of_url
 from elastable.embedding_store.locations import plan_tables, refuse_sharding, storage_of_tables
@@ -24,6 +24,7 @@ from elastable.master.checkpoints.places import newest_checkpoint
 from elastable.master.checkpoints.warm_start import warm_start
 from elastable.master.dense import DenseState
 from elastable.master.discovery import discover_tables
+from elastable.master.keras_optimizer import accumulated_by, accumulation_of
 from elastable.master.metrics import MetricBook
 from elastable.master.progress import Progress
 from elastable.options import JobOptions
@@ -81,11 +82,16 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     here = on_worker(places)
     keep_on_worker(model, {name: tables[name] for name in here})
     tables = {name: spec for name, spec in tables.items() if name not in here}
+    batches = -(-len(train) // options.micro_batch_size)
+    said = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.grads_to_wait_else)
+    grads_to_wait, average = accumulated_by(model.optimizer, batches, said, options.average)
+    if options.mode == "async" and accumulation_of(model.optimizer):
+        raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
     job = JobSpec(
         job=uuid.uuid4().hex[:12],
         mode=options.mode,
         micro_batch_size=options.micro_batch_size,
-        grads_to_wait=options.grads_to_wait,
+        grads_to_wait=grads_to_wait,
         epochs=options.epochs,
         seed=options.seed,
         intra_op_threads=options.intra_op_threads,
@@ -97,7 +103,7 @@ def prepare_job(options: JobOptions) -> PreparedJob:
         train_records=len(train),
         validation_records=0 if validation is None else len(validation),
         shuffle=options.shuffle,
-        average=options.average,
+        average=average,
         not_finite=options.not_finite,
         staleness_bound=options.staleness_bound,
         staleness_modulation=options.staleness_modulation,

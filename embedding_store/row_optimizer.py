@@ -77,6 +77,11 @@ class RowOptimizer(ABC):
     hyperparameters: Mapping[str, float] = MappingProxyType({})
     dense_form: DenseForm | None = None
 
+    @property
+    def told_name(self) -> str:
+        """Its name, as messages tell it."""
+        return self.spec.name
+
     def slot_width(self, dim: int) -> int:
         """float32 values that all slots of one row take."""
         return sum(dim if slot.columns is None else slot.columns for slot in self.slots)

@@ -25,6 +25,7 @@ class Accumulated:
         updates: Table name -> coalesced gradient.
         states: Every non-trainable variable, in model order.
         metrics: Summed metric state; floats as float64, integers as int64.
+        overflowed: Whether the gradient was not finite, and is left out for that.
     """
 
     records: int = 0
@@ -32,6 +33,7 @@ class Accumulated:
     updates: Mapping[str, TableUpdate] = field(default_factory=dict)
     states: tuple[Tensor, ...] = ()
     metrics: tuple[Tensor, ...] = ()
+    overflowed: bool = False
 
 
 def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
@@ -44,7 +46,8 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
 
     Args:
         pushes: In micro-batch order; checked (`elastable.master.push_check`), all with the same kinds of divisors.
-        average: What a push without a divisor means: "sum", by nothing; else, by records.
+        average: What a push without a divisor means: "sum", by nothing; "batches", by the number of pushes; else, by
+            records.
 
     Raises:
         BadInput: pushes without records.
@@ -70,6 +73,9 @@ def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
     )
 
 
+_MEANT = {"sum": Divisor(DivisorKind.NOTHING), "batches": Divisor(DivisorKind.AMOUNT, 1.0)}
+
+
 @dataclass(frozen=True, slots=True)
 class _WeightedPart:
     """A part of a push and what it weighs; see `GradientPart`."""
@@ -83,7 +89,7 @@ class _WeightedPart:
 
 def _weighted_parts(pushes: Sequence[Push], average: str) -> list[_WeightedPart]:
     """All parts of all pushes: first of every push the first, in push order, then the second, ..."""
-    meant = Divisor(DivisorKind.NOTHING if average == "sum" else DivisorKind.RECORDS)
+    meant = _MEANT.get(average, Divisor(DivisorKind.RECORDS))
     every = [
         (GradientPart(push.divisor or meant, dict(enumerate(push.dense)), push.slices, push.losses), *push.parts)
         for push in pushes

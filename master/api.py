@@ -52,7 +52,7 @@ __all__ = [
 
 _KNOWN = {
     "mode": ("sync", "async"),
-    "average": ("mean", "records", "sum"),
+    "average": ("mean", "records", "batches", "sum"),
     "not_finite": ("refuse", "skip"),
     "staleness_modulation": ("none", "inverse"),
 }
@@ -82,7 +82,8 @@ class JobSpec:
         shuffle: Whether the record order is a seeded permutation.
         average: How the micro-batches of a version are combined. "mean": as Keras would divide the loss of one batch
             of all their records; a loss of which that cannot be seen is refused where there are several. "records":
-            each weighs its records, whatever its loss was divided by. "sum": each weighs 1.
+            each weighs its records, whatever its loss was divided by. "batches": all weigh the same, as in Keras'
+            gradient_accumulation_steps. "sum": each weighs 1.
         not_finite: "refuse" a push with NaN or Inf (an error), or "skip" it.
         staleness_bound: Async: by how many versions a push may be behind when
             it is committed; one that is older is refused, and its micro-batch

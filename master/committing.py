@@ -91,7 +91,7 @@ class Committer:
         own = {table: its.clipping for table, its in step.own.items()}
         # Late pushes of async mode may be of when a table was not frozen.
         frozen = self._dense.frozen_tables
-        gradient = clip(_without(accumulate(pushes, self._average), frozen), step.clipping, own)
+        gradient = clip(self._accumulated(pushes, frozen), step.clipping, own)
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
         rates = {} if step.rate is None else dict.fromkeys(self._tables(gradient), step.rate)
         rates |= {table: its.rate for table, its in step.own.items() if table in rates}
@@ -106,6 +106,17 @@ class Committer:
             commit_rows(self._store, commit, self._deadline_s)
             self._apply(gradient, share)
         return gradient
+
+    def _accumulated(self, pushes: Sequence[Push], frozen: Collection[str]) -> Accumulated:
+        """The gradient of a version; none, if it overflowed and the optimizer's loss scale answers that."""
+        if not self._dense.may_overflow:
+            return _without(accumulate(pushes, self._average), frozen)
+        with np.errstate(invalid="ignore", over="ignore"):
+            gradient = _without(accumulate(pushes, self._average), frozen)
+        parts = [*gradient.dense, *(update.gradients for update in gradient.updates.values())]
+        if all(np.isfinite(part).all() for part in parts):
+            return gradient
+        return replace(gradient, dense=(), updates={}, overflowed=True)
 
     def _tables(self, gradient: Accumulated) -> Iterable[str]:
         """Those that a step has a learning rate for: those it updates, and those whose rows follow every step."""
@@ -126,7 +137,9 @@ class Committer:
             raise
 
     def _apply(self, gradient: Accumulated, share: float) -> None:
-        if gradient.records:
+        if gradient.overflowed:
+            self._dense.overflow(gradient.states)
+        elif gradient.records:
             self._dense.apply(gradient.dense, gradient.states, share)
         else:
             self._dense.skip()

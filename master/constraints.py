@@ -75,6 +75,11 @@ class ConstrainedRowOptimizer(RowOptimizer):
         self.whole_rows = self._inner.whole_rows or config["constraint"].get("class_name") != "NonNeg"
         self.default_learning_rate = self._inner.default_learning_rate
 
+    @property
+    def told_name(self) -> str:
+        """That of the optimizer within."""
+        return self._inner.told_name
+
     def apply(
         self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
     ) -> None:

@@ -87,7 +87,11 @@ class Master:
         self._options = options or MasterOptions()
         self._metrics = metrics or MetricBook()
         self._expected = Expected(
-            dense.variables, dense.states, None if metrics is None else metrics.specs, store.specs()
+            dense.variables,
+            dense.states,
+            None if metrics is None else metrics.specs,
+            store.specs(),
+            may_overflow=dense.may_overflow,
         )
         self._changed = threading.Condition()
         self._state = JobState(job, self._options, start, time.monotonic)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -15,6 +14,7 @@ from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.discovery import own_optimizers
 from elastable.master.keras_optimizer import Clipping, clipping_of, learning_rate_of, refuse_unsupported
+from elastable.master.keras_update import KerasUpdate
 from elastable.master.push_check import TensorSpec
 
 __all__ = ["DensePart", "DenseState", "NoDense", "OwnStep"]
@@ -75,6 +75,13 @@ class DensePart(Protocol):
         States are taken as they are.
         """
 
+    @property
+    def may_overflow(self) -> bool:
+        """Whether gradients may hold NaN or Inf: then `overflow` is called in the place of `apply`."""
+
+    def overflow(self, states: Sequence[Tensor]) -> None:
+        """Takes the states, and no step."""
+
     def skip(self) -> None:
         """Counts a step that changes nothing."""
 
@@ -112,6 +119,11 @@ class NoDense:
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
         """Changes nothing."""
 
+    may_overflow = False
+
+    def overflow(self, states: Sequence[Tensor]) -> None:
+        """Changes nothing."""
+
     def skip(self) -> None:
         """Changes nothing."""
 
@@ -146,6 +158,7 @@ class DenseState:
     def __init__(self, model: Any) -> None:
         self._optimizer = cast(Any, getattr(model, "optimizer", None))
         refuse_unsupported(self._optimizer)
+        self._update = KerasUpdate(self._optimizer)
         self._applies: dict[bool, Any] = {}
         trainable = list(model.trainable_weights)
         if not self._optimizer.built:
@@ -153,10 +166,12 @@ class DenseState:
         known = {id(variable) for variable in self._optimizer._trainable_variables}
         self.trained = [weight for weight in model.weights if id(weight) in known]
         self._states = [weight for weight in model.weights if id(weight) not in known]
+        # A loss scale that changes goes to the workers as one more state, and comes back as it went.
+        self._told = [*self._states, *([] if self._update.scale is None else [self._update.scale])]
         self.hold(trainable)
         self._own = own_optimizers(model)
         self.variables = _specs(self.trained)
-        self.states = _specs(self._states)
+        self.states = _specs(self._told)
         self._traced_rate: Any = None
         # States of the last snapshot; None: they have changed since.
         self._standing: tuple[Tensor, ...] | None = None
@@ -198,21 +213,21 @@ class DenseState:
 
     def step(self) -> int | None:
         """The optimizer's `iterations`."""
-        return int(self._optimizer.iterations.value.numpy())
+        return self._update.number()
 
     def learning_rate(self) -> float | None:
-        """The schedule's at `iterations`, or what was last assigned, also by a callback."""
-        return learning_rate_of(self._optimizer)
+        """The schedule's, or what was last assigned, also by a callback."""
+        return self._update.learning_rate()
 
     def own_steps(self) -> Mapping[str, OwnStep]:
         """Schedules count the job's steps, as the model's optimizer does."""
         for optimizer in self._own.values():
-            optimizer.iterations.assign(self._optimizer.iterations)
+            optimizer.iterations.assign(self._update.number())
         return {table: OwnStep(learning_rate_of(own), clipping_of(own)) for table, own in self._own.items()}
 
     def snapshot(self, version: int) -> DenseSnapshot:
         """Read-only copies of all variables and states."""
-        self._standing = tuple(_copied(variable) for variable in self._states)
+        self._standing = tuple(_copied(variable) for variable in self._told)
         return DenseSnapshot(
             version,
             tuple(_copied(variable) for variable in self.trained),
@@ -235,7 +250,7 @@ class DenseState:
             states: New values of every state, in model order.
             rate_share: What the learning rate of this step is multiplied by, weight decay included.
         """
-        rate, whole = getattr(self._optimizer, "_learning_rate", None), rate_share == 1.0
+        rate, whole = self._update.rate, rate_share == 1.0
         if rate is not self._traced_rate:
             # A schedule is part of the compiled function: one that a callback puts in place means another.
             self._applies, self._traced_rate = {}, rate
@@ -245,11 +260,23 @@ class DenseState:
         self._applies[whole](*(tf.constant(tensor) for tensor in (*gradients, *states, *share)))
         self._standing = None
 
+    @property
+    def may_overflow(self) -> bool:
+        """Whether a gradient that is not finite is the optimizer's to answer, by a smaller loss scale."""
+        return self._update.scale is not None
+
+    def overflow(self, states: Sequence[Tensor]) -> None:
+        """What takes the place of `apply` where the gradient is not finite: no step, and a smaller loss scale."""
+        for state, value in zip(self._states, states, strict=False):
+            state.assign(value)
+        self._update.overflow()
+        self._standing = None
+
     def skip(self) -> None:
         """Counts a step that changes nothing, so that schedules go by the version."""
         self.rewind()
         if self._counts:
-            self._optimizer.iterations.assign_add(1)
+            self._update.count()
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold: variables, states, optimizer variables, by kind and place."""
@@ -294,51 +321,24 @@ class DenseState:
 
     def _compiled(self, whole: bool) -> Any:
         """A step at the learning rate as it is, or (not `whole`) at a share of it, which is one more argument."""
-        signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in (*self.variables, *self.states)]
+        told = (*self.variables, *self.states)
+        signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in told]
         count, active, counts = len(self.trained), self._active, self._counts
 
         def apply(*tensors: Any) -> None:
             if active:
-                self._optimizer.apply([tensors[at] for at in active], [self.trained[at] for at in active])
+                self._update.apply([tensors[at] for at in active], [self.trained[at] for at in active])
             elif counts:
-                self._optimizer.iterations.assign_add(1)
-            for state, value in zip(self._states, tensors[count:], strict=True):
+                self._update.count()
+            for state, value in zip(self._states, tensors[count : count + len(self._states)], strict=True):
                 state.assign(value)
 
-        if not whole:
-            of_all, signature = apply, [*signature, tf.TensorSpec((), tf.float32)]
+        def traced(*tensors: Any) -> None:
+            with self._update.as_traced(None if whole else tensors[-1]):
+                apply(*tensors)
 
-            def apply(*tensors: Any) -> None:
-                with _rate_times(self._optimizer, tensors[-1]):
-                    of_all(*tensors[:-1])
-
-        with _clipping_off(self._optimizer):
-            return tf.function(apply, autograph=False, input_signature=signature).get_concrete_function()
-
-
-@contextmanager
-def _clipping_off(optimizer: Any) -> Iterator[None]:
-    """Keras reads these while it is traced; afterwards the user's optimizer is as it was."""
-    names = ("clipnorm", "global_clipnorm", "clipvalue")
-    before = {name: getattr(optimizer, name) for name in names}
-    try:
-        for name in names:
-            setattr(optimizer, name, None)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(optimizer, name, value)
-
-
-@contextmanager
-def _rate_times(optimizer: Any, share: Any) -> Iterator[None]:
-    """The optimizer's learning rate is that share of itself, while it is traced."""
-    rate = optimizer._get_current_learning_rate
-    optimizer._get_current_learning_rate = lambda: rate() * share
-    try:
-        yield
-    finally:
-        del optimizer._get_current_learning_rate
+        share = [] if whole else [tf.TensorSpec((), tf.float32)]
+        return tf.function(traced, autograph=False, input_signature=[*signature, *share]).get_concrete_function()
 
 
 def _specs(variables: Sequence[Any]) -> tuple[TensorSpec, ...]:

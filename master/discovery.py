@@ -12,7 +12,7 @@ from elastable.embedding_store.errors import ModelError, SpecConflict, Unsupport
 from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.constraints import constrained
-from elastable.master.keras_optimizer import refuse_unsupported, table_optimizer
+from elastable.master.keras_optimizer import refuse_of_table, refuse_unsupported, table_optimizer
 
 __all__ = ["StoreBackedLayer", "create_tables", "discover_tables", "own_optimizers", "store_backed_layers"]
 
@@ -132,6 +132,8 @@ def _trained_by(layer: StoreBackedLayer, model: Any, optimizer: OptimizerSpec | 
     if own is None and optimizer is not None:
         return optimizer if said is None else replace(optimizer, lazy=said)
     try:
+        if own is not None:
+            refuse_of_table(own)
         return table_optimizer(model.optimizer if own is None else own, lazy if said is None else said)
     except (ModelError, Unsupported) as error:
         raise type(error)(f"embedding layer {layer.name!r}: {error}") from error

@@ -41,6 +41,8 @@ def canonical_config(optimizer: Any, learning_rate: float, weight_decay: float |
         "clipnorm": None,
         "global_clipnorm": None,
         "clipvalue": None,
+        "loss_scale_factor": None,
+        "gradient_accumulation_steps": None,
     }
     try:
         return json.loads(json.dumps(config))  # type: ignore[no-any-return]
@@ -68,6 +70,11 @@ class KerasBlockOptimizer(RowOptimizer):
         self.slots = self._find_slots()
         self._refuse_joint_rows()
         self.whole_rows = self._joins_columns()
+
+    @property
+    def told_name(self) -> str:
+        """The class of the Keras optimizer."""
+        return self._kind
 
     def apply(
         self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float

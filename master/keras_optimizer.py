@@ -10,12 +10,22 @@ from typing import Any
 
 import keras
 
-from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.master.keras_block import KERAS_BLOCK, canonical_config
 
-__all__ = ["Clipping", "clipping_of", "learning_rate_of", "refuse_unsupported", "table_optimizer"]
+__all__ = [
+    "Clipping",
+    "accumulated_by",
+    "accumulation_of",
+    "clipping_of",
+    "inner_optimizer",
+    "learning_rate_of",
+    "refuse_of_table",
+    "refuse_unsupported",
+    "table_optimizer",
+]
 
 # Keras' own name of the variable that a table stands for: what exclude_from_weight_decay patterns are matched with.
 _TABLE_VARIABLE = "embeddings"
@@ -75,6 +85,7 @@ def clipping_of(optimizer: Any) -> Clipping:
     def positive(value: Any) -> float | None:
         return float(value) if value and value > 0 else None
 
+    optimizer = inner_optimizer(optimizer)
     clipnorm, global_clipnorm = positive(optimizer.clipnorm), positive(optimizer.global_clipnorm)
     return Clipping(clipnorm, global_clipnorm, positive(optimizer.clipvalue))
 
@@ -95,10 +106,15 @@ def refuse_unsupported(optimizer: Any) -> None:
         raise ModelError("the model has no optimizer: call model.compile(optimizer=..., loss=...)")
     kind = type(optimizer).__name__
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise Unsupported(
-            "LossScaleOptimizer (which mixed_float16 adds) is not supported: compile with auto_scale_loss=False "
-            "and a float32 or mixed_bfloat16 policy"
-        )
+        inner = optimizer.inner_optimizer
+        if accumulation_of(inner):
+            raise Unsupported(
+                f"LossScaleOptimizer (which mixed_float16 adds) of {type(inner).__name__}(gradient_accumulation_steps="
+                f"{inner.gradient_accumulation_steps}): where a gradient overflows Keras' updates no longer end with a "
+                "version; leave the argument out and say grads_to_wait"
+            )
+        refuse_unsupported(inner)
+        return
     multi = getattr(keras.optimizers, "MultiOptimizer", None)
     if multi is not None and isinstance(optimizer, multi):
         raise Unsupported(
@@ -107,14 +123,71 @@ def refuse_unsupported(optimizer: Any) -> None:
         )
     if optimizer.use_ema:
         raise Unsupported(f"{kind}(use_ema=True) is not supported: the rows of a table keep no moving average")
-    if optimizer.loss_scale_factor is not None:
-        raise Unsupported(f"{kind}(loss_scale_factor={optimizer.loss_scale_factor}) is not supported: leave it out")
-    if optimizer.gradient_accumulation_steps:
-        raise Unsupported(
-            f"{kind}(gradient_accumulation_steps={optimizer.gradient_accumulation_steps}) is not supported: "
-            "the master accumulates gradients; use grads_to_wait"
-        )
     _refuse_callable_rate(optimizer, kind)
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer that updates variables: that within a `LossScaleOptimizer`, or the one itself."""
+    scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if scaling else optimizer
+
+
+def refuse_of_table(optimizer: Any) -> None:
+    """Raises where an optimizer of a table's own says what is the model's optimizer's to say.
+
+    Raises:
+        Unsupported: naming it.
+    """
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise Unsupported("LossScaleOptimizer: the loss is one for all tables and variables; give it to compile()")
+    if accumulation_of(optimizer):
+        raise Unsupported(
+            f"{kind}(gradient_accumulation_steps={optimizer.gradient_accumulation_steps}): a step of a job is one of "
+            "all its tables and variables; give it to the optimizer of compile()"
+        )
+    if getattr(optimizer, "loss_scale_factor", None) is not None:
+        raise Unsupported(
+            f"{kind}(loss_scale_factor={optimizer.loss_scale_factor}): the loss is one for all tables and variables; "
+            "give it to the optimizer of compile()"
+        )
+
+
+def accumulation_of(optimizer: Any) -> int:
+    """Batches whose gradients Keras adds up for one update; 0: one batch is one update."""
+    return int(getattr(inner_optimizer(optimizer), "gradient_accumulation_steps", None) or 0)
+
+
+def accumulated_by(optimizer: Any, micro_batches: int, grads_to_wait: int | None, average: str) -> tuple[int, str]:
+    """The job's `grads_to_wait` and `average` under the optimizer of `compile()`.
+
+    With Keras' `gradient_accumulation_steps=k` a version is k micro-batches that weigh the same.
+
+    Args:
+        optimizer: Of `compile()`.
+        micro_batches: In a pass over the records.
+        grads_to_wait: As the user said; None: not at all.
+        average: Likewise; "mean" is what stands where nothing is said.
+
+    Raises:
+        BadInput: the two contradict each other, or an update would have batches of two passes.
+    """
+    steps = accumulation_of(optimizer)
+    if not steps:
+        return grads_to_wait or 1, average
+    told = f"{type(optimizer).__name__}(gradient_accumulation_steps={steps})"
+    if grads_to_wait not in (None, steps) or average not in ("mean", "batches"):
+        raise BadInput(
+            f"{told} is an update every {steps} batches that weigh the same, and the job says "
+            f"grads_to_wait={grads_to_wait}, average={average!r}: say it in one of the two places"
+        )
+    if micro_batches % steps:
+        raise BadInput(
+            f"{told}: a pass over the records has {micro_batches} batches, which is not a multiple of it; Keras would "
+            "begin an update with the last batches of one epoch and end it in the next. Choose a batch size with which "
+            "it is one, or leave the argument out and say grads_to_wait, whose last update of a pass may have fewer"
+        )
+    return steps, "batches"
 
 
 def _refuse_callable_rate(optimizer: Any, kind: str) -> None:
@@ -145,13 +218,19 @@ def table_optimizer(optimizer: Any, lazy: bool = True) -> OptimizerSpec:
         Unsupported: naming what of it cannot be honoured.
     """
     refuse_unsupported(optimizer)
+    scaled, optimizer = optimizer, inner_optimizer(optimizer)
     rate, decay = learning_rate_of(optimizer), _table_weight_decay(optimizer)
     config = optimizer.get_config()
     name, hyperparameters = _FUSED.get(type(optimizer), ("", ()))
     if name and set(config) <= {*_COMMON, *hyperparameters}:
         values = {key: float(config[key]) for key in hyperparameters}
         spec = OptimizerSpec.of(name, lazy=lazy, learning_rate=rate, weight_decay=decay or 0.0, **values)
-        follows_steps(spec)  # refuses one that cannot be other than lazy
+        # Refuses one that cannot be other than lazy.
+        if follows_steps(spec) and scaled is not optimizer:
+            raise Unsupported(
+                "LossScaleOptimizer (which mixed_float16 adds) with lazy=False: a step that overflows is no step, and "
+                "rows that no batch touches would follow it; leave one of them out"
+            )
         return spec
     # JSON with sorted keys and without the name that Keras counts up, so that equal optimizers give equal specs.
     text = json.dumps(canonical_config(optimizer, rate, decay), sort_keys=True)

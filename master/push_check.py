@@ -36,12 +36,14 @@ class Expected:
         states: Non-trainable variables, in model order.
         metrics: Metric state; None: not known here, any is taken.
         tables: Table name -> spec.
+        may_overflow: Whether gradients may hold NaN or Inf (`DensePart.may_overflow`).
     """
 
     variables: tuple[TensorSpec, ...] = ()
     states: tuple[TensorSpec, ...] = ()
     metrics: tuple[TensorSpec, ...] | None = None
     tables: Mapping[str, TableSpec] = field(default_factory=dict)
+    may_overflow: bool = False
 
 
 def check_push(push: Push, expected: Expected) -> None:
@@ -101,18 +103,15 @@ def _check_losses(losses: Mapping[int, float], metrics: Sequence[Tensor]) -> Non
 
 
 def check_finite(push: Push, expected: Expected) -> None:
-    """Refuses NaN and Inf in gradients and states; the push fits (`check_push`).
+    """Refuses NaN and Inf in gradients, unless they may overflow, and in states; the push fits (`check_push`).
 
     Raises:
         NotFinite: naming the variable, or the table and id.
     """
-    for what, tensors, specs in (
-        ("gradient of variable", push.dense, expected.variables),
-        ("state", push.states, expected.states),
-    ):
-        for tensor, spec in zip(tensors, specs, strict=True):
-            if np.issubdtype(tensor.dtype, np.floating) and not np.isfinite(tensor).all():
-                raise NotFinite(f"{what} {spec.name!r} holds NaN or Inf")
+    _refuse_not_finite("state", push.states, expected.states)
+    if expected.may_overflow:
+        return
+    _refuse_not_finite("gradient of variable", push.dense, expected.variables)
     for part in push.parts:
         for place, tensor in part.dense.items():
             if not np.isfinite(tensor).all():
@@ -120,6 +119,12 @@ def check_finite(push: Push, expected: Expected) -> None:
     for every in (push.slices, *(part.slices for part in push.parts)):
         for table, slices in every.items():
             require_finite(expected.tables[table], slices.indices, slices.values)
+
+
+def _refuse_not_finite(what: str, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+    for tensor, spec in zip(tensors, specs, strict=True):
+        if np.issubdtype(tensor.dtype, np.floating) and not np.isfinite(tensor).all():
+            raise NotFinite(f"{what} {spec.name!r} holds NaN or Inf")
 
 
 def check_evaluation(report: EvaluationReport, expected: Expected) -> None:

@@ -107,7 +107,8 @@ class MicroBatchComputer:
         look_up = partial(look_up_in, source)
         look_up_quietly = partial(look_up_in, source.unpromoted())
 
-        average = job.average if job.mode == "sync" and job.grads_to_wait > 1 else None
+        several = job.mode == "sync" and job.grads_to_wait > 1 and job.average != "batches"
+        average = job.average if several else None
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}
         self._train = make_train_step(model, self._spec, self._plans[TaskKind.TRAIN], look_up, job.seed, average)
         if TaskKind.EVALUATE in readers:

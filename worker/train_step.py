@@ -18,6 +18,7 @@ from elastable.worker.forward import forward, update_metrics
 from elastable.worker.id_plan import IdPlan
 from elastable.worker.id_set import IdSets
 from elastable.worker.loss_parts import LossPart, loss_parts, require_rowwise, shown_losses
+from elastable.worker.loss_scale import scale_variables, scaled_gradient
 from elastable.worker.loss_terms import loss_terms
 from elastable.worker.own_step import overrides
 from elastable.worker.reductions import RecordedLoss, recorded_losses
@@ -264,7 +265,7 @@ class TrainStep(_Step):
         variables = [variable.value for variable in self._variables if id(variable) in trained]
         bets = [scope.bets[table] for table in self._tables]
         in_graph = [bet for _, _, bet in scope.unplanned]
-        dense, planned, unplanned = tape.gradient(part.loss, (variables, bets, in_graph))
+        dense, planned, unplanned = scaled_gradient(tape, part.loss, (variables, bets, in_graph), self._model.optimizer)
         gradients = iter(dense)
         every = [next(gradients) if id(variable) in trained else None for variable in self._variables]
         return (
@@ -323,12 +324,16 @@ class EvaluateStep(_Step):
 
 
 def dense_parts(model: Any) -> tuple[list[Any], list[Any]]:
-    """The weights of a model in model order: those that its optimizer knows, or is going to know, and all others."""
+    """The weights of a model in model order: those that its optimizer knows, or is going to know, and all others.
+
+    With the others goes the loss scale, where it changes from version to version (`elastable.worker.loss_scale`).
+    """
     optimizer: Any = getattr(model, "optimizer", None)
     weights = model.weights
     variables = optimizer._trainable_variables if getattr(optimizer, "built", False) else model.trainable_weights
     known = {id(variable) for variable in variables}
-    return [each for each in weights if id(each) in known], [each for each in weights if id(each) not in known]
+    others = [each for each in weights if id(each) not in known]
+    return [each for each in weights if id(each) in known], [*others, *scale_variables(optimizer)]
 
 
 def store_layers(model: Any) -> list[Any]:

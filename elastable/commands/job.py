@@ -64,7 +64,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         min=1,
         help="TensorFlow threads of every worker; part of the job, since it changes roundings.",
     ),
-    "average": _option(_JOB, str, "mean", "--average", help="mean (as Keras divides the loss), records or sum."),
+    "average": _option(
+        _JOB, str, "mean", "--average", help="mean (as Keras divides the loss), records, batches or sum."
+    ),
     "not_finite": _option(_JOB, str, "refuse", "--not-finite", help="refuse or skip gradients with NaN or Inf."),
     "shuffle": _option(_DATA, bool, True, "--shuffle/--no-shuffle", help="Shuffle records."),
     "lazy": _option(
@@ -242,8 +244,7 @@ def train(
     """Train a model with a master and worker processes on this machine."""
     words = _words("train", model_file, {"--workers": (workers, 2), "--listen": (listen, _ANY_PORT)}, options)
     default = workers if options["mode"] == "sync" else 1
-    options["grads_to_wait"] = options["grads_to_wait"] or default
-    job = JobOptions(model_file=model_file, listen=listen, **_as_settings(options))
+    job = JobOptions(model_file=model_file, listen=listen, grads_to_wait_else=default, **_as_settings(options))
     import_tensorflow()
     from elastable.master_process import run_job
 
@@ -260,7 +261,6 @@ def master(
 ) -> None:
     """Run a job's master and wait for workers, wherever they are."""
     words = _words("master", model_file, {"--listen": (listen, _MASTER_PORT)}, options)
-    options["grads_to_wait"] = options["grads_to_wait"] or 1
     job = JobOptions(model_file=model_file, listen=listen, **_as_settings(options))
     import_tensorflow()
     from elastable.master_process import run_job

@@ -227,7 +227,7 @@ def _refuse_encoding(spec: TableSpec, optimizer: RowOptimizer, shards: int) -> N
         told = "updates whole rows" if optimizer.whole_rows else "does not say whether it does (`whole_rows`)"
         raise Unsupported(
             f"table {spec.name!r}: the encoding partition splits rows, which needs an optimizer that updates columns "
-            f"apart, and {spec.optimizer.name!r} {told}; use the token partition"
+            f"apart, and {optimizer.told_name!r} {told}; use the token partition"
         )
     if spec.dtype == "int8":
         raise Unsupported(

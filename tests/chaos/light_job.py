@@ -82,6 +82,11 @@ class _Dense:
     def learning_rate(self) -> float:
         return RATE  # constant, as rows that count must move by the same each time
 
+    may_overflow = False
+
+    def overflow(self, states: Sequence[Tensor]) -> None:
+        raise AssertionError("nothing overflows here")
+
     def own_steps(self) -> dict[str, Any]:
         return {}
 

@@ -55,6 +55,6 @@ def test_the_same_bits_by_either_strategy() -> None:
 
 def test_an_optimizer_that_joins_columns_needs_whole_rows() -> None:
     spec = table(RowNorm())
-    with partitioned("encoding") as store, pytest.raises(Unsupported, match=r"'t'.*'keras' updates whole rows"):
+    with partitioned("encoding") as store, pytest.raises(Unsupported, match=r"'t'.*'RowNorm' updates whole rows"):
         store.create_table(spec)
     np.testing.assert_array_equal(trained(partitioned("token"), spec), trained(MemoryStore(threads=1), spec))
