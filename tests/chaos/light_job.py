@@ -34,7 +34,7 @@ def data(split: str) -> Any:
 
 def model() -> Any:
     """What stands for a Keras model; it only has to look like one from afar."""
-    return SimpleNamespace(compute_loss=None, stop_training=False)
+    return SimpleNamespace(compute_loss=None, stop_training=False, _flatten_layers=lambda **how: [])
 
 
 def _tables(seed: int, lazy: bool) -> dict[str, TableSpec]:
@@ -60,6 +60,8 @@ class _Dense:
 
     Keeps `elastable.master.dense.DensePart`.
     """
+
+    frozen_tables = ()
 
     def __init__(self, model: Any) -> None:
         from elastable.master.keras_optimizer import Clipping
@@ -116,6 +118,19 @@ class _Dense:
         if not self._tensors.keys() <= tensors.keys():
             raise CheckpointError(f"the checkpoint holds {sorted(tensors)}, not {sorted(self._tensors)}")
         self._tensors = {key: np.array(tensors[key]) for key in self._tensors}
+
+
+class _Freezing:
+    """Nothing is frozen; keeps what is used of `elastable.freezing.Freezing`."""
+
+    def __init__(self, model: Any, dense: _Dense) -> None: ...
+
+    def begin(self, state: str = "") -> None: ...
+
+    def state(self) -> str:
+        return ""
+
+    def look(self) -> None: ...
 
 
 class _Metrics:
@@ -204,6 +219,7 @@ class Computer:
 
 def use_light_model() -> None:
     """Makes this process build this model where the product builds one of Keras."""
+    import elastable.master_process as master_process
     import elastable.prepare as prepare
     import elastable.worker_process as worker_process
 
@@ -212,7 +228,7 @@ def use_light_model() -> None:
     ) -> tuple[Any, Any, dict[str, TableSpec]]:
         return file.reader("train"), file.model(), _tables(seed, lazy)
 
-    def computer(job: Any, file: Any, readers: Any, source: Any) -> Computer:
+    def computer(job: Any, file: Any, readers: Any, source: Any, deadline_s: float) -> Computer:
         return Computer(job, readers, source.specs())
 
     for name, stand_in in (
@@ -225,5 +241,7 @@ def use_light_model() -> None:
     ):
         assert hasattr(prepare, name), f"elastable.prepare has no {name} any more"
         setattr(prepare, name, stand_in)
+    assert hasattr(master_process, "Freezing")
+    master_process.Freezing = _Freezing  # type: ignore[misc, assignment]
     assert hasattr(worker_process, "_computer")
     worker_process._computer = computer  # type: ignore[assignment]
