@@ -38,6 +38,7 @@ from elastable.master.progress import Progress
 from elastable.master.schedule import Schedule
 from elastable.master.service import master_service
 from elastable.options import JobOptions
+from elastable.owner_watch import watching_owner
 from elastable.prepare import PreparedJob, prepare_job
 from elastable.progress import JobProgress, summary_table
 from elastable.run_directory import RunDirectory, require_writable
@@ -181,7 +182,8 @@ class _Job:
         )
         # Of a job that is resumed: it may have nothing left to do.
         hooks.logs = begin.logs
-        with progress, closing(self._writer), self._watching(progress):
+        watched = watching_owner(self._master, self._prepared.store)
+        with progress, closing(self._writer), self._watching(progress), watched:
             callbacks.begin(begin.hooks)
             try:
                 status = self._master.run(hooks)

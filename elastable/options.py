@@ -45,6 +45,7 @@ class JobOptions:
         resume: Go on where an earlier job ended: at the version that stands in a store that outlived its
             master, or from the newest checkpoint in `checkpoint_dir`; anew, if there is neither.
         overwrite: Whether tables of an earlier job in the store are dropped.
+        take_over: Whether a store is taken from a job that runs on it; that job fails.
         export: Whether to write the trained model as plain `.keras`.
         listen: host:port of the master; port 0 takes a free one.
         lease_s: Seconds after which a micro-batch that a worker does not report is given to another one too.
@@ -80,6 +81,7 @@ class JobOptions:
     evaluate_every: int = 0
     resume: bool = False
     overwrite: bool = False
+    take_over: bool = False
     export: bool = True
     listen: str = "127.0.0.1:0"
     lease_s: float = 60.0

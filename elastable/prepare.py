@@ -124,6 +124,7 @@ def prepare_job(options: JobOptions) -> PreparedJob:
             checkpoint=checkpoint,
             resume=options.resume,
             overwrite=options.overwrite,
+            take_over=options.take_over,
         )
         if beginning.job is None:
             for name, rows in pretrained_rows(store_layers(model)).items():

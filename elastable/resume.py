@@ -23,6 +23,7 @@ __all__ = ["Beginning", "fill_store"]
 
 _log = logging.getLogger(__name__)
 
+_OWNER_LEAVES_S = 5.0  # a server may notice a little later that a process has died
 _PINS_END_S = 90.0  # longer than the leases of a master that died
 
 
@@ -50,6 +51,7 @@ def fill_store(
     checkpoint: Checkpoint | None,
     resume: bool,
     overwrite: bool,
+    take_over: bool = False,
 ) -> Beginning:
     """Makes the tables and the dense part those that the job begins with.
 
@@ -65,13 +67,16 @@ def fill_store(
         checkpoint: The newest one to resume from; None: there is none.
         resume: Whether an earlier job goes on.
         overwrite: Whether tables of an earlier job are dropped.
+        take_over: Whether the store is taken from another process that writes to it now.
 
     Raises:
-        BadInput: the store holds what is not to be dropped.
+        BadInput: the store holds what is not to be dropped, or another process is using it.
         Unsupported: the job that was saved had other options.
         CheckpointError: what was saved is of another model.
         SpecConflict: a table in the store has another spec.
     """
+    if not take_over:
+        _refuse_live_owner(store)
     if resume:
         standing = _standing(store)
         if standing is not None and _goes_on(standing, checkpoint, store, overwrite):
@@ -91,6 +96,18 @@ def fill_store(
     _claim_store(store, overwrite)
     create_tables(store, tables)
     return Beginning(Progress())
+
+
+def _refuse_live_owner(store: EmbeddingStore) -> None:
+    """Raises `BadInput` where another process writes to the store, one that was killed just now excepted."""
+    give_up = time.monotonic() + _OWNER_LEAVES_S
+    while (writer := store.other_writer()) is not None:
+        if time.monotonic() > give_up:
+            raise BadInput(
+                f"the store is in use: {writer} (host:process) is connected to write to it. Stop that job first, give "
+                "this one another ?namespace= in the store's URL, or take the store from it with --take-over"
+            )
+        time.sleep(0.1)
 
 
 def _standing(store: EmbeddingStore) -> VersionRecord | None:

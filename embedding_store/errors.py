@@ -26,6 +26,7 @@ __all__ = [
     "StoreBroken",
     "StoreFailed",
     "TableNotFound",
+    "TakenOver",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",
@@ -103,6 +104,10 @@ class StoreFailed(ElastableError):
 
 class StoreBroken(StoreFailed):
     """The store failed in the middle of a change and fails ever since: no repetition mends it, a checkpoint does."""
+
+
+class TakenOver(StoreFailed):
+    """Another process has become the store's only writer; this one may not write to it any more."""
 
 
 class NotJoined(ElastableError):

@@ -149,6 +149,15 @@ class PlacedStore(EmbeddingStore):
             self._whole_version()
             return self._stores[self._record_place].record()
 
+    def other_writer(self) -> str | None:
+        """As in `EmbeddingStore.other_writer`: the first of any store."""
+        return next((writer for store in self._stores.values() if (writer := store.other_writer())), None)
+
+    def require_owner(self) -> None:
+        """As in `EmbeddingStore.require_owner`, of every store."""
+        for store in self._stores.values():
+            store.require_owner()
+
     def recover(self, version: int | None = None) -> int:
         """As in `EmbeddingStore.recover`, in every place; None: to the version that stands in all of them."""
         with self._lock.writing():

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from elastable.embedding_store.errors import ElastableError, StoreBroken, StoreFailed, Unavailable
+from elastable.embedding_store.errors import ElastableError, StoreBroken, StoreFailed, TakenOver, Unavailable
 
 __all__ = ["retry"]
 
@@ -38,14 +38,14 @@ def retry(
         sleep: Waits that many seconds.
 
     Raises:
-        ElastableError: the last error of `on` before the deadline; any other one, and `StoreBroken`, at once.
+        ElastableError: the last error of `on` before the deadline; `StoreBroken`, `TakenOver` and any other at once.
     """
     give_up = now() + deadline_s
     pause = _FIRST_PAUSE_S
     while True:
         try:
             return call()
-        except StoreBroken:
+        except (StoreBroken, TakenOver):
             raise
         except on as error:
             if now() + pause > give_up:

@@ -288,6 +288,20 @@ class EmbeddingStore(RowSource):
         """The record of the current version; None: its commit had none, or records are not kept."""
         return None
 
+    def other_writer(self) -> str | None:
+        """`<host>:<process>` of another process that is connected now to write to this store, a running job's master.
+
+        None: there is none, or none that can be seen: a store in memory or in files has one process.
+        """
+        return None
+
+    def require_owner(self) -> None:
+        """Does nothing while this process may write to the store, or has never done so.
+
+        Raises:
+            TakenOver: another process has become its only writer.
+        """
+
     def recover(self, version: int | None = None) -> int:
         """Takes back what of a commit was done, where one broke off: for who takes over from a dead committer.
 

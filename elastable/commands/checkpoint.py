@@ -13,7 +13,6 @@ from rich.table import Table
 from elastable.commands.plan import readable_size
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.redis.store import RedisStore
 from elastable.embedding_store.redis.url import redacted
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
@@ -108,7 +107,7 @@ def restore(
 
 def _claim(target: EmbeddingStore, url: str, found: Checkpoint, overwrite: bool) -> None:
     """Makes sure that nothing is lost that is not to be; a checkpoint that replaces something is whole."""
-    writer = target.other_writer() if isinstance(target, RedisStore) else None
+    writer = target.other_writer()
     if writer is not None:
         raise BadInput(
             f"{redacted(url)} is in use: {writer} (host:process) is connected to write to it. Stop that job first, or "

@@ -150,6 +150,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         _PLACES, bool, False, "--resume", help="Continue an earlier job: in Redis, or from the newest checkpoint."
     ),
     "overwrite": _option(_PLACES, bool, False, "--overwrite", help="Drop tables of an earlier job from the store."),
+    "take_over": _option(
+        _PLACES, bool, False, "--take-over", help="Take the store from a job that still runs on it; that job fails."
+    ),
     "export": _option(_PLACES, bool, True, "--export/--no-export", help="Write the trained model as plain .keras."),
     "transport": (Transport, "auto"),
     "lease_s": _option(
@@ -216,7 +219,7 @@ def _words(command: str, model_file: Path, own: Mapping[str, tuple[Any, Any]], o
     for name, (value, default) in own.items():
         words += [name, str(value)] if value != default else []
     for field, (annotation, default) in _OPTIONS.items():
-        if (value := options[field]) != default and field not in ("resume", "overwrite", "checkpoint_dir"):
+        if (value := options[field]) != default and field not in ("resume", "overwrite", "take_over", "checkpoint_dir"):
             name = get_args(annotation)[1].default  # where typer keeps the first of an option's names
             if isinstance(value, bool):
                 yes, _, no = name.partition("/")

@@ -94,6 +94,14 @@ class CachedStore(CachedSource, EmbeddingStore):
         """As in `EmbeddingStore.record`, of the store behind."""
         return self._store.record()
 
+    def other_writer(self) -> str | None:
+        """As in `EmbeddingStore.other_writer`, of the store behind."""
+        return self._store.other_writer()
+
+    def require_owner(self) -> None:
+        """As in `EmbeddingStore.require_owner`, of the store behind."""
+        self._store.require_owner()
+
     def recover(self, version: int | None = None) -> int:
         """As in `EmbeddingStore.recover`, of the store behind; the cache begins anew."""
         try:

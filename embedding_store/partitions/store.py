@@ -153,6 +153,15 @@ class PartitionedStore(PartitionedSource, EmbeddingStore):
             self._look_whether_together()
             return self._stores[RECORD_SHARD].record()
 
+    def other_writer(self) -> str | None:
+        """As in `EmbeddingStore.other_writer`: the first of any store."""
+        return next((writer for store in self._stores if (writer := store.other_writer())), None)
+
+    def require_owner(self) -> None:
+        """As in `EmbeddingStore.require_owner`, of every store."""
+        for store in self._stores:
+            store.require_owner()
+
     def recover(self, version: int | None = None) -> int:
         """As in `EmbeddingStore.recover`, on every shard: to the version that stands on all of them, if none is given.
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import hiredis
 
-from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.errors import StoreFailed, TakenOver
 from elastable.embedding_store.redis.connection import Connection, Deadline
 from elastable.embedding_store.redis.reply_errors import reply_error
 from elastable.embedding_store.redis.schema import owner_key
@@ -87,7 +87,7 @@ class Ownership:
         """Lets it be known that nothing is taken back any more.
 
         Raises:
-            StoreFailed: another process has taken over.
+            TakenOver: another process has taken over.
         """
         key = owner_key(self._url.namespace)
         self.writing.call([(key, ("SET", key, f"{self.owner}:1"))], deadline)
@@ -104,7 +104,7 @@ class Ownership:
         return None
 
     def require(self, owner: bytes | None) -> None:
-        """Raises `StoreFailed` unless the owner that was read is this process."""
+        """Raises `TakenOver` unless the owner that was read is this process."""
         found = (owner or b"").decode(errors="replace")
         if found.rpartition(":")[0] != self.owner:
             raise refused(self._url, found)
@@ -113,7 +113,7 @@ class Ownership:
         """Names a new connection, and makes sure that the owner is still this process.
 
         Raises:
-            StoreFailed: another process has taken over.
+            TakenOver: another process has taken over.
         """
         owner = self.owner or ""
         (named,) = connection.call([("CLIENT", "SETNAME", self._name(owner))], deadline)
@@ -151,11 +151,11 @@ class Ownership:
         return f"elastable:{self._url.db}:{self._url.namespace}:{owner.rpartition(':')[2]}"
 
 
-def refused(url: RedisUrl, owner: str) -> StoreFailed:
+def refused(url: RedisUrl, owner: str) -> TakenOver:
     """The error of a writer that finds `owner` in its place."""
     host, _, rest = owner.partition(":")
     who = f"process {rest.partition(':')[0]} on {host}" if owner else "nobody any more (the server lost its keys?)"
-    return StoreFailed(
+    return TakenOver(
         f"the store at {url} (namespace {url.namespace!r}) was taken over, its owner is now {who}: "
         "this process may not write to it any more"
     )

@@ -26,6 +26,7 @@ from elastable.embedding_store.redis.schema import (
     STAMP_FIELD,
     TableRecord,
     before_ledger_key,
+    owner_key,
     records_key,
     tables_key,
     version_key,
@@ -151,8 +152,15 @@ class RedisStore(RedisReader, EmbeddingStore):
             deadline.left(self.url)
 
     def other_writer(self) -> str | None:
-        """`<host>:<process>` of another process that is connected now to write to this store, a job's master say."""
+        """As in `EmbeddingStore.other_writer`, from the names of the connections at every server."""
         return self._writer.ownership.other_writer(self.deadline())
+
+    def require_owner(self) -> None:
+        """As in `EmbeddingStore.require_owner`, by one read of the owner's key."""
+        ownership = self._writer.ownership
+        if ownership.owner is not None:
+            key = owner_key(self.url.namespace)
+            ownership.require(self._topology.call([(key, ("GET", key))], self.deadline())[0])
 
     def take_over(self) -> None:
         """Makes this process the only one that can write: others that did are kept from it, at every server.

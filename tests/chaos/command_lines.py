@@ -43,6 +43,7 @@ def arguments_of(
     words += ["--grads-to-wait", str(schedule.shape.grads_to_wait), "--evaluate-every", str(schedule.evaluate_every)]
     words += ["--run-dir", str(home / "runs"), "--no-export", "--checkpoint-dir", str(home / "checkpoints")]
     words += ["--checkpoint-every", str(schedule.checkpoint_every), "--keep", str(schedule.keep), "--resume"]
+    words += ["--take-over"]  # a cut link hides from Redis that the master before is dead
     if not schedule.shape.lazy:
         words += ["--no-lazy"]
     if forgets(schedule.store) and not saved:

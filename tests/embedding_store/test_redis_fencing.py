@@ -66,7 +66,7 @@ def test_a_writer_that_wakes_up(server: str, request: pytest.FixtureRequest) -> 
     assert ended.pop("commit").startswith("StoreFailed the commit of version 2 broke off")
     assert set(ended) == {"again", "next", "put", "delete", "clear", "reset", "drop"}
     for what, how in ended.items():
-        assert how.startswith("StoreFailed "), what
+        assert how.startswith("TakenOver "), what
         assert f"was taken over, its owner is now process {os.getpid()} on " in how, what
 
 

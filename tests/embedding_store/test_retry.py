@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from elastable.embedding_store.errors import BadInput, ElastableError, StoreBroken, StoreFailed, Unavailable
+from elastable.embedding_store.errors import BadInput, ElastableError, StoreBroken, StoreFailed, TakenOver, Unavailable
 from elastable.embedding_store.retry import retry
 
 
@@ -40,8 +40,9 @@ def test_a_store_that_stays_away() -> None:
         retry(Away(*[Unavailable("away")] * 2, *[Unavailable("still away")] * 1000), "a call", 0.3)
 
 
-@pytest.mark.parametrize("error", [BadInput("no such table"), StoreBroken("no such table: restore a checkpoint")])
-def test_what_no_repetition_mends_is_raised_at_once(error: ElastableError) -> None:
+@pytest.mark.parametrize("kind", [BadInput, StoreBroken, TakenOver])
+def test_what_no_repetition_mends_is_raised_at_once(kind: type[ElastableError]) -> None:
+    error = kind("no such table")
     away = Away(error)
     with pytest.raises(type(error), match="no such table"):
         retry(away, "a call", 30.0)

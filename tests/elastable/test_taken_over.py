@@ -1,0 +1,44 @@
+"""A store in use is refused by name; taken with --take-over, the job that had it fails at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastable.embedding_store.errors import BadInput
+from elastable.exit_codes import ExitCode
+from elastable.options import JobOptions
+from elastable.prepare import prepare_job
+from tests.elastable.conftest import JOB
+from tests.elastable.processes import CLICK_JOB, Hold, elastable
+
+
+@pytest.mark.parametrize("beginning", [{"overwrite": True}, {"resume": True}])
+def test_a_store_in_use_is_refused_by_name(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, beginning: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("elastable.resume._OWNER_LEAVES_S", 0.2)
+    options: dict[str, Any] = {"model_file": CLICK_JOB, "store": redis_url}
+    with prepare_job(JobOptions(**options)).store as running:
+        running.reset_version(3)
+        with pytest.raises(BadInput, match=rf"the store is in use: \S+:{os.getpid()} .*--take-over"):
+            prepare_job(JobOptions(**options, **beginning))
+        assert running.version() == 3
+        assert sorted(running.specs()) == ["users", "words"]
+
+
+def test_a_job_whose_store_is_taken_fails_at_once_by_name(redis_url: str, tmp_path: Path) -> None:
+    """Long before its deadline: repeating the commit would never help."""
+    hold = Hold(tmp_path / "hold", 7)
+    job = ["train", CLICK_JOB, *JOB, "--store", redis_url, "--run-dir", tmp_path / "runs", "--deadline", "100000"]
+    with elastable(tmp_path, *job, "--no-export", env=hold.environment, name="first") as first:
+        hold.wait(first)
+        options: dict[str, Any] = {"model_file": CLICK_JOB, "store": redis_url, "overwrite": True, "take_over": True}
+        with prepare_job(JobOptions(**options)).store as taken:
+            hold.go()
+            assert first.wait() == ExitCode.STORE_FAILED, first.err
+            assert taken.version() == 0
+    assert f"was taken over, its owner is now process {os.getpid()} on" in first.err
