@@ -122,7 +122,11 @@ def refuse_unsupported(optimizer: Any) -> None:
             "tables their own, et.Embedding(..., optimizer=keras.optimizers.Adagrad(0.1))"
         )
     if optimizer.use_ema:
-        raise Unsupported(f"{kind}(use_ema=True) is not supported: the rows of a table keep no moving average")
+        raise Unsupported(
+            f"{kind}(use_ema=True) is not supported: the rows of a table keep no moving average. Leave it out; a "
+            "learning-rate schedule that falls to 0 steadies the last versions, and checkpoints of several versions "
+            "(--checkpoint-every) hold all rows and variables to be averaged"
+        )
     _refuse_callable_rate(optimizer, kind)
 
 
