@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.api import JobSpec
@@ -78,7 +78,14 @@ def fill_store(
     if not take_over:
         _refuse_live_owner(store)
     if resume:
-        standing = _standing(store)
+        try:
+            standing = _standing(store)
+        except StoreBroken as error:
+            if checkpoint is None:
+                raise
+            standing = None
+            _refuse_anothers(store, checkpoint, overwrite)
+            _log.warning("the store cannot go on: %s; the job goes on from %s instead", error, checkpoint.address)
         if standing is not None and _goes_on(standing, checkpoint, store, overwrite):
             return _go_on(standing, store, tables, dense, job)
         if checkpoint is not None:
@@ -134,6 +141,13 @@ def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, store: Embe
         f"the store holds job {there} at version {standing.progress.version}, and {checkpoint.address} is of job "
         f"{saved}: with --overwrite the checkpoint takes the store's place; or use another ?namespace="
     )
+
+
+def _refuse_anothers(store: EmbeddingStore, checkpoint: Checkpoint, overwrite: bool) -> None:
+    """Raises `BadInput` where a store that is going to be filled anew says that it is another job's."""
+    record = store.record()
+    if record is not None:
+        _goes_on(VersionRecord.from_bytes(record), checkpoint, store, overwrite)
 
 
 def _go_on(

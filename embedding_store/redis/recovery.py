@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from elastable.embedding_store.errors import StaleVersion, StoreFailed
+from elastable.embedding_store.errors import StaleVersion, StoreBroken, StoreFailed
 from elastable.embedding_store.redis.before_images import BeforeImage, Moment
 from elastable.embedding_store.redis.catalog import Catalog, TableKeys
 from elastable.embedding_store.redis.connection import Deadline
@@ -34,12 +34,15 @@ def read_stamps(topology: Topology, catalog: Catalog, deadline: Deadline) -> Par
     """The stamps of all partitions of all tables, in one round trip.
 
     Raises:
-        StoreFailed: a partition has none: it was lost.
+        StoreBroken: a partition has none: it was lost.
     """
     told = topology.call([(key, ("HGET", key, STAMP_FIELD)) for key, _, _ in catalog.names], deadline)
     lost = [place for place, stamp in enumerate(told) if stamp is None or len(stamp) != 8]
     if lost:
-        raise StoreFailed(f"redis at {topology.url} has lost the partition of {catalog.names[lost[0]][0].decode()!r}")
+        raise StoreBroken(
+            f"redis at {topology.url} has lost the partition of {catalog.names[lost[0]][0].decode()!r} "
+            f"({len(lost)} of {len(told)} partitions are gone): restore a checkpoint"
+        )
     stamps = np.frombuffer(b"".join(told), "<i8").astype(np.int64)
     return {name: stamps[table.first : table.first + table.partitions] for name, table in catalog.tables.items()}
 

@@ -1,0 +1,61 @@
+"""A Redis that has lost a part of its rows: --resume goes on from the checkpoint, and says so."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from elastable.embedding_store.errors import StoreBroken
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.master.api import JobSpec
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.places import find_checkpoint
+from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.dense import NoDense
+from elastable.resume import Beginning, fill_store
+from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, created, dense_of, progress_of, rows, train
+from tests.servers import running_server
+
+
+class Dense(NoDense):
+    """Takes what a checkpoint holds."""
+
+    def restore(self, tensors: object) -> None:
+        """As in `DenseState`."""
+
+
+def resume(store: RedisStore, home: Path | None, job: JobSpec = JOB, overwrite: bool = False) -> Beginning:
+    checkpoint = None if home is None else open_checkpoint(find_checkpoint(home))
+    tables = {spec.name: spec for spec in (FIXED, DYNAMIC)}
+    return fill_store(
+        store, tables, Dense(), job, checkpoint=checkpoint, resume=True, overwrite=overwrite  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_a_lost_partition_does_not_stop_a_job_that_has_a_checkpoint(
+    server_binary: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_server(server_binary, tmp_path / "redis") as server:
+        with RedisStore(server.url) as store:
+            created(store, (FIXED, DYNAMIC))
+            train(store, 3)
+            saved = rows(store)
+            write_checkpoint(tmp_path / "kept", store, dense_of(3), JOB, progress_of(3))
+            train(store, 1)
+        with server.client() as client:
+            lost = next(key for key in sorted(client.scan_iter("*")) if client.type(key) == b"hash" and b"fixed" in key)
+            client.delete(lost)
+        with RedisStore(server.url) as store:
+            with pytest.raises(StoreBroken, match=r"has lost the partition of .* \(1 of \d+ partitions are gone\)"):
+                resume(store, None)
+            with caplog.at_level(logging.WARNING):
+                begun = resume(store, tmp_path / "kept")
+            assert begun.progress == progress_of(3)
+            assert begun.checkpoint is not None
+            assert "the store cannot go on" in caplog.text
+            assert begun.checkpoint.address in caplog.text
+            assert rows(store) == saved
+            train(store, 1)
+            assert store.version() == 4
