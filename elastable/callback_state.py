@@ -13,7 +13,7 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["restore_states", "states_of"]
+__all__ = ["named", "restore_states", "states_of"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
         BadInput: a `state_dict()` that JSON cannot hold, or that nothing can be done with; names the callback.
     """
     states = {}
-    for name, callback in _named(callbacks):
+    for name, callback in named(callbacks):
         if hasattr(callback, "state_dict"):
             if not hasattr(callback, "load_state_dict"):
                 raise BadInput(
@@ -59,7 +59,7 @@ def restore_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> None:
         BadInput: a callback refuses its state; names it.
     """
     left = dict(states)
-    for name, callback in _named(callbacks):
+    for name, callback in named(callbacks):
         if name not in left:
             continue
         state = left.pop(name)
@@ -75,7 +75,7 @@ def restore_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> None:
         _LOG.warning("the job had callbacks that are not there any more: %s", ", ".join(sorted(left)))
 
 
-def _named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Each by its class, and the second of a class as "EarlyStopping 2": others may be put between them."""
     seen = Counter[str]()
     for callback in callbacks:

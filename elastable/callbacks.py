@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from elastable.best_versions import BestVersions
 from elastable.callback_state import restore_states, states_of
 from elastable.embedding_store.errors import Unsupported
 from elastable.freezing import Freezing
@@ -14,7 +15,8 @@ from elastable.worker.keras_callbacks import history_of, require_callback, sees_
 
 __all__ = ["JobCallbacks"]
 
-_TRAINABLE = "trainable"  # among what callbacks remember; no class of a callback has that name
+# Among what callbacks remember; no class of a callback has such a name.
+_TRAINABLE, _BEST = "trainable", "best versions"
 
 
 class JobCallbacks:
@@ -28,6 +30,8 @@ class JobCallbacks:
         epochs: Of the job.
         versions_per_epoch: Of the job.
         freezing: Told whenever callbacks may have frozen layers.
+        best: Told whenever callbacks may have kept weights, or put them back.
+        in_job: Whether this is a job, which is resumed by its own means.
 
     Raises:
         Unsupported: a callback that would move the dense variables and leave
@@ -35,11 +39,19 @@ class JobCallbacks:
     """
 
     def __init__(
-        self, callbacks: Sequence[Any], model: Any, epochs: int, versions_per_epoch: int, freezing: Freezing
+        self,
+        callbacks: Sequence[Any],
+        model: Any,
+        epochs: int,
+        versions_per_epoch: int,
+        freezing: Freezing,
+        best: BestVersions,
+        in_job: bool = True,
     ) -> None:
         for callback in callbacks:
-            _refuse_unsupported(callback)
-        self._model, self._given, self._freezing = model, tuple(callbacks), freezing
+            _refuse_unsupported(callback, in_job)
+        self._model, self._given = model, tuple(callbacks)
+        self._freezing, self._best = freezing, best
         # Metrics of every version are computed only if somebody looks at them.
         self._sees_versions = sees_batches(callbacks)
         self._list = keras.callbacks.CallbackList(
@@ -67,12 +79,14 @@ class JobCallbacks:
         states = dict(states or {})
         self._model.stop_training = False
         self._freezing.begin(states.pop(_TRAINABLE, ""))
+        best = states.pop(_BEST, {})
         self._list.on_train_begin()
         restore_states(self._given, states)
+        self._best.begin(best)
 
     def states(self) -> dict[str, Any]:
         """What callbacks remember now, as JSON can hold it. Raises `BadInput` where it cannot."""
-        return {**states_of(self._given), _TRAINABLE: self._freezing.state()}
+        return {**states_of(self._given), _TRAINABLE: self._freezing.state(), _BEST: self._best.noted()}
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch, counted from 0, begins."""
@@ -90,21 +104,20 @@ class JobCallbacks:
     def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
         """An epoch is over and evaluated; True if training is to stop."""
         self._list.on_epoch_end(epoch, dict(logs))
+        self._best.look()
         return bool(self._model.stop_training)
 
     def end(self, logs: Mapping[str, float]) -> None:
         """Training is over."""
         self._list.on_train_end(dict(logs))
+        self._best.end()
 
 
-def _refuse_unsupported(callback: Any) -> None:
+def _refuse_unsupported(callback: Any, in_job: bool) -> None:
     kinds, name = keras.callbacks, require_callback(callback)
-    if isinstance(callback, kinds.BackupAndRestore):
-        raise Unsupported(f"callback {name} restores dense variables without tables; use --checkpoint-dir and --resume")
+    if in_job and isinstance(callback, kinds.BackupAndRestore):
+        raise Unsupported(
+            f"callback {name}: a job is backed up and resumed by --checkpoint-dir and --resume; leave it out"
+        )
     if isinstance(callback, kinds.SwapEMAWeights):
         raise Unsupported(f"callback {name} needs moving averages of the weights, which tables do not have")
-    if isinstance(callback, kinds.EarlyStopping) and callback.restore_best_weights:
-        raise Unsupported(
-            f"callback {name}(restore_best_weights=True) would restore dense variables without tables; "
-            "leave it False and take the checkpoint of the best version"
-        )

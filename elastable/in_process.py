@@ -7,11 +7,13 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from rich.console import Console
 
+from elastable.backup import backed_up_epoch, refuse_backup_of_slots
+from elastable.best_versions import BestVersions
 from elastable.callbacks import JobCallbacks
 from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.locations import LocationSettings, plan_tables, storage_of_tables
@@ -31,7 +33,7 @@ from elastable.master.progress import Progress
 from elastable.master.schedule import Schedule
 from elastable.places import join_stores, on_worker
 from elastable.progress import JobProgress
-from elastable.tables_in_store import tables_in_store
+from elastable.tables_in_store import note_trained, tables_in_store
 from elastable.worker.build import build_model, sample_batch
 from elastable.worker.compute import MicroBatchComputer
 from elastable.worker.loop import Worker
@@ -112,6 +114,7 @@ def fit(
         raise BadInput(
             f"evaluate_every={evaluate_every}: need a number of versions, and validation_data to evaluate on"
         )
+    initial_epoch = backed_up_epoch(callbacks, initial_epoch)
     if not 0 <= initial_epoch < epochs:
         raise BadInput(f"initial_epoch={initial_epoch}, epochs={epochs}: need 0 <= initial_epoch < epochs")
     reader = as_reader(data, streams=True)
@@ -155,7 +158,10 @@ def fit(
     if validation is not None:
         readers[TaskKind.EVALUATE] = validation
     computer = MicroBatchComputer(model, job, readers, sample, held, tables)
-    joined = JobCallbacks(callbacks, model, epochs, schedule.versions_per_epoch, Freezing(model, dense))
+    refuse_backup_of_slots(callbacks, model, tables)
+    best = BestVersions(callbacks, held, dense, job, master.progress)
+    freezing = Freezing(model, dense)
+    joined = JobCallbacks(callbacks, model, epochs, schedule.versions_per_epoch, freezing, best, in_job=False)
     progress = JobProgress(Console(quiet=not verbose), len(reader) * epochs)
     evaluations: list[dict[str, float]] = []
 
@@ -170,14 +176,16 @@ def fit(
         told=lambda epoch, logs: progress.epoch(epoch, epochs, logs),
         evaluated=evaluated,
     )
-    joined.begin()
-    try:
-        with progress, _worker_beside(master, computer, held), _shown(master, progress):
-            master.run(hooks)
-    finally:
-        # The end may find the worker within a micro-batch, which moves the states of the model that both share.
-        dense.rewind()
-    joined.end(hooks.logs)
+    with closing(best):
+        joined.begin()
+        note_trained(model)  # a callback may have loaded weights
+        try:
+            with progress, _worker_beside(master, computer, held), _shown(master, progress):
+                master.run(hooks)
+        finally:
+            # The end may find the worker within a micro-batch, which moves the states of the model that both share.
+            dense.rewind()
+        joined.end(hooks.logs)
     joined.history.evaluations = sorted(evaluations, key=lambda entry: entry["version"])
     return joined.history
 

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from elastable.best_versions import BestVersions
 from elastable.callbacks import JobCallbacks
 from elastable.checkpoint_writer import CheckpointWriter
 from elastable.embedding_store.errors import ElastableError, Unsupported
@@ -165,9 +166,17 @@ class _Job:
         progress = JobProgress(self._console, job.train_records * job.epochs, begin.records)
         model = self._prepared.model
         freezing = Freezing(model, self._prepared.dense)
-        callbacks = JobCallbacks(
-            self._prepared.file.callbacks(), model, job.epochs, schedule.versions_per_epoch, freezing
+        given = self._prepared.file.callbacks()
+        best = BestVersions(
+            given,
+            self._prepared.store,
+            self._prepared.dense,
+            job,
+            self._master.progress,
+            f"{self._options.checkpoint_dir or self._run.path / 'checkpoints'}/best",
+            self._series.rows_changed,
         )
+        callbacks = JobCallbacks(given, model, job.epochs, schedule.versions_per_epoch, freezing, best)
         hooks = JobHooks(
             callbacks,
             schedule,

@@ -14,9 +14,10 @@ from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import EmbeddingStore, Float32, RowBlock, UInt8
 from elastable.master.discovery import create_tables
+from elastable.worker.keras_slots import keras_slots
 from elastable.worker.train_step import pretrained_rows, store_layers
 
-__all__ = ["tables_in_store"]
+__all__ = ["note_trained", "tables_in_store"]
 
 _BLOCK_ROWS = 1 << 16
 _NO_DECAY = np.zeros(8, np.uint8)  # the logarithm of 1, a float64
@@ -64,11 +65,31 @@ def tables_in_store(
                 _carry(layer.source, held, spec, goes_on)
         elif name in given:
             held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
+    for layer in layers:
+        if not layer.trained_by(layer.optimizer or model.optimizer):
+            _take_slots(model.optimizer, layer, held)
     held.reset_version(version)
     for layer in layers:
         layer.attach(held, seed)
-        layer.note_trained_by(layer.optimizer or model.optimizer)
+    note_trained(model)
     return held
+
+
+def _take_slots(optimizer: Any, layer: Any, held: EmbeddingStore) -> None:
+    """Gives the rows of an offloaded layer the slots that Keras has for them, if it has trained them."""
+    name = layer.table_name
+    slots = keras_slots(optimizer, layer, held.specs()[name])
+    if slots is None:
+        return
+    for start in range(0, len(slots), _BLOCK_ROWS):
+        ids = np.arange(start, min(start + _BLOCK_ROWS, len(slots)), dtype=np.int64)
+        held.put(name, [RowBlock(ids, held.lookup({name: ids})[name], slots[ids])])
+
+
+def note_trained(model: Any) -> None:
+    """Its tables are trained by the model's optimizer from now on, or by the layer's own."""
+    for layer in store_layers(model):
+        layer.note_trained_by(layer.optimizer or model.optimizer)
 
 
 def _as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:

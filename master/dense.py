@@ -164,8 +164,9 @@ class DenseState:
         if not self._optimizer.built:
             self._optimizer.build(trainable)
         known = {id(variable) for variable in self._optimizer._trainable_variables}
-        self.trained = [weight for weight in model.weights if id(weight) in known]
-        self._states = [weight for weight in model.weights if id(weight) not in known]
+        self._weights = list(model.weights)
+        self.trained = [weight for weight in self._weights if id(weight) in known]
+        self._states = [weight for weight in self._weights if id(weight) not in known]
         # A loss scale that changes goes to the workers as one more state, and comes back as it went.
         self._told = [*self._states, *([] if self._update.scale is None else [self._update.scale])]
         self.hold(trainable)
@@ -281,6 +282,18 @@ class DenseState:
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold: variables, states, optimizer variables, by kind and place."""
         return {key: _copied(variable) for key, variable in self._by_key().items()}
+
+    def weights(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """The model's weights of what `tensors` gave, in the order of `model.get_weights()`.
+
+        Raises:
+            CheckpointError: a tensor is missing.
+        """
+        places = {id(variable): key for key, variable in self._by_key().items()}
+        keys = [places[id(weight)] for weight in self._weights]
+        if missing := [key for key in keys if key not in tensors]:
+            raise CheckpointError(f"the checkpoint lacks {missing[0]}: it is of another model")
+        return [tensors[key] for key in keys]
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes back what `tensors` gave; entries of other kinds are left alone.

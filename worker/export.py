@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from elastable.embedding_store.store import EmbeddingStore, Float32, Int64
 from elastable.worker.distributed_embedding import DistributedEmbedding
 from elastable.worker.embedding import Embedding
 from elastable.worker.offload import OffloadedEmbedding
+from elastable.worker.saved_rows import writing_tables_of
 from elastable.worker.store_backed import StoreBacked
 
 __all__ = ["export_keras", "plain_model"]
@@ -27,12 +29,26 @@ _BLOCK_ROWS = 1 << 16
 def export_keras(model: Any, store: EmbeddingStore, path: str | Path) -> Path:
     """Writes `model` with its tables as a `.keras` file that loads without Elastable.
 
+    A model of plain Keras layers, of which some are offloaded, may be of any
+    kind; the file needs its class where it is a subclass.
+
     Raises:
         Unsupported: see `plain_model`.
     """
     file = Path(path)
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, StoreBacked)]
+    if not _is_functional(model) and layers and all(isinstance(layer, OffloadedEmbedding) for layer in layers):
+        for layer in layers:
+            layer.attach(store)
+        with writing_tables_of(sys.maxsize):
+            model.save(file)
+        return file
     plain_model(model, store).save(file)
     return file
+
+
+def _is_functional(model: Any) -> bool:
+    return isinstance(model, keras.Sequential | keras.src.models.functional.Functional)
 
 
 def plain_model(model: Any, store: EmbeddingStore) -> Any:
@@ -47,10 +63,10 @@ def plain_model(model: Any, store: EmbeddingStore) -> Any:
     Raises:
         Unsupported: a model that is subclassed, or ids that are sparse or ragged.
     """
-    if not isinstance(model, keras.Sequential | keras.src.models.functional.Functional):
+    if not _is_functional(model):
         raise Unsupported(
-            f"model {model.name!r} is a subclass of keras.Model, whose layers Keras cannot replace; "
-            "export Functional and Sequential models, or save checkpoints"
+            f"model {model.name!r} is a subclass of keras.Model, whose et.Embedding layers Keras cannot replace; write "
+            "a SavedModel with model.export(path, input_signature=...), or model.save for where Elastable is installed"
         )
     pairs: list[tuple[Any, Any]] = []
     shared: dict[str, Any] = {}

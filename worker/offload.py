@@ -17,6 +17,8 @@ import keras
 import numpy as np
 
 from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.worker.keras_slots import give_back_slots
 from elastable.worker.saved_rows import all_rows, load_all_rows, refuse_legacy_file
 from elastable.worker.seeds import layers_of
 from elastable.worker.store_backed import StoreBacked
@@ -25,6 +27,7 @@ from elastable.worker.whole_table import WholeTable
 __all__ = ["OffloadedEmbedding", "bring_back", "offload_built", "offloading"]
 
 _log = logging.getLogger(__name__)
+_LOADED = -2  # steps that no optimizer has
 
 
 class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[misc]
@@ -32,7 +35,12 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
 
     To whoever asks for its `__class__`, as Keras does when it writes, clones or
     copies a model, it is the `keras.layers.Embedding` that it was.
+
+    Attributes:
+        variable_path: Of the Keras variable that it had; None: it never had one.
     """
+
+    variable_path: str | None = None
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -56,10 +64,15 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
     def save_own_variables(self, store: Any) -> None:
         """Writes the rows as the plain layer does; raises `Unsupported` where there are too many (`et.save`)."""
         store["0"] = all_rows(self)
+        optimizer = None if self._trained_by is None else self._trained_by()
+        if optimizer is not None and isinstance(self._source, EmbeddingStore):
+            give_back_slots(optimizer, self)  # Keras writes the optimizer after the layers
 
     def load_own_variables(self, store: Any) -> None:
         """Reads the rows of a plain layer."""
         load_all_rows(self, np.asarray(store["0"]))
+        if self.variable_path is not None:
+            self.note_steps(_LOADED)  # slots are those that Keras loads into the optimizer
 
 
 def _elements(layer: Any) -> int:
@@ -126,6 +139,7 @@ def offload_built(model: Any, above: int) -> dict[str, np.ndarray[Any, Any]]:
             layer._tracker.lock()
             _offload(layer)
             layer.trainable = layer.trainable and variable.trainable
+            layer.variable_path = variable.path
             _tie(model, variable, WholeTable(layer))
     return values
 

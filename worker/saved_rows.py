@@ -19,6 +19,7 @@ from keras.src.backend.common import global_state
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.fresh_rows import fresh_rows
 from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.put_weights import put_weights
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock
@@ -98,7 +99,7 @@ def load_all_rows(layer: Any, rows: Float32) -> None:
     source = _writable(layer)
     for start in range(0, len(rows), _BLOCK_ROWS):
         ids = np.arange(start, min(start + _BLOCK_ROWS, len(rows)), dtype=np.int64)
-        _put_weights(source, layer.table_name, ids, rows[ids])
+        put_weights(source, layer.table_name, ids, rows[ids])
 
 
 def save_table(layer: Any, store: Any) -> None:
@@ -129,8 +130,9 @@ def save_table(layer: Any, store: Any) -> None:
 def load_table(layer: Any, store: Any) -> None:
     """Reads what `save_table` wrote.
 
-    A layer that has no store yet gets one of its own. One that has keeps it, and
-    the slots of its rows, as a Keras variable that is assigned keeps them.
+    A layer that has no store yet gets one of its own, one that has keeps it. Slots
+    are those of the file where it holds an optimizer like the layer's, as Keras
+    loads the optimizer with the weights.
 
     Raises:
         BadInput: the file is of another table.
@@ -140,21 +142,38 @@ def load_table(layer: Any, store: Any) -> None:
         return
     if "spec" not in store:
         return
-    saved = _saved_table(layer, store)
+    saved, steps = _saved_table(layer, store), int(np.asarray(store["steps"]))
     there = layer.source.specs().get(layer.table_name) if isinstance(layer.source, EmbeddingStore) else None
     if there is None or (saved.vocabulary is None and there.seed != saved.spec.seed):
         layer.attach(saved.store)
-        layer.note_steps(int(np.asarray(store["steps"])))
+        layer.note_steps(steps)
         return
     source, name = _writable(layer), layer.table_name
-    ids = np.sort(saved.ids) if saved.vocabulary is None else np.arange(saved.vocabulary, dtype=np.int64)
     for block in list(source.scan(name)):
-        gone = np.setdiff1d(block.ids, ids)
+        gone = np.setdiff1d(block.ids, saved.ids)
         if len(gone):
             source.delete(name, gone)
-    for start in range(0, len(ids), _BLOCK_ROWS):
-        some = ids[start : start + _BLOCK_ROWS]
-        _put_weights(source, name, some, saved.store.lookup({name: some})[name])
+    with_slots = steps >= 0 and there.optimizer.same_but_rate(saved.spec.optimizer)
+    for block in saved.store.scan(name):
+        if with_slots:
+            source.put(name, [replace(block, touches=None)])
+        else:
+            put_weights(source, name, block.ids, block.weights)
+    _put_untouched(source, saved)
+    if with_slots:
+        layer.note_steps(steps)
+
+
+def _put_untouched(source: EmbeddingStore, saved: _Saved) -> None:
+    """Ids of a fixed table that had no row when it was saved read what they read then."""
+    name = saved.spec.name
+    for start in range(0, saved.vocabulary or 0, _BLOCK_ROWS):
+        ids = np.arange(start, min(start + _BLOCK_ROWS, saved.vocabulary or 0), dtype=np.int64)
+        ids = np.setdiff1d(ids, saved.ids)
+        read, expected = source.lookup({name: ids})[name], saved.store.lookup({name: ids})[name]
+        other = np.flatnonzero((read != expected).any(axis=1))
+        if len(other):
+            put_weights(source, name, ids[other], expected[other])
 
 
 class _Saved:
@@ -180,15 +199,6 @@ def _saved_table(layer: Any, store: Any) -> _Saved:
     if "counters" in store:
         own.put_sightings(spec.name, np.asarray(store["counters"], np.uint8))
     return _Saved(spec, ids, own)
-
-
-def _put_weights(source: EmbeddingStore, table: str, ids: Int64, weights: Float32) -> None:
-    """Sorted `ids` get these weights, and keep their slots."""
-    block = fresh_rows(source.specs()[table], ids, weights)
-    there = source.read_rows(table, ids)  # those that have a row
-    where = np.searchsorted(ids, there.ids)
-    block.slots[where] = there.slots
-    source.put(table, [block])
 
 
 def _writable(layer: Any) -> EmbeddingStore:

@@ -16,6 +16,7 @@ from elastable.embedding_store.initial_values import initial_rows
 from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.store import Float32, Int64, RowSource
 from elastable.worker.combine import flatten_ids, shape_rows
+from elastable.worker.export_rows import export_format, exported_rows, integer_ids_in_export
 from elastable.worker.id_values import require_id_dtype
 from elastable.worker.initializers import initializer_spec, seed_of
 from elastable.worker.saved_rows import require_all_rows
@@ -148,6 +149,11 @@ class StoreBacked:
         return self._rows_of(tf.range(self.input_dim, dtype=tf.int64), None)
 
     @property
+    def seed(self) -> int:
+        """Of the initial values, where no source is attached."""
+        return self._seed
+
+    @property
     def source(self) -> RowSource | None:
         """Where rows are read from outside of training, if attached."""
         return self._source
@@ -166,6 +172,7 @@ class StoreBacked:
 
     def embed(self, inputs: Any, weights: Any, training: bool | None) -> Any:
         """The forward pass of one call."""
+        inputs = integer_ids_in_export(self, inputs)
         self._note_ids(inputs.dtype.name)
         flat = flatten_ids(self.name, inputs, weights, self.combiner, self.mask_zero, self.input_dim)
         rows = self._rows_of(flat.ids, training)
@@ -212,6 +219,9 @@ class StoreBacked:
             )
         if tf.executing_eagerly():
             return tf.convert_to_tensor(self.read_rows(ids.numpy()))
+        kind = export_format()
+        if kind is not None:
+            return exported_rows(self, ids, kind)
         unique, inverse = tf.unique(ids)
         rows = tf.numpy_function(self.read_rows, [unique], tf.float32, stateful=True)
         return tf.gather(tf.ensure_shape(rows, [None, self.output_dim]), inverse)

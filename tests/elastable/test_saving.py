@@ -246,3 +246,56 @@ class TestStoreBacked:
         np.testing.assert_array_equal(model.predict(new, verbose=0), loaded.predict(new, verbose=0))
         with pytest.raises(Unsupported, match="takes any int64 id"):
             np.asarray(model.layers[0].embeddings)
+
+
+class TestOptimizerState:
+    """Keras trains, then `et.fit`, then Keras again: the numbers of Keras all along."""
+
+    @pytest.mark.parametrize(
+        "optimizer",
+        [
+            lambda: keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=0.1),
+            lambda: keras.optimizers.Adam(0.05, amsgrad=True),
+            lambda: keras.optimizers.RMSprop(0.01, momentum=0.9),
+            lambda: keras.optimizers.Adagrad(0.1),
+        ],
+    )
+    def test_goes_along(self, optimizer: Any, tmp_path: Path) -> None:
+        # No id comes twice in a batch: Keras squares un-summed slices (docs/lazy.md).
+        random = np.random.default_rng(0)
+        x = np.concatenate([random.permutation(ROWS)[:16] for _ in range(4)])[:, None]
+        records = (x, random.random((64, 1)).astype(np.float32))
+        models = []
+        for _ in range(2):
+            out = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+            ids = keras.Input((1,), dtype="int64")
+            rows = keras.layers.Embedding(ROWS, DIM, "ones", name="large")(ids)
+            models.append(keras.Model(ids, out(keras.layers.Flatten()(rows))))
+            models[-1].compile(optimizer(), "mse")
+        moved, plain = models
+
+        def by_keras(*models: Any) -> None:
+            for model in models:
+                model.fit(*records, batch_size=16, shuffle=False, verbose=0)
+
+        def by_us() -> None:
+            settings = {"batch_size": 16, "shuffle": False, "verbose": False, "lazy": False}
+            et.fit(moved, records, offload_embeddings_above=100, **settings)
+
+        def assert_same(model: Any) -> None:
+            np.testing.assert_allclose(large(model).embeddings, large(plain).embeddings, rtol=1e-4, atol=1e-5)
+
+        by_keras(moved, plain)
+        by_us()
+        by_keras(plain)
+        assert_same(moved)
+        moved.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        by_keras(loaded, plain)
+        assert_same(loaded)
+        # And back into the store, with what Keras has learnt since.
+        loaded.save_weights(tmp_path / "later.weights.h5")
+        moved.load_weights(tmp_path / "later.weights.h5")
+        by_us()
+        by_keras(plain)
+        assert_same(moved)

@@ -137,6 +137,30 @@ def test_export_brings_plain_embeddings_back() -> None:
     np.testing.assert_allclose(plain.predict(IDS, verbose=0), expected, rtol=1e-6)
 
 
+def test_a_subclassed_model_of_offloaded_layers_is_exported_as_it_was(tmp_path: Path) -> None:
+    model = make_model(_subclassed, (IDS, LABELS), seed=0, offload_above=100)
+    store = _trained_store(model)
+    loaded = keras.models.load_model(export_keras(model, store, tmp_path / "model.keras"))
+    assert type(loaded.rows) is keras.layers.Embedding
+    np.testing.assert_allclose(loaded.predict(IDS, verbose=0), model.predict(IDS, verbose=0), rtol=1e-6)
+
+
+def _subclassed() -> keras.Model:
+    model = Rows()
+    model.compile("sgd", "mse")
+    return model
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Rows(keras.Model):  # type: ignore[misc]
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.rows, self.out = keras.layers.Embedding(100, 4, name="rows"), keras.layers.Dense(1)
+
+    def call(self, ids: Any) -> Any:
+        return self.out(keras.ops.mean(self.rows(ids), axis=1))
+
+
 def test_built_embeddings_move_with_their_values_and_come_back() -> None:
     model = make_model(_keras_model, (IDS, LABELS), seed=0)
     before = model.predict(IDS, verbose=0)

@@ -1,0 +1,14 @@
+"""A job whose first epoch counts as the best, and is what it ends with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from freezing_job import data, model
+
+__all__ = ["callbacks", "data", "model"]
+
+
+def callbacks() -> list[Any]:
+    return [keras.callbacks.EarlyStopping("loss", mode="max", patience=3, restore_best_weights=True)]
