@@ -5,8 +5,8 @@
 * layers: `Embedding`, `EdlEmbedding`; as in keras-rs: `DistributedEmbedding`, `TableConfig`, `FeatureConfig`
 * training here: `fit`, and `step` for loops of your own; over replicas: `ReplicaTrainer`
 * what a term of a loss is: `averaged`, `summed`
-* data: `NumpyReader`, `ParquetReader`, `CsvReader`, `StreamReader`; for sources of your own `Reader`, `RaggedArray`,
-  `SparseArray`
+* data: `NumpyReader`, `ParquetReader`, `CsvReader`, `StreamReader`, `EndlessReader`; for sources of your own
+  `Reader`, `RaggedArray`, `SparseArray`
 * ids of strings: `hash_ids`
 * stores: `MemoryStore`, `RedisStore`, `open_store`, `TableSpec`, `OptimizerSpec`, `InitializerSpec`
 * tables of any ids: `AdmissionSpec`, `EvictionSpec`
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from elastable.worker.loss_terms import averaged, summed
     from elastable.worker.readers import (
         CsvReader,
+        EndlessReader,
         NumpyReader,
         ParquetReader,
         RaggedArray,
@@ -69,6 +70,7 @@ __all__ = [
     "EdlEmbedding",
     "ElastableError",
     "Embedding",
+    "EndlessReader",
     "EvictionSpec",
     "FeatureConfig",
     "HostEmbedding",
@@ -113,6 +115,7 @@ _HOMES = {
     "EdlEmbedding": "elastable.worker.edl_embedding",
     "ElastableError": "elastable.embedding_store.errors",
     "Embedding": "elastable.worker.embedding",
+    "EndlessReader": "elastable.worker.readers",
     "EvictionSpec": "elastable.embedding_store.spec",
     "FeatureConfig": "elastable.worker.feature_configs",
     "HostEmbedding": "elastable.worker.host_embeddings.embedding",

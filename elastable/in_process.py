@@ -39,7 +39,7 @@ from elastable.worker.compute import MicroBatchComputer
 from elastable.worker.loop import Worker
 from elastable.worker.offload import offload_built
 from elastable.worker.on_worker import keep_on_worker
-from elastable.worker.readers import Reader, StreamReader, as_reader
+from elastable.worker.readers import Reader, as_reader
 
 __all__ = ["fit"]
 
@@ -79,7 +79,8 @@ def fit(
     Args:
         model: A compiled Keras model with `et.Embedding` layers.
         data: (x, y), (x, y, sample_weight), or a reader; or a batched `tf.data.Dataset`, a
-            `keras.utils.PyDataset` or a torch `DataLoader`, read once, as `StreamReader` says.
+            `keras.utils.PyDataset` or a torch `DataLoader`, read once, as `StreamReader` says; one
+            without an end in an `EndlessReader`.
         epochs: The epoch to end at, counted from 0: passes over the data, less `initial_epoch`.
         initial_epoch: The epoch to begin at.
         batch_size: Records in a micro-batch; None: as many as in a stream's first batch, else 32.
@@ -117,10 +118,10 @@ def fit(
     initial_epoch = backed_up_epoch(callbacks, initial_epoch)
     if not 0 <= initial_epoch < epochs:
         raise BadInput(f"initial_epoch={initial_epoch}, epochs={epochs}: need 0 <= initial_epoch < epochs")
-    reader = as_reader(data, streams=True)
+    reader = as_reader(data, streams=True, endless=True)
     validation = None if validation_data is None else as_reader(validation_data, streams=True)
     if batch_size is None:
-        batch_size = reader.batch_records if isinstance(reader, StreamReader) else _BATCH_RECORDS
+        batch_size = getattr(reader, "batch_records", _BATCH_RECORDS)
     sample = sample_batch(reader)
     build_model(model, sample)
     moved = offload_built(model, offload_embeddings_above)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,7 +23,7 @@ class LocalWorkers:
     """`count` processes of `elastable worker`, each with a log file of its own.
 
     They run in sessions of their own, so that Ctrl-C reaches the master alone,
-    which then ends the job for all.
+    which then ends the job for all. `environment`: variables that they have beside those of this process.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class LocalWorkers:
         logs: Path,
         deadline_s: float,
         transport: str = "auto",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._logs = [logs / f"worker-{number}.log" for number in range(count)]
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -46,6 +49,7 @@ class LocalWorkers:
                         stderr=subprocess.STDOUT,
                         stdin=subprocess.DEVNULL,
                         start_new_session=True,
+                        env={**os.environ, **(environment or {})},
                     )
                 )
 

@@ -18,6 +18,7 @@ from elastable.callbacks import JobCallbacks
 from elastable.checkpoint_writer import CheckpointWriter
 from elastable.embedding_store.errors import ElastableError, Unsupported
 from elastable.embedding_store.pins import Pin
+from elastable.embedding_store.redis.login import split_login
 from elastable.embedding_store.redis.url import redacted
 from elastable.embedding_store.rpc.address import Address
 from elastable.embedding_store.rpc.credentials import Credentials
@@ -94,6 +95,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console, command: 
                 options.listen,
                 [store_service(prepared.store), master_service(master, outboxes_of(prepared.store))],
                 credentials=credentials,
+                insecure=options.insecure,
             )
         )
         _introduce(console, options, prepared, run, server.address)
@@ -103,7 +105,13 @@ def run_job(options: JobOptions, local_workers: int, console: Console, command: 
             # A certificate names hosts, and 0.0.0.0 is none.
             near = str(Address.parse(server.address).for_this_host())
             workers = LocalWorkers(
-                local_workers, near, options.model_file, run.path, options.deadline_s, options.transport
+                local_workers,
+                near,
+                options.model_file,
+                run.path,
+                options.deadline_s,
+                options.transport,
+                split_login(options.store)[1],
             )
             held.enter_context(workers)
             job.workers = workers
@@ -116,7 +124,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console, command: 
 def _credentials(options: JobOptions, local_workers: int) -> Credentials:
     """The environment's, which local workers inherit; what of it cannot be is refused before there is a job."""
     credentials, where = Credentials.from_environment(), Address.parse(options.listen)
-    credentials.for_server(where)
+    credentials.for_server(where, options.insecure)
     if local_workers:
         credentials.for_client(where.for_this_host())
     return credentials

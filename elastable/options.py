@@ -48,6 +48,7 @@ class JobOptions:
         take_over: Whether a store is taken from a job that runs on it; that job fails.
         export: Whether to write the trained model as plain `.keras`.
         listen: host:port of the master; port 0 takes a free one.
+        insecure: Whether the master may be open to everybody who reaches it.
         lease_s: Seconds after which a micro-batch that a worker does not report is given to another one too.
         backup_after_s: As `lease_s`, but only where that worker is idle; None: never before.
         staleness_bound: Async: by how many versions a gradient may be behind; None: any number.
@@ -84,6 +85,7 @@ class JobOptions:
     take_over: bool = False
     export: bool = True
     listen: str = "127.0.0.1:0"
+    insecure: bool = False
     lease_s: float = 60.0
     backup_after_s: float | None = None
     staleness_bound: int | None = None

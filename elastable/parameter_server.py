@@ -43,6 +43,7 @@ class ServerOptions:
     not_finite: str = "refuse"
     deadline_s: float = 60.0
     transport: str = "auto"
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         require_transport(self.transport)
@@ -73,8 +74,10 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
             stopped.set()
 
         services = [store_service(store, writable=True), master_service(master, outboxes)]
-        with GrpcServer(options.listen, services) as server:
-            console.print(f"parameter server at {server.address}, store {redacted(options.store)}", highlight=False)
+        with GrpcServer(options.listen, services, insecure=options.insecure) as server:
+            console.print(
+                f"parameter server at {server.address}, store {redacted(options.store)}", highlight=False, markup=False
+            )
             with stopping_on_signals(stop, console):
                 while not stopped.wait(1.0) and not master.lease_tasks("", 0, 0.0).finished:
                     pass

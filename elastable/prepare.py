@@ -15,6 +15,7 @@ from elastable.embedding_store.fresh_rows import fresh_rows
 from elastable.embedding_store.location_file import storage_of_url
 from elastable.embedding_store.locations import plan_tables, refuse_sharding, storage_of_tables
 from elastable.embedding_store.open_store import operation_deadline
+from elastable.embedding_store.redis.login import split_login
 from elastable.embedding_store.retry import retry
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import EmbeddingStore
@@ -166,7 +167,10 @@ def _discovered(
 def _where_workers_look(options: JobOptions) -> str:
     """Rows that are in Redis alone, or on a parameter server, are read there; all others at the master."""
     elsewhere = storage_of_url(options.store) == "redis" or options.store.startswith("grpc://")
-    return options.store if options.locations is None and elsewhere else "master"
+    if options.locations is not None or not elsewhere:
+        return "master"
+    # Whoever may join is told: the login is each process' own.
+    return split_login(options.store)[0]
 
 
 def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:

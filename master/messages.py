@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
+from elastable.embedding_store.printable import printable
 from elastable.embedding_store.rpc.errors import error_class
 from elastable.master.api import (
     JobSpec,
@@ -140,8 +141,8 @@ def outcome_from_message(value: master_pb2.PushOutcome.ValueType) -> PushOutcome
 
 def failure_from_message(message: master_pb2.ReportFailureRequest) -> ElastableError:
     """The error that a worker met: of its own class where that is one of ours."""
-    kind = error_class(message.error)
-    return kind(message.message) if kind else JobFailed(f"{message.error}: {message.message}")
+    kind, told = error_class(message.error), printable(message.message)
+    return kind(told) if kind else JobFailed(f"{_name(message.error)}: {told}")
 
 
 def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:
@@ -165,24 +166,30 @@ def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:
 def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
     """How far a job is."""
     return JobStatus(
-        job=message.job,
-        state=message.state,
-        mode=message.mode,
+        job=_name(message.job),
+        state=_name(message.state),
+        mode=_name(message.mode),
         version=message.version,
         versions_total=message.versions_total,
         epoch=message.epoch,
         epochs=message.epochs,
         records_trained=message.records_trained,
-        metrics=dict(message.metrics),
+        metrics={_name(name): value for name, value in message.metrics.items()},
         workers=tuple(
-            WorkerStatus(WorkerIdentity(it.incarnation, it.host, it.pid), it.leases, it.micro_batches)
+            WorkerStatus(WorkerIdentity(_name(it.incarnation), _name(it.host), it.pid), it.leases, it.micro_batches)
             for it in message.workers
         ),
-        store=message.store,
+        store=_name(message.store),
         refusals=tuple(
-            Refusal(WorkerIdentity("", it.host, it.pid), it.error, it.message, it.count) for it in message.refusals
+            Refusal(WorkerIdentity("", _name(it.host), it.pid), _name(it.error), printable(it.message), it.count)
+            for it in message.refusals
         ),
     )
+
+
+def _name(text: str) -> str:
+    """A name or word of another process, fit for a terminal."""
+    return printable(text, 1024, lines=False)
 
 
 def _task_to_message(task: Task) -> master_pb2.Task:

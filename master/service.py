@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.printable import printable
 from elastable.embedding_store.rpc.errors import answering
 from elastable.embedding_store.rpc.server import Service
 from elastable.embedding_store.shared.outbox import Outboxes
@@ -29,6 +30,7 @@ from elastable.master.v1 import master_pb2
 __all__ = ["master_service"]
 
 _LONGEST_NAME = 256  # bytes
+_LONGEST_REASON = 1024  # characters
 
 
 def master_service(master: MasterApi, outboxes: Outboxes | None = None) -> Service:
@@ -80,6 +82,8 @@ class _MasterServicer:
                     raise BadInput(
                         f"JoinRequest: its {what} has {len(name.encode())} bytes; the most are {_LONGEST_NAME}"
                     )
+                if not name.isprintable():
+                    raise BadInput(f"JoinRequest: its {what} holds control characters: {printable(name, lines=False)}")
             worker = WorkerIdentity(request.incarnation, request.host, request.pid)
             yield from self._attendances.events(worker, context)
 
@@ -111,7 +115,8 @@ class _MasterServicer:
         self, request: master_pb2.ReportFailureRequest, context: grpc.ServicerContext
     ) -> master_pb2.ReportFailureReply:
         with answering(context):
-            self._master.report_failure(request.incarnation, failure_from_message(request), request.fatal)
+            incarnation = printable(request.incarnation, _LONGEST_NAME, lines=False)
+            self._master.report_failure(incarnation, failure_from_message(request), request.fatal)
             return master_pb2.ReportFailureReply()
 
     def get_status(
@@ -122,7 +127,7 @@ class _MasterServicer:
 
     def stop_job(self, request: master_pb2.StopJobRequest, context: grpc.ServicerContext) -> master_pb2.StopJobReply:
         with answering(context):
-            self._master.stop(request.reason)
+            self._master.stop(printable(request.reason, _LONGEST_REASON))
             return master_pb2.StopJobReply()
 
 

@@ -18,6 +18,7 @@ ELASTABLE = [
     "EdlEmbedding",
     "ElastableError",
     "Embedding",
+    "EndlessReader",
     "EvictionSpec",
     "FeatureConfig",
     "HostEmbedding",

@@ -119,7 +119,7 @@ class MicroBatchComputer:
         """Reads the task's records and finds the ids they need."""
         reader, order = self._readers[task.kind], self._order(task)
         source = f"{type(reader).__name__}.take()"
-        batch = as_tensors(reader.take(order.take(task.start, task.stop)), source)
+        batch = as_tensors(reader.of_pass(task.epoch).take(order.take(task.start, task.stop)), source)
         require_like(self._spec, batch, task.stop - task.start, source)
         plan = self._plans[task.kind]
         ids = make_id_sets(plan.tables, plan.ids(batch), self._specs)
@@ -128,7 +128,7 @@ class MicroBatchComputer:
     def _order(self, task: Task) -> RecordOrder:
         """The records of the task's epoch, in the order in which they are computed."""
         reader = self._readers[task.kind]
-        shuffled = self._job.shuffle and task.kind is TaskKind.TRAIN
+        shuffled = self._job.shuffle and task.kind is TaskKind.TRAIN and not reader.in_order
         return record_order(len(reader), task.epoch, self._job.seed, shuffled, reader.shuffle_block)
 
     def hold(self, snapshot: DenseSnapshot) -> None:

@@ -25,7 +25,7 @@ _AVERAGED, _SUMMED = "elastable_averaged", "elastable_summed"
 # What a value depends on: nothing of the batch, its shape alone, or what is in it.
 _CONSTANT, _SHAPE, _BATCH = range(3)
 _SHAPE_OPS = ("Shape", "ShapeN", "Size", "Rank")
-_THROUGH = ("Identity", "IdentityN", "Cast", "Reshape", "Squeeze", "ExpandDims", "Snapshot")
+_THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Snapshot")
 _ARITHMETIC = ("Mul", "RealDiv", "DivNoNan", "Div", "Pow", "MulNoNan", "Xdivy", "AddV2", "Sub")
 _READS = ("ReadVariable", "ResourceGather", "EagerPyFunc", "PyFunc")
 _UNKNOWN, _BARE_SUM = "unknown", "sum"
@@ -131,7 +131,7 @@ class _Walk:
         operation, inputs = tensor.op, list(tensor.op.inputs)
         kind = operation.type
         if kind in _THROUGH:
-            source = inputs[tensor.value_index]
+            source = inputs[0]
             return self.leaves(source, factors) if source.shape.rank == tensor.shape.rank else None
         if kind in ("AddV2", "Add", "AddN"):
             return [leaf for part in inputs for leaf in self.leaves(part, factors)]

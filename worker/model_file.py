@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
-from elastable.worker.readers import Reader, as_reader
+from elastable.worker.readers import EndlessReader, Reader, as_reader
 
 __all__ = ["SPLITS", "ModelFile", "load_model_file"]
 
@@ -63,7 +63,14 @@ class ModelFile:
             raise ModelError(f"split {split!r}: known splits are {', '.join(SPLITS)}")
         records = self._call("data", split)
         try:
-            return None if records is None else as_reader(records)
+            reader = None if records is None else as_reader(records, endless=split == "train")
+            if isinstance(reader, EndlessReader) and not reader.reopens:
+                raise BadInput(
+                    "an EndlessReader of a stream that is read once: workers that start again or take over could not "
+                    "go back in it; give it a function open(start) that returns the stream from a batch on, such as "
+                    "lambda start: dataset.skip(start)"
+                )
+            return reader
         except BadInput as error:
             raise type(error)(f"{self.path}: data({split!r}): {error}") from error
 

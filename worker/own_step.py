@@ -178,8 +178,11 @@ class Gathering:
                 f"model {self.model.name!r}: in a worker step.apply takes the optimizer of compile(), not "
                 f"{optimizer.name!r}; give tables their own with et.Embedding(optimizer=), or loop in one process"
             )
-        self._refuse_parts(model if of is None else of)
-        kind, amount = self._divisor(loss)
+        as_written = (
+            tf.autograph.experimental.do_not_convert
+        )  # a train_step is converted by AutoGraph, with what it calls
+        as_written(self._refuse_parts)(model if of is None else of)
+        kind, amount = as_written(self._divisor)(loss)
         variables = list(self.model.trainable_weights)
         sources = ([variable.value for variable in variables], [rows for _, _, rows in self.scope.seen])
         dense, rows = tape.gradient(loss, sources)

@@ -108,4 +108,5 @@ def _counts_records(values: Any) -> bool:
     return True
 
 
-keras_loss.reduce_weighted_values = _reduce
+# As it is written: AutoGraph would convert it, as it converts what a model calls.
+keras_loss.reduce_weighted_values = tf.autograph.experimental.do_not_convert(_reduce)

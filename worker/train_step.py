@@ -40,6 +40,9 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+#: Keeps AutoGraph away from a function: it is for what users write.
+as_written = tf.autograph.experimental.do_not_convert
+
 #: (table, int64 ids) -> float32 rows: for calls that could not be planned.
 Lookup = Callable[[str, Int64], Float32]
 
@@ -124,6 +127,11 @@ class _Step:
         with entered(scope):
             done = forward(self._model, batch, self._training)
             penalty = self._penalty(scope.bets)
+            if penalty is not None and done.loss.shape.rank != 0:
+                raise Unsupported(
+                    f"model {self._model.name!r}: a loss of a value for each record (reduction 'none') and an "
+                    "embeddings_regularizer, which Keras cannot add either; use reduction='sum'"
+                )
             update_metrics(self._model, done, done.loss if penalty is None else done.loss + penalty)
         return done.loss, penalty
 
@@ -168,6 +176,7 @@ class TrainStep(_Step):
         self._unplanned: list[str] = []
         self._kinds: dict[bytes, list[DivisorKind | None]] = {}
         super().__init__(model, spec, plan, lookup, training=True)
+        _refuse_unplanned_regularizers(plan)
         if average is not None:
             for layer in plan.layers:
                 if layer.embeddings_regularizer is not None:
@@ -233,7 +242,7 @@ class TrainStep(_Step):
             tape.watch([bet for table, bet in bets.items() if table not in frozen])
             scope = StepScope(self._plan.layers, inverses, bets, self._lookup, tape)
             loss, penalty = self._forward(batch, scope)
-            parts = self._parts_of(loss, penalty, recorded, flat, scope)
+            parts = as_written(self._parts_of)(loss, penalty, recorded, flat, scope)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable] = [part.kind for part in parts]
         return (
@@ -297,6 +306,16 @@ class TrainStep(_Step):
             raise Unsupported(
                 f"model {self._model.name!r}: compile(run_eagerly=True) with grads_to_wait above 1 and a loss whose "
                 "terms are divided by different numbers; leave run_eagerly out"
+            )
+
+
+def _refuse_unplanned_regularizers(plan: IdPlan) -> None:
+    for layer, known in zip(plan.layers, plan.planned, strict=True):
+        if not known and layer.embeddings_regularizer is not None:
+            raise Unsupported(
+                f"embedding layer {layer.name!r}: its ids depend on values of the model, so the rows that "
+                "embeddings_regularizer is applied to are not known before the step; leave it out, and add it to the "
+                "loss for the rows that the layer returned"
             )
 
 

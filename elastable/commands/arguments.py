@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["CheckpointPath", "Deadline", "MasterAddress", "ModelPath", "Split", "Transport"]
+__all__ = ["CheckpointPath", "Deadline", "Insecure", "MasterAddress", "ModelPath", "Split", "Transport"]
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.py", help="Model file: defines model() and data(split).")]
 MasterAddress = Annotated[
@@ -26,6 +26,13 @@ Transport = Annotated[
     str,
     typer.Option(
         "--transport", help="How workers read rows: auto (the master's shared memory, or gRPC), grpc, or shared."
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure",
+        help="Listen beyond this host without TLS or a token: whoever reaches the port may do what it serves.",
     ),
 ]
 Split = Annotated[str, typer.Option("--split", help="Which split to use: train or validation.")]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from elastable.commands.arguments import ModelPath, Transport
+from elastable.commands.arguments import Insecure, ModelPath, Transport
 from elastable.embedding_store.redis.url import redacted
 from elastable.options import JobOptions
 from elastable.progress import JobConsole
@@ -154,6 +154,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
         _PLACES, bool, False, "--take-over", help="Take the store from a job that still runs on it; that job fails."
     ),
     "export": _option(_PLACES, bool, True, "--export/--no-export", help="Write the trained model as plain .keras."),
+    "insecure": (Insecure, False),
     "transport": (Transport, "auto"),
     "lease_s": _option(
         _WORKERS,

@@ -46,7 +46,7 @@ def status(
     workers = Table("host", "pid", "leases", "micro-batches", title=f"{len(told.workers)} workers")
     for worker in told.workers:
         identity = worker.identity
-        workers.add_row(identity.host, str(identity.pid), str(worker.leases), f"{worker.micro_batches:,}")
+        workers.add_row(escape(identity.host), str(identity.pid), str(worker.leases), f"{worker.micro_batches:,}")
     console.print(workers)
     if pins:
         pinned = Table("version", "seconds left", "rows kept", "bytes", title="pinned versions")
@@ -57,27 +57,27 @@ def status(
         refused = Table("host", "pid", "how many", "why", title="failed workers")
         for refusal in told.refusals:
             why = f"{refusal.error}: {refusal.message}"
-            refused.add_row(refusal.worker.host, str(refusal.worker.pid), str(refusal.count), escape(why))
+            refused.add_row(escape(refusal.worker.host), str(refusal.worker.pid), str(refusal.count), escape(why))
         console.print(refused)
 
 
 def _progress_table(told: JobStatus) -> Table:
     """How far a job is; of a parameter server without a model, which has no end, at which version it is."""
     endless = not told.versions_total
-    title = "parameter server" if endless else f"job {told.job}"
+    title = "parameter server" if endless else f"job {escape(told.job)}"
     table = Table(title=title, show_header=False, title_justify="left")
     if endless:
         table.add_row("version", f"{told.version:,}")
         table.add_row("records pushed", f"{told.records_trained:,}")
         return table
-    table.add_row("state", told.state)
-    table.add_row("mode", told.mode)
-    table.add_row("store", told.store)
+    table.add_row("state", escape(told.state))
+    table.add_row("mode", escape(told.mode))
+    table.add_row("store", escape(told.store))
     table.add_row("version", f"{told.version:,} of {told.versions_total:,}")
     table.add_row("epoch", f"{min(told.epoch + 1, told.epochs)} of {told.epochs}")
     table.add_row("records trained", f"{told.records_trained:,}")
     for name, value in told.metrics.items():
-        table.add_row(name, f"{value:.4f}")
+        table.add_row(escape(name), f"{value:.4f}")
     return table
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from elastable.commands.arguments import Insecure
 from elastable.progress import JobConsole
 from elastable.quiet import import_tensorflow
 
@@ -20,6 +21,7 @@ def serve(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Where it listens; port 0: a free one.")
     ] = "127.0.0.1:50051",
+    insecure: Insecure = False,
     not_finite: Annotated[
         str, typer.Option("--not-finite", help="refuse or skip gradients with NaN or Inf.")
     ] = "refuse",
@@ -38,5 +40,5 @@ def serve(
     import_tensorflow()
     from elastable.parameter_server import ServerOptions, run_parameter_server
 
-    options = ServerOptions(store, listen, not_finite, deadline, transport)
+    options = ServerOptions(store, listen, not_finite, deadline, transport, insecure)
     raise typer.Exit(run_parameter_server(options, JobConsole()))

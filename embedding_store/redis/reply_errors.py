@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastable.embedding_store.errors import ElastableError, NotReady, StoreFailed
+from elastable.embedding_store.redis.login import FILE_VARIABLE
 from elastable.embedding_store.redis.url import RedisUrl
 
 __all__ = ["is_transient", "reply_error"]
@@ -33,9 +34,9 @@ def _login_advice(url: RedisUrl, error: str) -> str:
     """What to do about an error of a server that has to do with the login; "" for other errors."""
     user = f"user {url.username!r}" if url.username else "the default user"
     if error.startswith("NOAUTH"):
-        return " (the store's URL gives no password: write redis://user:password@host:port)"
+        return f" (this process gives no password: set {FILE_VARIABLE}, or write redis://user:password@host:port)"
     if error.startswith("WRONGPASS"):
-        return f" (the password in the store's URL is not that of {user}; special characters are percent-encoded)"
+        return f" (the password is not that of {user}; special characters in a URL are percent-encoded)"
     if error.startswith("NOPERM"):
         return f" ({user} of the store's URL may not do that: docs/redis.md lists what is needed)"
     return ""

@@ -8,6 +8,7 @@ from typing import Self
 from urllib.parse import parse_qsl, unquote
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.redis.login import login_of_environment
 from elastable.embedding_store.redis.schema import (
     DEFAULT_NAMESPACE,
     DEFAULT_PARTITIONS,
@@ -33,7 +34,8 @@ class RedisUrl:
 
     Attributes:
         seeds: Servers to ask first; of a Cluster any of its nodes.
-        username: Of AUTH; "" for the default user.
+        username: Of AUTH; "" for the default user. Where the URL has no login, both are those of the environment
+            (`elastable.embedding_store.redis.login`).
         password: Of AUTH; "" for none. In no message, in no `repr`.
         db: Of SELECT; most Clusters have only 0.
         tls: The scheme is `rediss`: connections are encrypted, certificates verified.
@@ -77,13 +79,15 @@ class RedisUrl:
             raise BadInput(f"scheme {scheme!r} is not of a Redis URL: write redis://host:port or rediss://host:port")
         place, _, query = rest.partition("?")
         netloc, _, path = place.partition("/")
-        login, _, hosts = netloc.rpartition("@")
-        username, _, password = login.partition(":")
+        login, at, hosts = netloc.rpartition("@")
+        username, _, password = (unquote(part) for part in login.partition(":"))
+        if not at:
+            username, password = login_of_environment()
         options = _options(query)
         return cls(
             seeds=tuple(_seed(host) for host in hosts.split(",")),
-            username=unquote(username),
-            password=unquote(password),
+            username=username,
+            password=password,
             db=_number("database", path.strip("/") or "0"),
             tls=scheme == "rediss",
             ca=options.get("ca", ""),

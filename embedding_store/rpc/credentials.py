@@ -15,6 +15,7 @@ import grpc
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.secret_file import read_secret
 
 __all__ = ["ENVIRONMENT", "Credentials"]
 
@@ -102,12 +103,17 @@ class Credentials:
         self._require_token_stays_here(address)
         return None
 
-    def for_server(self, address: Address) -> grpc.ServerCredentials | None:
+    def for_server(self, address: Address, insecure: bool = False) -> grpc.ServerCredentials | None:
         """What a server at `address` is secured by; None: plain text.
+
+        Args:
+            address: Where it listens.
+            insecure: Whether it may be open to everybody who reaches it.
 
         Raises:
             BadInput: there is an authority for clients and no certificate to show
-                them, or the token would travel to `address` in plain text.
+                them, the token would travel to `address` in plain text, or neither
+                is there and others than this host can reach `address`.
         """
         pair = self._pair()
         if pair is not None:
@@ -119,6 +125,12 @@ class Credentials:
                 f"a server at {address} needs a certificate, and {_named('key')}, to speak TLS"
             )
         self._require_token_stays_here(address)
+        if self.token is None and not insecure and not _is_loopback(address.host):
+            raise BadInput(
+                f"a server at {address} would be open to everybody who reaches it, in plain text and without a token: "
+                f"set {_named('certificate')}, {_named('key')} and {_named('token')}, listen on 127.0.0.1, or say "
+                "--insecure (insecure=True) inside a network where you trust everybody"
+            )
         return None
 
     def _pair(self) -> tuple[bytes, bytes] | None:
@@ -148,6 +160,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _read(path: str | os.PathLike[str], name: str) -> bytes:
+    if name == "key":
+        return read_secret(path, _named(name))
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -191,10 +205,7 @@ def _require_pair(certificate: Path, key: Path) -> None:
 def _token_of(path: Path) -> str:
     """The token in a file, without white space around it."""
     variable = _NAMES["token"]
-    try:
-        text = path.read_bytes().decode("ascii", "replace").strip()
-    except OSError as error:
-        raise BadInput(f"{variable}: {str(path)!r} cannot be read: {error.strerror or error}") from error
+    text = read_secret(path, variable).decode("ascii", "replace").strip()
     _require_token(text, f"{variable} {str(path)!r}")
     return text
 

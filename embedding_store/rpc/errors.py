@@ -24,6 +24,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
+from elastable.embedding_store.printable import printable
 
 __all__ = [
     "ERROR_KEY",
@@ -210,7 +211,8 @@ def _parts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str]:
     if not isinstance(error, grpc.Call):
         return grpc.StatusCode.UNKNOWN, str(error), ""
     metadata: dict[str, Any] = dict(error.trailing_metadata() or ())
-    return error.code(), error.details() or "", str(metadata.get(ERROR_KEY, ""))
+    details = "\n".join(printable(line, lines=False) for line in (error.details() or "").split("\n"))
+    return error.code(), details, str(metadata.get(ERROR_KEY, ""))
 
 
 def _shortened(message: str) -> str:

@@ -63,6 +63,7 @@ class GrpcServer:
             more is refused (the client tries again) rather than left waiting
             behind sessions that do not end. Threads start as they are needed.
         credentials: What it is secured by, and asks of clients; None: those of the environment.
+        insecure: Whether it may be open, in plain text and without a token, to others than this host.
 
     Attributes:
         address: `host:port` that it listens on, the port taken.
@@ -77,10 +78,11 @@ class GrpcServer:
         services: Sequence[Service],
         limits: CallLimits = CallLimits(),  # noqa: B008 - it is frozen
         credentials: Credentials | None = None,
+        insecure: bool = False,
     ) -> None:
         where = Address.parse(address)
         credentials = Credentials.from_environment() if credentials is None else credentials
-        secured = credentials.for_server(where)
+        secured = credentials.for_server(where, insecure)
         self._services = tuple(services)
         self._pool = ThreadPoolExecutor(limits.threads + _SPARE, thread_name_prefix="grpc")
         sessions = frozenset(f"/{service.name}/{call}" for service in services for call in service.sessions)

@@ -143,6 +143,15 @@ def test_no_repr_shows_the_token() -> None:
 # -- what would not be safe
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_a_server_that_is_open_to_everybody_is_refused_unless_that_is_said(host: str) -> None:
+    with pytest.raises(BadInput, match=r"would be open to everybody who reaches it.*--insecure"):
+        GrpcServer(f"{host}:0", [], credentials=Credentials())
+    if host == "0.0.0.0":
+        GrpcServer(f"{host}:0", [], credentials=Credentials(), insecure=True).stop(0)
+    GrpcServer("127.0.0.1:0", [], credentials=Credentials()).stop(0)
+
+
 @pytest.mark.parametrize("host", ["192.0.2.1", "0.0.0.0", "::", "example.org", "localhost.example.org"])
 def test_a_token_does_not_leave_its_host_in_plain_text(host: str) -> None:
     credentials = Credentials(token=TOKEN)
@@ -175,7 +184,7 @@ def test_a_client_without_an_authority_and_a_server_without_a_certificate_are_re
 
 def test_no_credentials_are_plain_text_anywhere() -> None:
     assert Credentials().for_client(ELSEWHERE) is None
-    assert Credentials().for_server(ELSEWHERE) is None
+    assert Credentials().for_server(ELSEWHERE, insecure=True) is None
 
 
 # -- who gets through

@@ -43,7 +43,7 @@ def test_an_address_in_use_is_refused_by_name() -> None:
 @pytest.mark.parametrize("address", ["192.0.2.1:0", "no-such-host.invalid:0", "nonsense"])
 def test_an_address_that_is_not_ours_is_refused_by_name(address: str) -> None:
     with pytest.raises(BadInput, match=address):
-        GrpcServer(address, [store_service(MemoryStore())])
+        GrpcServer(address, [store_service(MemoryStore())], insecure=True)
 
 
 @pytest.fixture

@@ -93,7 +93,10 @@ def test_login(server_binary: Path, tmp_path: Path) -> None:
         with pytest.raises(StoreFailed, match=rf"127\.0\.0\.1:{server.port} refused the login.*WRONGPASS") as refused:
             RedisStore(f"redis://:wrongsecret@{server.address}")
         assert "secret" not in str(refused.value)
-        with pytest.raises(StoreFailed, match=r"NOAUTH.*URL gives no password: write redis://user:password@host:port"):
+        with pytest.raises(
+            StoreFailed,
+            match=r"NOAUTH.*no password: set ELASTABLE_REDIS_PASSWORD_FILE, or write redis://user:password@host:port",
+        ):
             RedisStore(server.url)
         with pytest.raises(StoreFailed, match=r"WRONGPASS.*is not that of user 'nobody'"):
             open_source(f"redis://nobody:wrongsecret@{server.address}")

@@ -301,3 +301,20 @@ SUM = master_pb2.Divisor(kind=master_pb2.Divisor.KIND_NOTHING)
 def test_a_push_that_cannot_be_is_refused(header: master_pb2.GradientHeader, body: int, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         push_from_frames(encode(header.SerializeToString(), [np.zeros(body, np.uint8)]))
+
+
+def test_what_others_say_is_made_fit_for_terminals_and_logs() -> None:
+    failure = master_pb2.ReportFailureRequest(error="Odd\x1b[2J\n", message="first\nINFO forged \x07")
+    assert str(failure_from_message(failure)) == r"Odd\x1b[2J\n: first" + "\n    " + r"INFO forged \x07"
+    told = master_pb2.GetStatusReply(job="j\n", state="\x1bs", store="a\x9bb", metrics={"m\r": 1.0})
+    told.workers.add(incarnation="i", host="h\x1b[31m")
+    told.refusals.add(host="h\n", error="e", message="one\ntwo")
+    status = status_from_message(told)
+    assert (status.job, status.state, status.store, dict(status.metrics)) == (
+        r"j\n",
+        r"\x1bs",
+        r"a\x9bb",
+        {r"m\r": 1.0},
+    )
+    assert status.workers[0].identity.host == r"h\x1b[31m"
+    assert (status.refusals[0].worker.host, status.refusals[0].message) == (r"h\n", "one\n    two")

@@ -122,6 +122,28 @@ def test_a_regularizer_counts_once_a_layer_over_touched_rows() -> None:
     assert _step(heavy).loss - _step(plain).loss == pytest.approx(penalty, rel=1e-3)
 
 
+def test_penalties_that_no_step_can_give_are_refused() -> None:
+    class Chained(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = _ours(name="first"), _ours(name="second", embeddings_regularizer="l2")
+
+        def call(self, x: Any) -> Any:
+            hop = tf.cast(tf.abs(self.first(x)[..., 0]) * 900.0, tf.int64)
+            return tf.reduce_sum(self.second(hop), axis=[1, 2])[:, tf.newaxis]
+
+    chained = Chained()
+    chained.compile("sgd", "mse")
+    build_model(chained, BATCH)
+    with pytest.raises(Unsupported, match="'second': its ids depend on values of the model"):
+        _step(chained)
+    layer = _ours(name="items", embeddings_regularizer="l2")
+    each = keras.Sequential([keras.Input((3,), dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    each.compile("sgd", keras.losses.MeanSquaredError(reduction="none"))
+    with pytest.raises(Unsupported, match="reduction 'none'"):
+        _step(each)
+
+
 def test_ids_that_cannot_be_planned_still_get_their_gradients() -> None:
     class Chained(keras.Model):
         def __init__(self, embedding: Callable[..., Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.endless_reader import EndlessReader
 from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.readers.reader import Reader
 from elastable.worker.readers.stream_reader import StreamReader, is_stream
@@ -15,7 +16,7 @@ __all__ = ["as_reader"]
 _RIGHT = "give a Reader, a tuple (x, y) or (x, y, sample_weight) of arrays, or a dict with the keys x, y, sample_weight"
 
 
-def as_reader(data: Any, streams: bool = False) -> Reader:
+def as_reader(data: Any, streams: bool = False, endless: bool = False) -> Reader:
     """A Reader of `data`.
 
     Args:
@@ -25,10 +26,15 @@ def as_reader(data: Any, streams: bool = False) -> Reader:
         streams: Whether it may be a stream that ends (`is_stream`), which is
             read at once. Not where several processes read one each: whether
             they see the same records is for a person to say.
+        endless: Whether it may be an EndlessReader: records to train on may, not those to evaluate on.
 
     Raises:
         BadInput: anything else, by name, with what would be right.
     """
+    if isinstance(data, EndlessReader) and not endless:
+        raise BadInput(
+            "an EndlessReader is for training alone, in et.fit and jobs; give et.StreamReader(stream, count=...)"
+        )
     if isinstance(data, Reader):
         if len(data) == 0:
             raise BadInput(f"{type(data).__name__}: empty; there must be at least one record")
@@ -50,7 +56,7 @@ def as_reader(data: Any, streams: bool = False) -> Reader:
 def _kind(data: Any) -> str:
     if is_stream(data) or hasattr(data, "__next__"):
         return (f"{type(data).__name__}, a stream, and a job's seeded order fetches records by number: wrap it in "
-                "et.StreamReader, which reads it once")  # fmt: skip
+                "et.StreamReader, which reads it once, or, without an end, in et.EndlessReader")  # fmt: skip
     if hasattr(data, "__array__"):
         return f"{type(data).__name__} alone"
     return type(data).__name__

@@ -40,6 +40,15 @@ class Reader(ABC):
         """
         return None
 
+    @property
+    def in_order(self) -> bool:
+        """Whether records are trained in the order of their numbers, whatever a job says of shuffling."""
+        return False
+
+    def of_pass(self, number: int) -> Reader:
+        """The records of a pass, counted from 0: the same ones each time, unless a stream goes on."""
+        return self
+
     @abstractmethod
     def take(self, indices: Int64) -> Batch:
         """Fetches records.

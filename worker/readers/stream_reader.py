@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -15,7 +16,7 @@ from elastable.worker.readers.nests import as_arrays, map_arrays, named_arrays, 
 from elastable.worker.readers.ragged_spool import AnySpool, spool_for
 from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
 
-__all__ = ["StreamReader", "is_stream"]
+__all__ = ["StreamReader", "batches_of", "is_stream", "parts_of"]
 
 _STREAMS = frozenset({"tensorflow.DatasetV2", "keras.PyDataset", "torch.DataLoader"})
 _PARTS = ("x", "y", "sample_weight")
@@ -72,7 +73,7 @@ class StreamReader(Reader):
         self._spools: dict[str, AnySpool] = {}
         self._like: Batch = ()
         try:
-            for number, batch in enumerate(islice(_batches_of(batches, count), count)):
+            for number, batch in enumerate(islice(batches_of(batches, count), count)):
                 try:
                     self._append(batch, place)
                 except BadInput as error:
@@ -104,7 +105,7 @@ class StreamReader(Reader):
         return tuple(map_arrays(lambda _: next(taken), part) for part in self._like)
 
     def _append(self, batch: Any, folder: Path) -> None:
-        named = list(zip(_parts_of(batch), _PARTS, strict=False))
+        named = list(zip(parts_of(batch), _PARTS, strict=False))
         parts = tuple(as_arrays(part, name) for part, name in named)
         leaves = [leaf for part, (_, name) in zip(parts, named, strict=True) for leaf in named_arrays(part, name)]
         size = records_of(leaves, "arrays")
@@ -131,25 +132,39 @@ def _kinds(data: Any) -> set[str]:
     return {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(data).__mro__}
 
 
-def _batches_of(data: Any, count: int | None) -> Iterator[Any]:
+def batches_of(data: Any, count: int | None, endless: bool = False) -> Iterator[Any]:
+    """The batches of a stream, at most `count` of those of one without an end.
+
+    Args:
+        data: What `StreamReader` takes.
+        count: As there.
+        endless: Whether it may have no end: who reads it knows when to stop.
+
+    Raises:
+        BadInput: no stream, or one without an end and without a count.
+    """
     kinds = _kinds(data)
-    told = f"{type(data).__name__}: the stream has no end; say how many of its batches to take (count=)"
+    told = (
+        f"{type(data).__name__}: the stream has no end; say how many of its batches to take (count=), or where an "
+        "epoch ends (et.EndlessReader(stream, steps_per_epoch))"
+    )
     if "tensorflow.DatasetV2" in kinds:
-        if count is None and int(data.cardinality()) == _INFINITE:
+        if count is None and not endless and int(data.cardinality()) == _INFINITE:
             raise BadInput(told)
         return iter(data)
     if "keras.PyDataset" in kinds:
         batches = count if data.num_batches is None else int(data.num_batches)
-        if batches is None:
+        if batches is None and not endless:
             raise BadInput(told)
-        return (data[number] for number in range(batches))  # its own iterator goes on until somebody raises IndexError
+        # Its own iterator goes on until somebody raises IndexError.
+        return (data[number] for number in (range(batches) if batches is not None else itertools.count()))
     if not isinstance(data, Iterable) or isinstance(data, str | bytes | np.ndarray | dict):
         raise BadInput(f"{type(data).__name__}: no stream of batches; give a tf.data.Dataset, a keras.utils.PyDataset, "
                        "a torch DataLoader or an iterable of (x, y)")  # fmt: skip
     return iter(data)
 
 
-def _parts_of(batch: Any) -> tuple[Any, ...]:
+def parts_of(batch: Any) -> tuple[Any, ...]:
     """(x,), (x, y) or (x, y, sample_weight), as `keras.utils.unpack_x_y_sample_weight` has it."""
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     while len(parts) > 1 and parts[-1] is None:

@@ -1,0 +1,52 @@
+"""Files that hold secrets: read, once their modes have been looked at."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from pathlib import Path
+
+from elastable.embedding_store.errors import BadInput
+
+__all__ = ["read_secret"]
+
+_MOST_BYTES = 1 << 20
+_LOG = logging.getLogger(__name__)
+
+
+def read_secret(path: str | os.PathLike[str], name: str) -> bytes:
+    """The bytes of a file of a key, a token or a password.
+
+    A file that everybody on the machine may read is warned of. It is not
+    refused: secrets that are mounted into a container have such modes, and
+    nobody else is there.
+
+    Args:
+        path: Of the file.
+        name: What it is, for messages.
+
+    Raises:
+        BadInput: it cannot be read, is longer than any secret, or others may change it.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            found = os.fstat(file.fileno())
+            text = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise BadInput(f"{name}: {str(path)!r} cannot be read: {error.strerror or error}") from error
+    if len(text) > _MOST_BYTES:
+        raise BadInput(f"{name}: {str(path)!r} is longer than {_MOST_BYTES} bytes, and so no secret")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BadInput(
+            f"{name}: {str(path)!r} may be changed by others (mode {stat.S_IMODE(found.st_mode):04o}): "
+            "`chmod 600` it, and put it where only you may write"
+        )
+    if found.st_mode & stat.S_IROTH:
+        _LOG.warning(
+            "%s: everybody on this machine may read %r (mode %04o); `chmod 600` it",
+            name,
+            str(path),
+            stat.S_IMODE(found.st_mode),
+        )
+    return text

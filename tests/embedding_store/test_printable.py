@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.printable import printable
+from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.server import GrpcServer, Service
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, größer, 無", "plain, größer, 無"),
+        ("\x1b[2J\x1b]0;title\x07gone", r"\x1b[2J\x1b]0;title\x07gone"),
+        ("back\rover\x08", r"back\rover\x08"),
+        ("one\n2026-01-01 INFO forged\n", "one\n    2026-01-01 INFO forged"),
+        ("turned\u202eround\u200b", r"turned\u202eround\u200b"),
+        ("c1 \x9b31m", r"c1 \x9b31m"),
+        ("half \ud800", r"half \ud800"),
+        ("tab\tstays", "tab\tstays"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_shown(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_names_have_one_line_and_long_text_is_cut() -> None:
+    assert printable("a\nb", lines=False) == r"a\nb"
+    assert printable("x" * 100, 10) == "xxxxxxxxxx... (100 characters)"
+
+
+def test_what_a_server_says_is_made_fit_for_a_terminal() -> None:
+    def lie(request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.set_trailing_metadata((("elastable-error", "BadInput"),))
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no \x1b[31m such\nlog line")
+        return b""
+
+    handlers = dict(store_service(MemoryStore(1)).handlers)
+    handlers["ListTables"] = grpc.unary_unary_rpc_method_handler(lie)
+    with (
+        GrpcServer("127.0.0.1:0", [Service(STORE_SERVICE, handlers)]) as server,
+        RemoteSource(server.address, 30) as source,
+        pytest.raises(BadInput) as caught,
+    ):
+        source.specs()
+    assert str(caught.value) == "no \\x1b[31m such\nlog line"
