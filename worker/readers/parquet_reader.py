@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyarrow.fs import LocalFileSystem
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.arrow_columns import ColumnChoice, arrow_types, refuse_type, to_arrays
@@ -96,7 +98,14 @@ class ParquetReader(BlockReader):
         file, fragment = self._files[place], self._fragments[place]
         try:
             # Opened for each read: thousands of files would be as many handles.
-            table = fragment.subset(row_group_ids=[group]).to_table(columns=self._in_file, use_threads=False)
+            # Not by the fragment's own scan, which takes a fourth longer for one row group.
+            with pq.ParquetFile(
+                file.open(),
+                metadata=fragment.metadata,
+                page_checksum_verification=True,
+                pre_buffer=not isinstance(file.filesystem, LocalFileSystem),
+            ) as opened:
+                table = opened.read_row_group(group, columns=self._in_file, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise BadInput(f"{file}: row group {group} cannot be read: {error}") from error
         for key, value in partition_scalars(file, self._partitions).items():
@@ -125,9 +134,7 @@ class ParquetReader(BlockReader):
 
 def _opened(files: Sequence[DataFile]) -> list[Any]:
     """Fragments of `pyarrow.dataset`, their metadata read: several files at a time, for those that lie far away."""
-    form = ds.ParquetFileFormat(
-        default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
-    )
+    form = ds.ParquetFileFormat()
 
     def opened(file: DataFile) -> Any:
         try:
