@@ -13,8 +13,10 @@ from rich.console import Console
 from elastable.callbacks import JobCallbacks
 from elastable.command import main
 from elastable.exit_codes import ExitCode
+from elastable.freezing import Freezing
 from elastable.job_hooks import JobHooks
 from elastable.master.api import JobSpec, JobStatus
+from elastable.master.dense import DenseState
 from elastable.master.schedule import Schedule
 from elastable.progress import JobConsole, JobProgress
 from elastable.run_directory import RunDirectory
@@ -62,9 +64,11 @@ def test_the_speed_of_a_job_that_goes_on_does_not_count_what_was_trained_before(
 
 def test_an_epoch_that_ended_before_the_job_went_on_is_noted_with_its_version(tmp_path: Path) -> None:
     """It was trained by a master that died before its evaluation: the next one evaluates it and makes no version."""
-    run = RunDirectory(tmp_path / "run")
     job = JobSpec(micro_batch_size=10, epochs=2, train_records=8790)
-    callbacks = JobCallbacks([], keras.Sequential([keras.layers.Dense(1)]), 2, 879)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    callbacks = JobCallbacks([], model, 2, 879, Freezing(model, DenseState(model)))
+    run = RunDirectory(tmp_path / "run")
     callbacks.begin()
     hooks = JobHooks(callbacks, Schedule(job), lambda reason: None, run, version=879)
     hooks.on_epoch_end(0, {"loss": 1.0})
