@@ -23,6 +23,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from elastable.worker.trainers import register_trainers
+
 if TYPE_CHECKING:
     from elastable.embedding_store.errors import ElastableError
     from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
@@ -150,6 +152,13 @@ _HOMES = {
     "step": "elastable.tape_step",
     "summed": "elastable.worker.loss_terms",
 }
+
+
+# What keras.Model's own methods do for models with tables in a store.
+register_trainers(
+    fit=lambda: import_module("elastable.model_methods").model_fit,
+    train_on_batch=lambda: import_module("elastable.model_methods").model_train_on_batch,
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -32,6 +32,7 @@ class JobCallbacks:
         freezing: Told whenever callbacks may have frozen layers.
         best: Told whenever callbacks may have kept weights, or put them back.
         in_job: Whether this is a job, which is resumed by its own means.
+        verbose: What callbacks are told of the caller's `verbose`.
 
     Raises:
         Unsupported: a callback that would move the dense variables and leave
@@ -47,6 +48,7 @@ class JobCallbacks:
         freezing: Freezing,
         best: BestVersions,
         in_job: bool = True,
+        verbose: int = 0,
     ) -> None:
         for callback in callbacks:
             _refuse_unsupported(callback, in_job)
@@ -61,7 +63,7 @@ class JobCallbacks:
             model=model,
             epochs=epochs,
             steps=versions_per_epoch,
-            verbose=0,
+            verbose=verbose,
         )
 
     @property
@@ -93,13 +95,27 @@ class JobCallbacks:
         self._list.on_epoch_begin(epoch)
         self._freezing.look()
 
-    def version(self, step: int, logs: Mapping[str, float]) -> None:
-        """The version `step` of its epoch, counted from 0, is committed."""
+    def version(self, step: int, logs: Mapping[str, float], last: bool = True) -> bool:
+        """A version is committed; True if training is to stop.
+
+        With `compile(steps_per_execution=)` callbacks see so many versions as one, as in Keras.
+
+        Args:
+            step: Its place in its epoch, counted from 0.
+            logs: Metrics of the epoch so far.
+            last: Whether it ends its epoch.
+        """
         if not self._sees_versions:
-            return
-        self._list.on_train_batch_begin(step)
-        self._list.on_train_batch_end(step, logs)
+            return bool(self._model.stop_training)
+        together = int(getattr(self._model, "steps_per_execution", 1))
+        place = step % together
+        if place == 0:
+            self._list.on_train_batch_begin(step)
+        if place < together - 1 and not last:
+            return False
+        self._list.on_train_batch_end(step - place + together - 1, logs)
         self._freezing.look()
+        return bool(self._model.stop_training)
 
     def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
         """An epoch is over and evaluated; True if training is to stop."""

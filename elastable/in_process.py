@@ -2,107 +2,113 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rich.console import Console
+import keras
+import numpy as np
 
-from elastable.backup import backed_up_epoch, refuse_backup_of_slots
-from elastable.best_versions import BestVersions
-from elastable.callbacks import JobCallbacks
-from elastable.embedding_store.errors import BadInput, ElastableError
-from elastable.embedding_store.locations import LocationSettings, plan_tables, storage_of_tables
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import EmbeddingStore
-from elastable.freezing import Freezing
-from elastable.job_hooks import JobHooks
-from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
-from elastable.master.core import Master
-from elastable.master.dense import DenseState
-from elastable.master.discovery import discover_tables
-from elastable.master.hooks import MasterOptions
-from elastable.master.keras_optimizer import accumulated_by
-from elastable.master.metrics import MetricBook
-from elastable.master.progress import Progress
-from elastable.master.schedule import Schedule
-from elastable.places import join_stores, on_worker
-from elastable.progress import JobProgress
-from elastable.tables_in_store import note_trained, tables_in_store
-from elastable.worker.build import build_model, sample_batch
-from elastable.worker.compute import MicroBatchComputer
-from elastable.worker.loop import Worker
-from elastable.worker.offload import offload_built
-from elastable.worker.on_worker import keep_on_worker
-from elastable.worker.readers import Reader, as_reader
+from elastable.backup import backed_up_epoch
+from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.embedding_store.locations import LocationSettings
+from elastable.fit_data import FitArguments, fit_data
+from elastable.fit_seeds import fit_seeds
+from elastable.in_process_job import FitSettings, run_job
+from elastable.in_process_stores import StoreGiven
 
 __all__ = ["fit"]
-
-_BATCH_RECORDS = 32  # as in Keras
 
 
 def fit(
     model: Any,
-    data: Any,
-    *,
-    epochs: int = 1,
-    initial_epoch: int = 0,
+    x: Any = None,
+    y: Any = None,
     batch_size: int | None = None,
+    epochs: int = 1,
+    verbose: int | str | bool = "auto",
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool = True,
+    class_weight: Mapping[Any, Any] | None = None,
+    sample_weight: Any = None,
+    initial_epoch: int = 0,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
+    validation_freq: Any = 1,
+    *,
     grads_to_wait: int | None = None,
     average: str = "mean",
-    validation_data: Any = None,
     evaluate_every: int = 0,
-    callbacks: Sequence[Any] = (),
-    shuffle: bool = True,
-    seed: int = 0,
-    store: EmbeddingStore | Mapping[str, EmbeddingStore] | None = None,
+    seed: int | None = None,
+    store: StoreGiven = None,
     locations: LocationSettings | None = None,
     offload_embeddings_above: int = 0,
-    lazy: bool = True,
+    lazy: bool | None = True,
     not_finite: str = "refuse",
-    verbose: bool = True,
 ) -> Any:
     """Trains a compiled Keras model whose embedding tables live in a store, in this process.
 
+    The arguments up to `validation_freq` are those of `model.fit`, in its
+    order and with its meaning. `model.fit` itself does the same, with
+    `lazy=None` and the defaults of all others.
+
     Afterwards the model's embedding layers read from the store, so that
     `model.predict`, `model.evaluate` and `model.save` work as usual. Calling
-    it again goes on from where it ended: tables, optimizer and all. The order
-    of the records belongs to (seed, epoch), so a second call passes
-    `initial_epoch`, as in Keras, or another seed: then `epochs=4` is to the bit
-    `epochs=2` followed by `epochs=4, initial_epoch=2`.
+    it again goes on from where it ended: tables, optimizer and all. To the
+    bit, `epochs=4` is `epochs=2` followed by `epochs=4, initial_epoch=2`.
 
     Args:
         model: A compiled Keras model with `et.Embedding` layers.
-        data: (x, y), (x, y, sample_weight), or a reader; or a batched `tf.data.Dataset`, a
-            `keras.utils.PyDataset` or a torch `DataLoader`, read once, as `StreamReader` says; one
-            without an end in an `EndlessReader`.
+        x: Features: an array, or a dict, tuple or list of arrays. Or, with
+            targets and weights: a Reader; a batched `tf.data.Dataset`, a
+            `keras.utils.PyDataset` or a torch `DataLoader`, read once, as
+            `StreamReader` says, or one without an end in an
+            `EndlessReader`; without `y`, a tuple (x, y) or (x, y,
+            sample_weight), or a dict with these keys.
+        y: Targets, where `x` is arrays.
+        batch_size: Records in a micro-batch; None: as many as in a stream's
+            first batch, else 32.
         epochs: The epoch to end at, counted from 0: passes over the data, less `initial_epoch`.
+        verbose: 0: nothing is shown; 1 or "auto": how far training is, and a line
+            for every epoch; 2: these lines alone.
+        callbacks: Keras callbacks.
+        validation_split: The share of the records, the last ones, to evaluate on
+            in place of training on them.
+        validation_data: (x, y) or (x, y, sample_weight), or a Reader or dataset;
+            evaluated after every epoch.
+        shuffle: Whether records are shuffled, by `seed`.
+        class_weight: Class -> weight of its records in the loss.
+        sample_weight: Weights of the records in the loss, `[n]`, or one array for each target.
         initial_epoch: The epoch to begin at.
-        batch_size: Records in a micro-batch; None: as many as in a stream's first batch, else 32.
+        steps_per_epoch: Versions in an epoch; the next epoch goes on where it
+            ended, and the last one of a pass over the data has what is left. None: a pass.
+        validation_steps: Batches of the validation data to evaluate; None: all.
+        validation_batch_size: Records evaluated together; None: `batch_size`.
+        validation_freq: Epochs between evaluations, or the numbers, counted
+            from 1, of the epochs that end with one.
         grads_to_wait: Micro-batches of one update; None: as the optimizer's gradient_accumulation_steps says, else 1.
         average: How they are combined. "mean": with the numbers of plain Keras on one batch of all their records,
             whatever the loss is divided by; a loss of which that cannot be seen is refused. "records": each weighs its
             records. "batches": all weigh the same, as with Keras' gradient_accumulation_steps. "sum": each weighs 1.
-        validation_data: As `data`; evaluated after every epoch.
         evaluate_every: Versions between further evaluations, within epochs; 0: none.
-        callbacks: Keras callbacks.
-        shuffle: Whether records are shuffled, by `seed`.
-        seed: Of the record order, initial rows and dropout.
-        store: Where the tables live; None: in this process's memory. With
-            `locations` it may be several: "memory", "file" or "redis" -> store.
+        seed: Of initial rows, the record order and dropout: then these are as in
+            a job (`elastable train --seed`). None: as in plain Keras, by the
+            layers' own seeds and `keras.utils.set_random_seed`. The dense
+            variables are drawn when the model is made: only
+            `keras.utils.set_random_seed`, called before that, decides them.
+        store: Where the tables live: a URL such as "redis://localhost:6379" or
+            "file:///folder", a store, or None: in this process's memory. With
+            `locations` it may be several: "memory", "file" or "redis" -> URL or store.
         locations: Which tables live where; None: all in the (first) store.
         offload_embeddings_above: Plain `keras.layers.Embedding` layers of more
             elements than this move to the store, with their values; 0: none.
         lazy: Whether a step moves only the rows that its batch touches; False: momentum
             and decay move all rows, with the numbers of plain Keras, at about the
-            same cost (docs/lazy.md). A layer's own `lazy` goes before.
+            same cost (docs/lazy.md); None: False for tables with `input_dim`, as
+            `model.fit` does. A layer's own `lazy` goes before.
         not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
-        verbose: Whether progress is shown.
 
     Returns:
         `keras.callbacks.History`, with `val_...` entries for the validation data; its attribute `evaluations` is a
@@ -111,136 +117,52 @@ def fit(
     Raises:
         ElastableError: data, model, callbacks or settings that cannot be used.
     """
-    if evaluate_every < 0 or (evaluate_every and validation_data is None):
-        raise BadInput(
-            f"evaluate_every={evaluate_every}: need a number of versions, and validation_data to evaluate on"
-        )
+    callbacks = _callbacks(callbacks)
     initial_epoch = backed_up_epoch(callbacks, initial_epoch)
-    if not 0 <= initial_epoch < epochs:
-        raise BadInput(f"initial_epoch={initial_epoch}, epochs={epochs}: need 0 <= initial_epoch < epochs")
-    reader = as_reader(data, streams=True, endless=True)
-    validation = None if validation_data is None else as_reader(validation_data, streams=True)
-    if batch_size is None:
-        batch_size = getattr(reader, "batch_records", _BATCH_RECORDS)
-    sample = sample_batch(reader)
-    build_model(model, sample)
-    moved = offload_built(model, offload_embeddings_above)
-    batches = -(-len(reader) // batch_size)
-    grads_to_wait, average = accumulated_by(model.optimizer, batches, grads_to_wait, average)
-    job = JobSpec(
-        job=uuid.uuid4().hex[:12],
-        micro_batch_size=batch_size,
-        grads_to_wait=grads_to_wait,
-        average=average,
-        epochs=epochs,
-        seed=seed,
-        train_records=len(reader),
-        validation_records=0 if validation is None else len(validation),
-        shuffle=shuffle,
-        not_finite=not_finite,
-    )
-    tables = discover_tables(model, seed, lazy=lazy)
-    schedule = Schedule(job)
-    # A job counts its versions from epoch 0, also where the rows are older.
-    start = (
-        Progress(schedule.versions_per_epoch * initial_epoch, evaluated=True, records=len(reader) * initial_epoch)
-        if initial_epoch
-        else Progress()
-    )
-    stores, places = _stores_and_places(store, locations, tables)
-    keep_on_worker(model, {name: tables[name] for name in on_worker(places)}, moved)
-    tables = {name: spec for name, spec in tables.items() if places[name] != "worker"}
-    held = tables_in_store(model, tables, join_stores(stores, places), moved, seed, start.version)
-    dense = DenseState(model)
-    # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
-    options = MasterOptions(evaluate_every=evaluate_every, evaluate_beside=False)
-    master = Master(job, held, dense, MetricBook(model), start=start, options=options)
-    readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: reader}
-    if validation is not None:
-        readers[TaskKind.EVALUATE] = validation
-    computer = MicroBatchComputer(model, job, readers, sample, held, tables)
-    refuse_backup_of_slots(callbacks, model, tables)
-    best = BestVersions(callbacks, held, dense, job, master.progress)
-    freezing = Freezing(model, dense)
-    joined = JobCallbacks(callbacks, model, epochs, schedule.versions_per_epoch, freezing, best, in_job=False)
-    progress = JobProgress(Console(quiet=not verbose), len(reader) * epochs)
-    evaluations: list[dict[str, float]] = []
-
-    def evaluated(version: int, logs: Mapping[str, float]) -> None:
-        evaluations.append({"version": version, **logs})
-        progress.evaluation(version, logs)
-
-    hooks = JobHooks(
-        joined,
-        schedule,
-        master.stop,
-        told=lambda epoch, logs: progress.epoch(epoch, epochs, logs),
-        evaluated=evaluated,
-    )
-    with closing(best):
-        joined.begin()
-        note_trained(model)  # a callback may have loaded weights
-        try:
-            with progress, _worker_beside(master, computer, held), _shown(master, progress):
-                master.run(hooks)
-        finally:
-            # The end may find the worker within a micro-batch, which moves the states of the model that both share.
-            dense.rewind()
-        joined.end(hooks.logs)
-    joined.history.evaluations = sorted(evaluations, key=lambda entry: entry["version"])
-    return joined.history
+    given = FitArguments(
+        x=x, y=y, sample_weight=sample_weight, class_weight=class_weight, batch_size=batch_size,
+        validation_split=validation_split, validation_data=validation_data, steps_per_epoch=steps_per_epoch,
+        validation_steps=validation_steps, validation_batch_size=validation_batch_size,
+        grads_to_wait=grads_to_wait or 1, epochs=epochs, initial_epoch=initial_epoch,
+    )  # fmt: skip
+    settings = FitSettings(
+        epochs=epochs, initial_epoch=initial_epoch, callbacks=callbacks, verbose=_verbosity(verbose),
+        shuffle=_shuffles(shuffle), validation_freq=_frequency(validation_freq),
+        seeds=fit_seeds(seed, model, initial_epoch), grads_to_wait=grads_to_wait, average=average,
+        evaluate_every=evaluate_every, store=store, locations=locations,
+        offload_embeddings_above=offload_embeddings_above, lazy=lazy, not_finite=not_finite,
+    )  # fmt: skip
+    return run_job(model, fit_data(given), settings)
 
 
-def _stores_and_places(
-    store: EmbeddingStore | Mapping[str, EmbeddingStore] | None,
-    locations: LocationSettings | None,
-    tables: Mapping[str, TableSpec],
-) -> tuple[dict[str, EmbeddingStore], dict[str, str]]:
-    """Storage -> store, and table -> storage."""
-    stores = dict(store) if isinstance(store, Mapping) else {"memory": MemoryStore() if store is None else store}
-    if not stores:
-        raise BadInput("store={}: give at least one store, or None")
-    if locations is not None:
-        return stores, storage_of_tables(plan_tables(tables, locations))
-    return stores, dict.fromkeys(tables, next(iter(stores)))
+def _callbacks(given: Any) -> tuple[Any, ...]:
+    """Callbacks as Keras takes them: none, one, a list, or its own list of them."""
+    if isinstance(given, keras.callbacks.CallbackList):
+        return tuple(each for each in given.callbacks if not isinstance(each, keras.callbacks.History))
+    return () if given is None else tuple(keras.tree.flatten(given))
 
 
-@contextmanager
-def _worker_beside(master: Master, computer: MicroBatchComputer, store: EmbeddingStore) -> Iterator[None]:
-    """A worker in a thread; callbacks stay in the caller's."""
-    identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
-    worker = Worker(master, computer, store, master.join(identity), identity)
-
-    def work() -> None:
-        try:
-            worker.run()
-        except ElastableError:
-            # The worker has told the master, whose run() raises it in the caller's thread.
-            return
-        except Exception as error:  # noqa: BLE001 - whatever it is, run() must raise it and not wait
-            master.report_failure(identity.incarnation, error, fatal=True)
-
-    thread = threading.Thread(target=work, name="elastable-worker", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join(timeout=30.0)
+def _verbosity(verbose: Any) -> int:
+    if verbose == "auto":
+        return 1
+    if verbose not in (0, 1, 2):
+        raise BadInput(f'verbose={verbose!r}: need 0 (nothing), 1 or "auto" (progress), or 2 (a line for each epoch)')
+    return int(verbose)
 
 
-@contextmanager
-def _shown(master: Master, progress: JobProgress) -> Iterator[None]:
-    over = threading.Event()
+def _shuffles(shuffle: Any) -> bool:
+    if shuffle == "batch":
+        raise Unsupported('shuffle="batch": records are shuffled one by one; use shuffle=True or False')
+    return bool(shuffle)
 
-    def look() -> None:
-        while not over.wait(0.5):
-            progress.show(master.status())
 
-    thread = threading.Thread(target=look, name="elastable-watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(timeout=5.0)
+def _frequency(validation_freq: Any) -> int | tuple[int, ...]:
+    told = f"validation_freq={validation_freq!r}: need a number of epochs, at least 1, or a list of epochs"
+    if isinstance(validation_freq, Iterable) and not isinstance(validation_freq, str):
+        epochs = tuple(validation_freq)
+        if not all(isinstance(epoch, int | np.integer) for epoch in epochs):
+            raise BadInput(told)
+        return tuple(int(epoch) for epoch in epochs)
+    if isinstance(validation_freq, bool) or not isinstance(validation_freq, int) or validation_freq < 1:
+        raise BadInput(told)
+    return validation_freq

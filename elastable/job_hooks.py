@@ -83,6 +83,7 @@ class JobHooks(Hooks):
         self._recorded = 0.0
         self._version = version
         self._made_one = False
+        self._stopped = False
         self.stopwatch = Stopwatch()
         self.untimed_records = 0
         """Records of the version that started the watch: its seconds were the workers' way here."""
@@ -111,13 +112,18 @@ class JobHooks(Hooks):
             self.untimed_records = before(version) - before(version - 1)
         self._version, self._made_one = version, True
         self.stopwatch.version()
-        self._callbacks.version(self._schedule.step(version - 1), logs)
+        last = self._schedule.ends_epoch(version)
+        self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
         now = time.monotonic()
         if self._run is not None and now - self._recorded >= _RECORD_EVERY_S:
             self._recorded = now
             self._run.record("train", version, self._schedule.epoch(version - 1), logs)
         if self._save is not None and is_due(version, self._every):
             self._save()
+
+    def stops_epoch(self) -> bool:
+        """Whether a callback stopped training at the version that stands."""
+        return self._stopped
 
     def on_evaluation_begin(self, version: int) -> None:
         """Evaluation is no training."""

@@ -15,7 +15,7 @@ from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import EmbeddingStore, Float32, RowBlock, UInt8
 from elastable.master.discovery import create_tables
 from elastable.worker.keras_slots import keras_slots
-from elastable.worker.train_step import pretrained_rows, store_layers
+from elastable.worker.train_step import store_layers
 
 __all__ = ["note_trained", "tables_in_store"]
 
@@ -27,7 +27,7 @@ def tables_in_store(
     model: Any,
     tables: Mapping[str, TableSpec],
     held: EmbeddingStore,
-    moved: Mapping[str, Float32],
+    given: Mapping[str, Float32],
     seed: int,
     version: int,
 ) -> EmbeddingStore:
@@ -40,7 +40,7 @@ def tables_in_store(
         model: A built, compiled model.
         tables: That it needs, by name.
         held: The store that it is trained with.
-        moved: Table name -> float32 `[vocabulary, dim]`: rows of layers that were offloaded now.
+        given: Table name -> float32 `[vocabulary, dim]`: rows to begin with, of tables that are not in a store yet.
         seed: Of the initial values.
         version: That the store is at then.
 
@@ -53,7 +53,6 @@ def tables_in_store(
     """
     layers = store_layers(model)
     before = {layer.table_name: layer for layer in layers if isinstance(layer.source, EmbeddingStore)}
-    given = {**pretrained_rows(layers), **moved}
     there = held.specs()
     # Every version names its learning rate: a table made at an earlier point of a schedule is the same table.
     create_tables(held, {name: _as_there(spec, there.get(name)) for name, spec in tables.items()})

@@ -50,7 +50,7 @@ def store_backed_layers(model: Any) -> tuple[StoreBackedLayer, ...]:
 
 
 def discover_tables(
-    model: Any, seed: int, optimizer: OptimizerSpec | None = None, *, lazy: bool = True
+    model: Any, seed: int, optimizer: OptimizerSpec | None = None, *, lazy: bool | None = True
 ) -> dict[str, TableSpec]:
     """The tables that a model needs, by name, in the order in which its layers come.
 
@@ -60,7 +60,8 @@ def discover_tables(
         model: A built Keras model.
         seed: Of the initial values, where a layer has none of its own.
         optimizer: Of the rows of tables without an optimizer of their own; None: what `compile()`'s becomes.
-        lazy: As of `table_optimizer`, where a layer does not say itself.
+        lazy: As of `table_optimizer`, where a layer does not say itself. None: as plain Keras would, which has tables
+            of fixed vocabularies and float32 alone, and moves all of their rows.
 
     Raises:
         ModelError: the model has no store-backed layer, or two layers have a
@@ -126,9 +127,13 @@ def _refuse_unlike(first: StoreBackedLayer, other: StoreBackedLayer, ours: Table
         )
 
 
-def _trained_by(layer: StoreBackedLayer, model: Any, optimizer: OptimizerSpec | None, lazy: bool) -> OptimizerSpec:
+def _trained_by(
+    layer: StoreBackedLayer, model: Any, optimizer: OptimizerSpec | None, lazy: bool | None
+) -> OptimizerSpec:
     """The optimizer of the layer's rows: its own, or the model's; as lazy as the layer says, or the job."""
     said, own = getattr(layer, "lazy", None), getattr(layer, "optimizer", None)
+    if lazy is None:
+        lazy = getattr(layer, "input_dim", None) is None or getattr(layer, "table_dtype", None) not in (None, "float32")
     if own is None and optimizer is not None:
         return optimizer if said is None else replace(optimizer, lazy=said)
     try:

@@ -119,7 +119,7 @@ class Driver:
             sums = self._state.epoch_metrics
         self._hooks.on_version(self._state.version, self._logs(sums))
         self._publish()
-        if ended:
+        if ended or self._hooks.stops_epoch():
             self._end_epoch(epoch)
         else:
             self._evaluate_if_due()

@@ -42,6 +42,13 @@ class Hooks:
             logs: Metrics of the epoch so far, computed when first looked at.
         """
 
+    def stops_epoch(self) -> bool:
+        """Asked after `on_version`: whether the epoch ends here, and with it, as in Keras, the job.
+
+        The version is evaluated and `on_epoch_end` called, which stops the master.
+        """
+        return False
+
     def on_evaluation_begin(self, version: int) -> None:
         """The validation split is going to be evaluated on `version`."""
 

@@ -78,6 +78,9 @@ class MicroBatchComputer:
         source: Where calls whose ids cannot be planned look rows up.
         specs: Of the tables.
         deadline_s: How long the source may be away when a step looks up ids that could not be planned.
+        keras_draws: Whether random layers draw on from where they are, as in
+            `model.fit`: for one process alone, which computes every micro-batch in
+            its order. False: by the job's seed and the micro-batch.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class MicroBatchComputer:
         source: RowSource,
         specs: Mapping[str, TableSpec],
         deadline_s: float = 30.0,
+        keras_draws: bool = False,
     ) -> None:
         require_same_records(job, readers)
         self._model = model
@@ -110,7 +114,8 @@ class MicroBatchComputer:
         several = job.mode == "sync" and job.grads_to_wait > 1 and job.average != "batches"
         average = job.average if several else None
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}
-        self._train = make_train_step(model, self._spec, self._plans[TaskKind.TRAIN], look_up, job.seed, average)
+        seed = None if keras_draws else job.seed
+        self._train = make_train_step(model, self._spec, self._plans[TaskKind.TRAIN], look_up, seed, average)
         if TaskKind.EVALUATE in readers:
             self._plans[TaskKind.EVALUATE] = plan_ids(model, self._spec, training=False)
             self._evaluate = EvaluateStep(model, self._spec, self._plans[TaskKind.EVALUATE], look_up_quietly)

@@ -151,7 +151,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.autocast = False
         self.supports_jit = False
         self._source = None
-        self._seed = 0
+        self._seed = None
 
     def build(self, input_shape: Any = None) -> None:
         """Checks the table's spec; there are no weights to make."""

@@ -11,7 +11,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.spec import InitializerSpec
 from elastable.embedding_store.variance_scaling import variance_scaling
 
-__all__ = ["initializer_spec", "seed_of"]
+__all__ = ["initializer_spec", "seed_of", "was_seeded"]
 
 
 def initializer_spec(layer: str, initializer: Any, vocabulary_size: int | None, dim: int) -> InitializerSpec:
@@ -75,5 +75,9 @@ def seed_of(initializer: Any, otherwise: int) -> int:
     Keras invents a random seed where none was given, which would differ in
     every process; the config keeps only what was given.
     """
-    given = initializer.get_config().get("seed")
-    return int(given) if isinstance(given, int) else otherwise
+    return int(initializer.get_config()["seed"]) if was_seeded(initializer) else otherwise
+
+
+def was_seeded(initializer: Any) -> bool:
+    """Whether a person gave the initializer an integer seed."""
+    return isinstance(initializer.get_config().get("seed"), int)

@@ -15,6 +15,7 @@ from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.initial_values import initial_rows
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32
+from elastable.worker.keras_draw import first_rows
 from elastable.worker.offload import OffloadedEmbedding, bring_back
 from elastable.worker.train_step import store_layers
 
@@ -66,11 +67,12 @@ def keep_on_worker(model: Any, tables: Mapping[str, TableSpec], given: Mapping[s
 def _rows_of(layer: Any, spec: TableSpec, given: Float32 | None) -> Float32:
     if given is not None:
         return given
-    if layer.pretrained is not None:
-        return np.asarray(layer.pretrained, np.float32)
     assert spec.vocabulary_size is not None
     ids = np.arange(spec.vocabulary_size, dtype=np.int64)
-    return initial_rows(spec, ids) if layer.source is None else np.asarray(layer.read_rows(ids), np.float32)
+    if layer.source is not None:
+        return np.asarray(layer.read_rows(ids), np.float32)
+    rows = first_rows(layer, unseeded=False)
+    return initial_rows(spec, ids) if rows is None else rows
 
 
 def _variable_of(layer: Any, spec: TableSpec, rows: Float32) -> Any:

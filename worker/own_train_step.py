@@ -22,7 +22,7 @@ __all__ = ["OwnTrainStep", "make_train_step"]
 
 
 def make_train_step(
-    model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, seed: int, average: str | None = None
+    model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, seed: int | None, average: str | None = None
 ) -> TrainStep:
     """The step that trains a model: Keras', or its own; arguments as of `TrainStep`."""
     kind = OwnTrainStep if overrides(model, "train_step") else TrainStep
@@ -33,7 +33,7 @@ class OwnTrainStep(TrainStep):
     """Runs the model's `train_step`, whose `step.apply` yields the gradient. As `TrainStep` otherwise."""
 
     def __init__(
-        self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, seed: int, average: str | None = None
+        self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, seed: int | None, average: str | None = None
     ) -> None:
         for layer in plan.layers:
             if layer.embeddings_regularizer is not None:

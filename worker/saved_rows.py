@@ -23,6 +23,7 @@ from elastable.embedding_store.put_weights import put_weights
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock
+from elastable.worker.keras_draw import first_rows
 
 __all__ = [
     "LARGEST_TABLE_BYTES",
@@ -108,11 +109,11 @@ def save_table(layer: Any, store: Any) -> None:
     Raises:
         Unsupported: the table is larger than what is written, or is not at hand here.
     """
-    if layer.on_worker or (layer.source is None and layer.pretrained is not None):
+    if layer.on_worker or (layer.source is None and first_rows(layer, unseeded=True) is not None):
         store["all_rows"] = all_rows(layer)
         return
     if layer.source is None:
-        return  # initial values, which follow from the config
+        return  # initial values, which follow from the config and the seed
     source, name = _writable(layer), layer.table_name
     _refuse_large(layer, source.row_count(name) * layer.output_dim * 4)
     spec = source.specs()[name]

@@ -10,10 +10,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["layers_of", "seed_states", "set_seeds"]
+__all__ = ["global_seed", "layers_of", "seed_states", "set_seeds"]
+
+
+def global_seed() -> int:
+    """What `keras.utils.set_random_seed` was called with last in this process; 0 where it was not."""
+    seed = keras.src.utils.rng_utils.get_random_seed()
+    return 0 if seed is None else int(seed)
 
 
 def layers_of(model: Any) -> list[Any]:
@@ -26,14 +33,16 @@ def seed_states(model: Any) -> list[Any]:
     return [variable for variable in model.variables if variable.name == "seed_generator_state"]
 
 
-def set_seeds(states: list[Any], job_seed: int, micro_batch: Any) -> None:
+def set_seeds(states: list[Any], job_seed: int | None, micro_batch: Any) -> None:
     """Sets generator g to a function of (job seed, g, micro-batch).
 
     Args:
         states: From `seed_states`.
-        job_seed: Of the job.
+        job_seed: Of the job; None: the generators count on from where they are.
         micro_batch: int64 scalar tensor: its number within the job.
     """
+    if job_seed is None:
+        return
     # A generator's second half counts its draws: leave room for 1,024 of them.
     first_draw = micro_batch * 1024
     low = tf.cast(tf.bitwise.bitwise_and(first_draw, 0xFFFFFFFF), tf.uint32)

@@ -19,8 +19,11 @@ from elastable.worker.combine import flatten_ids, shape_rows
 from elastable.worker.export_rows import export_format, exported_rows, integer_ids_in_export
 from elastable.worker.id_values import require_id_dtype
 from elastable.worker.initializers import initializer_spec, seed_of
+from elastable.worker.keras_draw import first_rows
+from elastable.worker.model_methods import wrap_model_methods
 from elastable.worker.saved_rows import require_all_rows
 from elastable.worker.scope import current_scope
+from elastable.worker.seeds import global_seed
 from elastable.worker.whole_table import WholeTable
 
 __all__ = ["StoreBacked"]
@@ -51,7 +54,7 @@ class StoreBacked:
     optimizer: Any = None
     compute_dtype: Any
     _source: RowSource | None
-    _seed: int
+    _seed: int | None
     _trained_by: Any = None
     _steps: int | None = None
     _id_kind: str | None = None
@@ -68,11 +71,11 @@ class StoreBacked:
         """Whether the table was named by the user, and so may be shared."""
         return self.table is not None
 
-    def table_spec(self, seed: int = 0, optimizer: OptimizerSpec | None = None) -> TableSpec:
+    def table_spec(self, seed: int | None = None, optimizer: OptimizerSpec | None = None) -> TableSpec:
         """The table this layer needs.
 
         Args:
-            seed: Of the initial values, unless the initializer carries its own.
+            seed: Of the initial values, unless the initializer carries its own. None: Keras' global seed, else 0.
             optimizer: Of the rows.
         """
         spec = initializer_spec(self.name, self.embeddings_initializer, self.input_dim, self.output_dim)
@@ -82,7 +85,7 @@ class StoreBacked:
             vocabulary_size=self.input_dim,
             dtype=self.table_dtype or "float32",
             initializer=spec,
-            seed=seed_of(self.embeddings_initializer, seed),
+            seed=seed_of(self.embeddings_initializer, global_seed() if seed is None else seed),
             optimizer=self._own(optimizer or OptimizerSpec()),
             admission=self.admission,
             eviction=self.eviction,
@@ -102,8 +105,8 @@ class StoreBacked:
         # Past Keras' tracking: the variable belongs to the first of the layers that share it.
         object.__setattr__(self, "_here", (variable,))
 
-    def attach(self, source: RowSource | None, seed: int = 0) -> None:
-        """Reads rows from `source` from now on (None: initial values of `seed`)."""
+    def attach(self, source: RowSource | None, seed: int | None = None) -> None:
+        """Reads rows from `source` from now on (None: initial values of `seed`, see `table_spec`)."""
         self._source = source
         self._seed = seed
 
@@ -151,7 +154,7 @@ class StoreBacked:
     @property
     def seed(self) -> int:
         """Of the initial values, where no source is attached."""
-        return self._seed
+        return global_seed() if self._seed is None else self._seed
 
     @property
     def source(self) -> RowSource | None:
@@ -167,7 +170,8 @@ class StoreBacked:
         if self._source is None:
             spec = self.table_spec(self._seed)
             require_ids(spec, ids)
-            return initial_rows(spec, ids) if self.pretrained is None else self.pretrained[ids]
+            rows = first_rows(self, unseeded=True)
+            return initial_rows(spec, ids) if rows is None else rows[ids]
         return self._source.lookup({self.table_name: ids})[self.table_name]
 
     def embed(self, inputs: Any, weights: Any, training: bool | None) -> Any:
@@ -207,15 +211,15 @@ class StoreBacked:
     def _read_in_graph(self, ids: Any, training: bool | None) -> Any:
         if training:
             raise ModelError(
-                f"embedding layer {self.name!r}: its table lives in a store, which model.fit cannot train; "
-                "use et.fit(model, data, ...) or elastable train"
+                f"embedding layer {self.name!r}: its table lives in a store, which Keras' own train step "
+                "cannot train; use et.fit(model, x, y, ...) or elastable train"
             )
         if getattr(self, "trainable", True) and record.could_possibly_record():
             # Its rows would be constants to the tape, and the table would never learn.
             raise ModelError(
                 f"embedding layer {self.name!r} is called under a tf.GradientTape outside of a step that trains its "
-                "table; use et.step(model) for a loop of your own, or et.fit(model, data, ...), or set trainable=False "
-                "on the layer where its rows are meant to be constants"
+                "table; use model.fit, et.fit(model, x, y, ...), or et.step(model) for a loop of your own, or set "
+                "trainable=False on the layer where its rows are meant to be constants"
             )
         if tf.executing_eagerly():
             return tf.convert_to_tensor(self.read_rows(ids.numpy()))
@@ -230,3 +234,6 @@ class StoreBacked:
         """Shape of the output for ids of this shape."""
         kept = shape if self.combiner is None else shape[:-1]
         return (*kept, self.output_dim)
+
+
+wrap_model_methods()

@@ -17,6 +17,7 @@ from elastable.master.api import Divisor, DivisorKind, GradientPart, Slices, Ten
 from elastable.worker.forward import forward, update_metrics
 from elastable.worker.id_plan import IdPlan
 from elastable.worker.id_set import IdSets
+from elastable.worker.keras_draw import first_rows
 from elastable.worker.loss_parts import LossPart, loss_parts, require_rowwise, shown_losses
 from elastable.worker.loss_scale import scale_variables, scaled_gradient
 from elastable.worker.loss_terms import loss_terms
@@ -65,8 +66,6 @@ def refuse_unsupported(model: Any) -> None:
     """Refuses by name what `compile()` or the model ask for and the step cannot honour."""
     if not getattr(model, "compiled", False):
         raise ModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss, ...) first")
-    if getattr(model, "steps_per_execution", 1) != 1:
-        raise Unsupported(f"compile(steps_per_execution={model.steps_per_execution}): every step is a version; use 1")
     if model.jit_compile is True:
         # As Keras itself does for a model that XLA cannot compile; the numbers differ by rounding alone.
         _log.warning(
@@ -157,7 +156,7 @@ class TrainStep(_Step):
         spec: TypeSpecs of its batches.
         plan: Its id plan.
         lookup: For calls that could not be planned.
-        seed: Of dropout.
+        seed: Of dropout; None: random layers draw on from where they are, as in Keras.
         average: How its micro-batches are combined with others (`JobSpec.average`); None: each is a version alone.
 
     Raises:
@@ -165,7 +164,7 @@ class TrainStep(_Step):
     """
 
     def __init__(
-        self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, seed: int, average: str | None = None
+        self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, seed: int | None, average: str | None = None
     ) -> None:
         self._seed = seed
         self._variables, self._states = dense_parts(model)
@@ -360,9 +359,16 @@ def store_layers(model: Any) -> list[Any]:
     return [layer for layer in layers_of(model) if hasattr(layer, "table_spec") and not layer.on_worker]
 
 
-def pretrained_rows(layers: Sequence[Any]) -> dict[str, Float32]:
-    """Table name -> `[vocabulary, dim]` rows that its layer was given to begin with."""
-    return {layer.table_name: layer.pretrained for layer in layers if layer.pretrained is not None}
+def pretrained_rows(layers: Sequence[Any], unseeded: bool = False) -> dict[str, Float32]:
+    """Table name -> `[vocabulary, dim]` rows that it begins with: given to a layer, or drawn by Keras' initializer.
+
+    Args:
+        layers: Store-backed ones; of those that share a table the first counts. Those that read a store do not.
+        unseeded: Whether initializers without a seed of their own draw, too.
+    """
+    new = [layer for layer in reversed(layers) if layer.source is None]
+    found = ((layer.table_name, first_rows(layer, unseeded)) for layer in new)
+    return {name: rows for name, rows in found if rows is not None}
 
 
 def _arrays(tensors: Sequence[Any]) -> tuple[Tensor, ...]:

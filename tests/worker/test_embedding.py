@@ -168,7 +168,7 @@ def test_nested_ragged_ids_are_combined_over_their_innermost_axis() -> None:
 def test_any_rank_and_integer_dtype(dtype: str, shape: tuple[int, ...]) -> None:
     layer = Embedding(100, 4, name="table")
     ids = np.arange(int(np.prod(shape)), dtype=dtype).reshape(shape)
-    np.testing.assert_array_equal(layer(ids), initial_rows(layer.table_spec(), np.arange(ids.size)).reshape(*shape, 4))
+    np.testing.assert_array_equal(layer(ids), layer.read_rows(np.arange(ids.size)).reshape(*shape, 4))
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -366,15 +366,23 @@ def test_a_layer_reads_what_its_narrow_table_keeps(table_dtype: str) -> None:
         unattached = np.asarray(layer(ids))
         layer.attach(store)
         np.testing.assert_array_equal(unattached, layer(ids))
-    fresh = Embedding(5, 3, name="t", table_dtype=table_dtype)
+    fresh = Embedding(None, 3, name="t", table_dtype=table_dtype)
     assert fresh(ids).dtype == tf.float32
     np.testing.assert_array_equal(fresh(ids), initial_rows(fresh.table_spec(), ids))
 
 
-def test_plain_fit_refuses_what_it_could_not_train() -> None:
-    model = keras.Sequential(
-        [keras.Input((2,), dtype="int64"), Embedding(10, 4, name="t"), keras.layers.Flatten(), keras.layers.Dense(1)]
-    )
+class Hidden(keras.Model):  # type: ignore[misc]
+    """Makes its layer where Keras cannot see it before the first call."""
+
+    def build(self, input_shape: Any) -> None:
+        self.rows = Embedding(10, 4, name="t")
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        return keras.ops.sum(self.rows(inputs, training=training), axis=(1, 2))
+
+
+def test_keras_own_train_step_is_refused_by_a_layer_that_it_could_not_train() -> None:
+    model = Hidden()
     model.compile("sgd", "mse")
     with pytest.raises(ModelError, match=r"et\.fit"):
         model.fit(np.zeros((4, 2), np.int64), np.zeros((4, 1)), verbose=0)

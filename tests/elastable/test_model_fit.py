@@ -1,0 +1,283 @@
+"""`model.fit` and `et.fit` take what Keras' own takes, with Keras' numbers: each beside plain Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
+
+ROWS, DIM, BATCH = 50, 4, 16
+Layer = Callable[..., Any]
+
+
+def program(layer: Layer, dropout: float = 0.0, loss: str = "binary_crossentropy", **compiled: Any) -> Any:
+    """The same program for either layer: one seed, nothing else given."""
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential([
+        keras.Input((3,), dtype="int64"),
+        layer(ROWS, DIM),
+        keras.layers.Flatten(),
+        keras.layers.Dense(8, activation="relu"),
+        keras.layers.Dropout(dropout),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ])  # fmt: skip
+    model.compile(compiled.pop("optimizer", None) or keras.optimizers.SGD(0.5), loss, **compiled)
+    return model
+
+
+def records(count: int = 72, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    ids = random.integers(0, ROWS, (count, 3))
+    return ids, (ids[:, 0] % 2 == 0).astype(np.float32)
+
+
+def both(fit: Callable[[Any], Any], **made: Any) -> tuple[Any, Any, Any, Any]:
+    """The program with our layer and with Keras', each trained by `fit`."""
+    ours, theirs = program(et.Embedding, **made), program(keras.layers.Embedding, **made)
+    return ours, theirs, fit(ours), fit(theirs)
+
+
+def assert_same(ours: Any, theirs: Any, history: Any = None, expected: Any = None) -> None:
+    ids = np.arange(ROWS)
+    np.testing.assert_allclose(ours.layers[0].read_rows(ids), theirs.layers[0].get_weights()[0], rtol=1e-5, atol=1e-6)
+    for mine, other in zip(ours.get_weights(), theirs.get_weights()[1:], strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+    if history is not None:
+        assert history.epoch == expected.epoch
+        assert history.history.keys() == expected.history.keys()
+        for name, values in expected.history.items():
+            np.testing.assert_allclose(history.history[name], values, rtol=1e-5, err_msg=name)
+
+
+X, Y = records()
+HELD_OUT = records(40, seed=1)
+WEIGHTS = np.random.default_rng(5).random(len(Y)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"epochs": 3},
+        {"batch_size": BATCH, "epochs": 2, "sample_weight": WEIGHTS},
+        {"batch_size": BATCH, "class_weight": {0: 0.3, 1: 2.0}},
+        {"batch_size": BATCH, "class_weight": {1: 4}, "epochs": 2},
+        {"batch_size": BATCH, "epochs": 2, "validation_split": 0.3},
+        {"batch_size": BATCH, "epochs": 2, "validation_split": 0.3, "sample_weight": WEIGHTS},
+        {"batch_size": BATCH, "epochs": 4, "validation_data": HELD_OUT, "validation_freq": 2},
+        {"batch_size": BATCH, "epochs": 4, "validation_data": list(HELD_OUT), "validation_freq": [1, 4]},
+        {"batch_size": BATCH, "validation_data": HELD_OUT, "validation_batch_size": 7, "validation_steps": 3},
+        {"batch_size": BATCH, "epochs": 5, "initial_epoch": 3, "validation_data": HELD_OUT},
+        {"epochs": 2, "steps_per_epoch": 4},
+    ],
+    ids=lambda arguments: "-".join(arguments),
+)  # fmt: skip
+def test_what_fit_takes_has_the_numbers_of_keras(arguments: dict[str, Any]) -> None:
+    def fit(model: Any) -> Any:
+        return model.fit(X, Y, shuffle=False, verbose=0, **arguments)
+
+    ours, theirs, history, expected = both(fit, metrics=["AUC"], weighted_metrics=["mse"])
+    assert isinstance(history, keras.callbacks.History)
+    assert_same(ours, theirs, history, expected)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 7])
+def test_epochs_of_steps_are_those_of_keras(steps: int) -> None:
+    """Five batches a pass: epochs end within one, go on with its rest, and are short where it ends."""
+
+    def fit(model: Any) -> Any:
+        with pytest.warns(UserWarning, match=r"ran out of data|data ends after 5 batches"):
+            return model.fit(X, Y, batch_size=BATCH, epochs=5, steps_per_epoch=steps, shuffle=False, verbose=0)
+
+    assert_same(*both(fit))
+
+
+def test_validation_steps_beyond_the_data_are_those_of_keras() -> None:
+    def fit(model: Any) -> Any:
+        with pytest.warns(UserWarning, match=r"ran out of data|data ends after 3 batches"):
+            return model.fit(X, Y, BATCH, 2, 0, validation_data=HELD_OUT, validation_steps=9, shuffle=False)
+
+    assert_same(*both(fit))
+
+
+def test_arguments_come_by_position_as_in_keras() -> None:
+    assert_same(*both(lambda model: model.fit(X, Y, BATCH, 2, 0, None, 0.25, None, False)))
+    ours, theirs = program(et.Embedding), program(keras.layers.Embedding)
+    history = et.fit(ours, X, Y, BATCH, 2, 0, None, 0.25, None, False)
+    assert_same(ours, theirs, history, theirs.fit(X, Y, BATCH, 2, 0, None, 0.25, None, False))
+
+
+# Of an id that comes twice in a batch Keras squares each gradient, and we their sum: here none does.
+DISTINCT = np.concatenate([np.random.default_rng(i).permutation(ROWS)[: 3 * BATCH].reshape(-1, 3) for i in range(4)])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "adagrad"])
+def test_a_second_fit_goes_on_as_in_keras(optimizer: str) -> None:
+    """Slots, step counts and all; a model that is compiled anew begins with new ones. Untouched rows move."""
+    y = Y[: len(DISTINCT)]
+
+    def fit(model: Any) -> Any:
+        for _ in range(2):
+            model.fit(DISTINCT, y, BATCH, epochs=2, shuffle=False, verbose=0)
+        model.compile(optimizer, "mse")
+        return model.fit(DISTINCT, y, BATCH, shuffle=False, verbose=0)
+
+    ours, theirs, *histories = both(fit, optimizer=optimizer)
+    assert_same(ours, theirs, *histories)
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        ({"optimizer": "lion"}, "'lion' has no dense-equivalent form"),
+        ({"rows": {"embeddings_regularizer": "l2"}}, "embeddings_regularizer"),
+        ({"rows": {"embeddings_constraint": "non_neg"}}, "embeddings_constraint"),
+    ],
+)
+def test_what_has_other_numbers_than_keras_is_refused_until_one_says_so(made: dict[str, Any], told: str) -> None:
+    def fitted(**layer: Any) -> Any:
+        model = keras.Sequential(
+            [keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM, **layer, **made.get("rows", {}))]
+        )
+        model.add(keras.layers.Flatten())
+        model.compile(made.get("optimizer", "sgd"), "mse")
+        return model.fit(X, np.zeros((len(X), 12)), verbose=0)
+
+    with pytest.raises(Unsupported, match=rf"{told}.*model.fit takes lazy=False.*lazy=True on the layer"):
+        fitted()
+    assert np.isfinite(fitted(lazy=True).history["loss"][0])
+
+
+def test_evaluate_predict_and_test_on_batch_before_and_after() -> None:
+    def told(model: Any) -> list[Any]:
+        found = [model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), model.test_on_batch(X[:9], Y[:9])]
+        return [*found, model.predict_on_batch(X[:9])]
+
+    ours, theirs = program(et.Embedding, metrics=["AUC"]), program(keras.layers.Embedding, metrics=["AUC"])
+    for _ in range(2):
+        for mine, other in zip(told(ours), told(theirs), strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+        for model in (ours, theirs):
+            model.fit(X, Y, BATCH, shuffle=False, verbose=0)
+
+
+def test_dropout_and_initial_values_are_keras_own_draws() -> None:
+    """One seed in the program, none at the layers: every random number is Keras'."""
+
+    def fit(model: Any) -> Any:
+        return model.fit(X, Y, BATCH, epochs=3, shuffle=False, verbose=0, validation_data=HELD_OUT)
+
+    assert_same(*both(fit, dropout=0.5))
+
+
+def test_a_dataset_comes_in_its_own_order_and_batches() -> None:
+    def fit(model: Any) -> Any:
+        dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+        held_out = tf.data.Dataset.from_tensor_slices(HELD_OUT).batch(8)
+        return model.fit(dataset, epochs=2, verbose=0, validation_data=held_out, shuffle=False)
+
+    assert_same(*both(fit))
+
+
+def test_steps_per_execution_changes_when_callbacks_are_called_and_no_number() -> None:
+    def fit(model: Any) -> Any:
+        seen = []
+        note = keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs: seen.append(("begin", batch)),
+            on_train_batch_end=lambda batch, logs: seen.append(("end", batch, round(logs["loss"], 4))),
+        )
+        model.fit(X, Y, BATCH, epochs=2, shuffle=False, verbose=0, callbacks=note)
+        return seen
+
+    ours, theirs, mine, others = both(fit, steps_per_execution=2)
+    assert mine == others
+    assert_same(ours, theirs)
+
+
+def test_a_callback_that_stops_training_within_an_epoch_ends_it_there() -> None:
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = batch == 1
+
+    def fit(model: Any) -> Any:
+        return model.fit(X, Y, BATCH, epochs=3, shuffle=False, verbose=0, callbacks=[Stop()], validation_data=HELD_OUT)
+
+    assert_same(*both(fit))
+
+
+def test_several_inputs_and_outputs_with_weights() -> None:
+    def made(layer: Layer) -> Any:
+        keras.utils.set_random_seed(3)
+        inputs = [keras.Input((), dtype="int64", name=name) for name in ("user", "film")]
+        rows = keras.layers.Concatenate()([layer(ROWS, DIM)(each) for each in inputs])
+        outputs = [keras.layers.Dense(1, name=name)(rows) for name in ("stars", "time")]
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.SGD(0.1), ["mse", "mae"])
+        return model
+
+    stars, time = Y, Y * 2
+    forms = [
+        (({"user": X[:, 0], "film": X[:, 1]}, [stars, time]), {}),
+        (([X[:, 0], X[:, 1]], [stars, time]), {"sample_weight": WEIGHTS}),
+        (((X[:, 0], X[:, 1]), (stars, time)), {"sample_weight": (WEIGHTS, WEIGHTS[::-1].copy())}),
+    ]  # fmt: skip
+    for (x, y), more in forms:
+        ours, theirs = made(et.Embedding), made(keras.layers.Embedding)
+        histories = [model.fit(x, y, BATCH, shuffle=False, verbose=0, **more) for model in (ours, theirs)]
+        np.testing.assert_allclose(histories[0].history["loss"], histories[1].history["loss"], rtol=1e-5)
+        for mine, other in zip(ours.predict(x, verbose=0), theirs.predict(x, verbose=0), strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+
+
+def test_train_on_batch_is_refused_with_what_does_it() -> None:
+    with pytest.raises(Unsupported, match=r"train_on_batch.*model.fit\(x, y, batch_size=len\(y\)"):
+        program(et.Embedding).train_on_batch(X, Y)
+
+
+def test_a_model_without_such_layers_is_left_to_keras() -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.train_on_batch(np.ones((4, 2)), np.ones(4)))
+    assert model.fit(np.ones((4, 2)), np.ones(4), verbose=0).history["loss"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"x": None}, "x=None: give the records"),
+        ({"y": Y[:5]}, r"one length, but x has 72, y has 5 records"),
+        ({"sample_weight": WEIGHTS, "class_weight": {0: 1}}, "class_weight and sample_weight"),
+        ({"class_weight": [1, 2]}, r"class_weight=\[1, 2\]: give a dict"),
+        ({"batch_size": 0}, "batch_size=0: need an integer"),
+        ({"steps_per_epoch": 1.5}, "steps_per_epoch=1.5: need an integer"),
+        ({"validation_split": 1.0}, "validation_split=1.0: need a share"),
+        ({"validation_split": 0.99}, "validation_split=0.99 of 72 records leaves"),
+        ({"validation_data": HELD_OUT * 2}, "validation_data is a tuple of 4"),
+        ({"validation_steps": 3}, "validation_steps=3: there is no validation_data"),
+        ({"validation_freq": 0}, "validation_freq=0: need a number of epochs"),
+        ({"epochs": 0}, "initial_epoch=0, epochs=0"),
+        ({"verbose": 3}, "verbose=3: need 0"),
+        ({"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)}, "y=: _BatchDataset as x gives"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_by_its_name(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        program(et.Embedding).fit(**{"x": X, "y": Y, "verbose": 0, **arguments})
+
+
+def test_a_shuffle_of_batches_is_refused() -> None:
+    with pytest.raises(Unsupported, match='shuffle="batch"'):
+        program(et.Embedding).fit(X, Y, shuffle="batch")
+
+
+def test_a_model_that_is_not_compiled_is_refused() -> None:
+    model = keras.Sequential([keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM)])
+    with pytest.raises(ModelError, match=r"is not compiled; call model.compile"):
+        model.fit(X, Y)

@@ -1,0 +1,118 @@
+"""Readers over other readers: a part of the records, and weights by class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
+
+__all__ = ["ClassWeightReader", "PartReader"]
+
+
+class PartReader(Reader):
+    """The records `start <= record < stop` of another reader.
+
+    Args:
+        reader: The other reader.
+        start: Its first record here.
+        stop: The record after its last one here.
+
+    Raises:
+        BadInput: there are no such records.
+    """
+
+    def __init__(self, reader: Reader, start: int, stop: int) -> None:
+        if not 0 <= start < stop <= len(reader):
+            raise BadInput(f"records {start} to {stop} of {len(reader)}: there are none, or not so many")
+        self._reader, self._start, self._records = reader, start, stop - start
+
+    def __len__(self) -> int:
+        return self._records
+
+    @property
+    def shuffle_block(self) -> int | None:
+        """As of the other reader."""
+        return self._reader.shuffle_block
+
+    def take(self, indices: Int64) -> Batch:
+        """The records at `indices`.
+
+        Raises:
+            BadInput: an index out of range.
+        """
+        return self._reader.take(checked_indices(indices, self._records, "part") + self._start)
+
+
+class ClassWeightReader(Reader):
+    """Records of another reader, weighted by the class of their target, as `model.fit(class_weight=)` does.
+
+    Args:
+        reader: Gives `(x, y)`; `y` is one array, of class numbers `[n]` or `[n, 1]`, or one-hot `[n, classes]`.
+        class_weight: Class -> weight; a class that is not there weighs 1.
+
+    Raises:
+        BadInput: no mapping of class numbers to weights, targets that are several, or weights of the reader's own.
+    """
+
+    def __init__(self, reader: Reader, class_weight: Mapping[Any, Any]) -> None:
+        if not isinstance(class_weight, Mapping):
+            raise BadInput(f"class_weight={class_weight!r}: give a dict, class number -> weight")
+        try:
+            self._weights = {int(number): float(weight) for number, weight in class_weight.items()}
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"class_weight={class_weight!r}: give a dict, class number -> weight") from error
+        self._reader = reader
+        _require_one_target(reader.take(np.zeros(1, np.int64)))
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    @property
+    def shuffle_block(self) -> int | None:
+        """As of the other reader."""
+        return self._reader.shuffle_block
+
+    @property
+    def in_order(self) -> bool:
+        """As of the other reader."""
+        return self._reader.in_order
+
+    @property
+    def batch_records(self) -> int:
+        """Records of the other reader's batches; 0: it has none."""
+        return int(getattr(self._reader, "batch_records", 0))
+
+    def of_pass(self, number: int) -> Reader:
+        """The records of a pass of the other reader, weighted alike."""
+        found = self._reader.of_pass(number)
+        if found is self._reader:
+            return self
+        weighted = copy(self)
+        weighted._reader = found
+        return weighted
+
+    def take(self, indices: Int64) -> Batch:
+        """The records at `indices`, with float32 `[n]` weights."""
+        x, y = self._reader.take(indices)
+        return x, y, self._weights_of(np.asarray(y))
+
+    def _weights_of(self, y: Any) -> Any:
+        if y.ndim > 1:
+            y = y[..., 0] if y.shape[-1] == 1 else np.argmax(y, axis=-1)
+        classes, inverse = np.unique(np.round(y).astype(np.int32), return_inverse=True)
+        weights = np.array([self._weights.get(int(number), 1.0) for number in classes], np.float32)
+        return weights[inverse].reshape(y.shape)
+
+
+def _require_one_target(batch: Batch) -> None:
+    if len(batch) == 3:
+        raise BadInput("class_weight and sample_weight: give one of them, as in model.fit")
+    if len(batch) == 1:
+        raise BadInput("class_weight: there are no targets y to have classes")
+    if not hasattr(batch[1], "__array__"):
+        raise BadInput("class_weight: y is several targets; weights by class are for models with a single output")
