@@ -23,6 +23,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from elastable.worker.keras_backend import require_tensorflow
 from elastable.worker.trainers import register_trainers
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ register_trainers(
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'elastable' has no attribute {name!r}; it has {', '.join(__all__)}")
+    if not _HOMES[name].startswith(("elastable.embedding_store", "elastable.worker.readers")):
+        require_tensorflow()
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

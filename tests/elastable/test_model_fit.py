@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -281,3 +282,79 @@ def test_a_model_that_is_not_compiled_is_refused() -> None:
     model = keras.Sequential([keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM)])
     with pytest.raises(ModelError, match=r"is not compiled; call model.compile"):
         model.fit(X, Y)
+
+
+class TestSeeds:
+    def test_one_seed_of_keras_is_one_result(self) -> None:
+        """Shuffled, with dropout, and a table of any ids that is never drawn whole."""
+
+        def trained() -> Any:
+            keras.utils.set_random_seed(11)
+            model = keras.Sequential(
+                [keras.Input((3,), dtype="int64"), et.Embedding(None, DIM, name="any"), keras.layers.Flatten()]
+            )
+            model.add(keras.layers.Dropout(0.4))
+            model.add(keras.layers.Dense(1, activation="sigmoid"))
+            model.compile("sgd", "mse")
+            losses = [model.fit(X, Y, BATCH, epochs=2, verbose=0).history["loss"] for _ in range(2)]
+            return losses, model.layers[0].read_rows(np.arange(ROWS)), model.get_weights()
+
+        (losses, rows, weights), (others, other_rows, other_weights) = trained(), trained()
+        assert losses == others
+        assert losses[0] != losses[1]
+        np.testing.assert_array_equal(rows, other_rows)
+        for mine, other in zip(weights, other_weights, strict=True):
+            np.testing.assert_array_equal(mine, other)
+
+    def test_rows_that_no_batch_has_touched_stay_what_they_were(self) -> None:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((3,), dtype="int64"), et.Embedding(None, DIM), keras.layers.Flatten()])
+        model.compile("sgd", "mse")
+        far = np.array([10**12, -5])
+        before = model.layers[0].read_rows(far)
+        for seed in (None, 4, 5):
+            et.fit(model, X, np.zeros((len(X), 12)), verbose=0, seed=seed)
+            if seed is None:
+                np.testing.assert_array_equal(model.layers[0].read_rows(far), before)
+            before = model.layers[0].read_rows(far) if seed is None else before
+            np.testing.assert_array_equal(model.layers[0].read_rows(far), before)
+
+    def test_a_fit_with_a_seed_says_what_the_seed_does_not_reach(self, caplog: pytest.LogCaptureFixture) -> None:
+        model = program(et.Embedding)
+        et.fit(model, X, Y, verbose=0, seed=3)
+        assert "set_random_seed" not in caplog.text  # the program called it
+        keras.src.backend.common.global_state.set_global_attribute("global_random_seed", None)
+        model = keras.Sequential([keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM), keras.layers.Flatten()])
+        model.add(keras.layers.Dense(1, name="drawn"))
+        model.compile("sgd", "mse")
+        et.fit(model, X, Y, verbose=0, seed=3)
+        assert "layer 'drawn'" in caplog.text
+        assert "keras.utils.set_random_seed(3) before" in caplog.text
+
+
+class TestStores:
+    @pytest.mark.parametrize("kind", ["redis", "file"])
+    def test_a_store_by_url(self, kind: str, redis_url: str, tmp_path: Path) -> None:
+        url = redis_url if kind == "redis" else f"file://{tmp_path}/rows"
+        ours, expected = program(et.Embedding), program(et.Embedding)
+        for _ in range(2):  # the second goes on there
+            et.fit(ours, X, Y, BATCH, shuffle=False, verbose=0, store=url)
+            et.fit(expected, X, Y, BATCH, shuffle=False, verbose=0)
+        rows = [model.layers[0].read_rows(np.arange(ROWS)) for model in (ours, expected)]
+        np.testing.assert_array_equal(*rows)
+        keras.backend.clear_session()  # a new program: its table has the same name
+        again = program(lambda *size: et.Embedding(*size, table=ours.layers[0].table_name))
+        with pytest.raises(BadInput, match=r"holds 50 rows of table .* which this model has not read"):
+            et.fit(again, X, Y, BATCH, verbose=0, store=url)
+
+    @pytest.mark.parametrize(
+        ("store", "told"),
+        [
+            (3, "store=3: a int is no store"),
+            ("postgres://h", "'postgres://h' is unknown"),
+            ({}, "store={}"),
+        ],
+    )
+    def test_what_is_no_store_is_refused(self, store: Any, told: str) -> None:
+        with pytest.raises(BadInput, match=told):
+            et.fit(program(et.Embedding), X, Y, verbose=0, store=store)

@@ -1,0 +1,45 @@
+"""Other backends of Keras: refused in one sentence, before they are imported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import sys
+import elastable as et
+et.MemoryStore  # tables need no Keras
+try:
+    {name}
+except et.ElastableError as error:
+    print(type(error).__name__, error)
+assert "keras" not in sys.modules
+"""
+
+
+def told(name: str, **environment: str) -> str:
+    inherited = {key: value for key, value in os.environ.items() if key not in ("KERAS_BACKEND", "KERAS_HOME")}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(name=name)],
+        env={**inherited, **environment}, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+@pytest.mark.parametrize(("backend", "name"), [("jax", "et.Embedding(10, 4)"), ("torch", "et.fit")])
+def test_another_backend_is_refused_in_one_sentence(backend: str, name: str) -> None:
+    assert told(name, KERAS_BACKEND=backend) == (
+        f"Unsupported Elastable's layers run on Keras' TensorFlow backend, and Keras is set to '{backend}': set "
+        "KERAS_BACKEND=tensorflow before anything imports Keras"
+    )
+
+
+def test_the_file_of_keras_counts_where_the_environment_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "keras.json").write_text(json.dumps({"backend": "jax"}))
+    assert "set to 'jax'" in told("et.EdlEmbedding", KERAS_HOME=str(tmp_path))
