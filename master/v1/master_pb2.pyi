@@ -145,7 +145,7 @@ class JobDescription(_message.Message):
     validation_records: _builtins.int
     shuffle: _builtins.bool
     average: _builtins.str
-    """"mean" as Keras divides | "records" | "sum" over micro-batches"""
+    """"mean" as Keras divides | "records" | "batches" | "sum" over micro-batches"""
     not_finite: _builtins.str
     """NaN or Inf in a push: "refuse" | "skip" """
     staleness_bound: _builtins.int
