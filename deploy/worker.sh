@@ -30,7 +30,8 @@ while :; do
   fi
   case $status in # the exit codes of `elastable --help`
     0) break ;;
-    2 | 3 | 4 | 7 | 9) exit "$status" ;; # command line, input, model, credentials; the job itself has failed
+    # Command line, input, model, credentials. Not 7: where another master runs another job, the next try joins it.
+    2 | 3 | 4 | 9) exit "$status" ;;
   esac
   tries_left=$((tries_left - 1))
   if [ "$tries_left" -le 0 ]; then

@@ -44,6 +44,7 @@ class JobOptions:
         evaluate_every: Versions between evaluations beside training; 0: at the end of epochs only.
         resume: Go on where an earlier job ended: at the version that stands in a store that outlived its
             master, or from the newest checkpoint in `checkpoint_dir`; anew, if there is neither.
+        rerun: With `resume`: whether a new job begins where the earlier one is finished.
         overwrite: Whether tables of an earlier job in the store are dropped.
         take_over: Whether a store is taken from a job that runs on it; that job fails.
         export: Whether to write the trained model as plain `.keras`.
@@ -81,6 +82,7 @@ class JobOptions:
     warm_tables: tuple[str, ...] = ()
     evaluate_every: int = 0
     resume: bool = False
+    rerun: bool = False
     overwrite: bool = False
     take_over: bool = False
     export: bool = True
@@ -105,6 +107,8 @@ class JobOptions:
         require_transport(self.transport)
         if self.evaluate_every < 0:
             raise BadInput(f"evaluate_every must not be negative, got {self.evaluate_every}")
+        if self.rerun and not self.resume:
+            raise BadInput("--rerun needs --resume: it says what --resume does where the earlier job is finished")
         if self.resume and self.checkpoint_dir is None and not self.store.startswith(("redis://", "rediss://")):
             raise BadInput("--resume needs --checkpoint-dir: the place to resume from")
         for name, seconds in (("deadline", self.deadline_s), ("lease", self.lease_s), ("backup", self.backup_after_s)):

@@ -126,6 +126,7 @@ def prepare_job(options: JobOptions) -> PreparedJob:
             resume=options.resume,
             overwrite=options.overwrite,
             take_over=options.take_over,
+            rerun=options.rerun,
         )
         if beginning.job is None:
             for name, rows in pretrained_rows(store_layers(model)).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastable.embedding_store.errors import BadInput, StoreBroken, Unsupported
@@ -17,6 +17,7 @@ from elastable.master.checkpoints.restoring import refuse_other_model, restore_t
 from elastable.master.dense import DenseState
 from elastable.master.discovery import create_tables
 from elastable.master.progress import Progress
+from elastable.master.schedule import Schedule
 from elastable.master.version_record import VersionRecord
 
 __all__ = ["Beginning", "fill_store"]
@@ -52,6 +53,7 @@ def fill_store(
     resume: bool,
     overwrite: bool,
     take_over: bool = False,
+    rerun: bool = False,
 ) -> Beginning:
     """Makes the tables and the dense part those that the job begins with.
 
@@ -68,6 +70,7 @@ def fill_store(
         resume: Whether an earlier job goes on.
         overwrite: Whether tables of an earlier job are dropped.
         take_over: Whether the store is taken from another process that writes to it now.
+        rerun: With `resume`: whether a new job takes the place of one that has reached its last version.
 
     Raises:
         BadInput: the store holds what is not to be dropped, or another process is using it.
@@ -86,6 +89,11 @@ def fill_store(
             standing = None
             _refuse_anothers(store, checkpoint, overwrite)
             _log.warning("the store cannot go on: %s; the job goes on from %s instead", error, checkpoint.address)
+        if rerun and standing is not None and _is_finished(standing.job, standing.progress, job):
+            _log.warning("job %s in the store is finished: its tables make room for a new job", standing.job["job"])
+            standing, overwrite = None, True
+        if rerun and checkpoint is not None and _is_finished(checkpoint.job, checkpoint.progress(), job):
+            checkpoint = None
         if standing is not None and _goes_on(standing, checkpoint, store, overwrite):
             return _go_on(standing, store, tables, dense, job)
         if checkpoint is not None:
@@ -103,6 +111,13 @@ def fill_store(
     _claim_store(store, overwrite)
     create_tables(store, tables)
     return Beginning(Progress())
+
+
+def _is_finished(saved: Mapping[str, Any], progress: Progress, job: JobSpec) -> bool:
+    """Whether a saved job has reached its last version, and `job` asks for no more epochs than it had."""
+    shape = {name: saved[name] for name in ("mode", "micro_batch_size", "grads_to_wait", "epochs", "train_records")}
+    earlier = replace(job, **{**shape, "staleness_bound": None, "staleness_modulation": "none"})
+    return progress.version >= Schedule(earlier).versions_total and job.epochs <= earlier.epochs
 
 
 def _refuse_live_owner(store: EmbeddingStore) -> None:

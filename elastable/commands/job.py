@@ -149,6 +149,9 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "resume": _option(
         _PLACES, bool, False, "--resume", help="Continue an earlier job: in Redis, or from the newest checkpoint."
     ),
+    "rerun": _option(
+        _PLACES, bool, False, "--rerun", help="With --resume: train anew where the earlier job is finished."
+    ),
     "overwrite": _option(_PLACES, bool, False, "--overwrite", help="Drop tables of an earlier job from the store."),
     "take_over": _option(
         _PLACES, bool, False, "--take-over", help="Take the store from a job that still runs on it; that job fails."
@@ -207,6 +210,10 @@ def _with_job_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+#: Options that say where a job begins.
+_BEGINNING = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir")
+
+
 def _words(command: str, model_file: Path, own: Mapping[str, tuple[Any, Any]], options: Mapping[str, Any]) -> list[str]:
     """The words of a command with these options, but for those that say where a job begins.
 
@@ -220,7 +227,7 @@ def _words(command: str, model_file: Path, own: Mapping[str, tuple[Any, Any]], o
     for name, (value, default) in own.items():
         words += [name, str(value)] if value != default else []
     for field, (annotation, default) in _OPTIONS.items():
-        if (value := options[field]) != default and field not in ("resume", "overwrite", "take_over", "checkpoint_dir"):
+        if (value := options[field]) != default and field not in _BEGINNING:
             name = get_args(annotation)[1].default  # where typer keeps the first of an option's names
             if isinstance(value, bool):
                 yes, _, no = name.partition("/")

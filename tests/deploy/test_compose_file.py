@@ -138,7 +138,7 @@ def test_tls_adds_files_and_variables_to_master_and_workers() -> None:
 
 def test_a_worker_container_tries_no_more_where_every_try_would_fail_alike() -> None:
     (codes,) = re.findall(r"^ *([\d |]+)\) exit", (ROOT / "deploy/worker.sh").read_text(), re.MULTILINE)
-    hopeless = "USAGE", "BAD_INPUT", "BAD_MODEL", "JOB_FAILED", "UNAUTHENTICATED"
+    hopeless = "USAGE", "BAD_INPUT", "BAD_MODEL", "UNAUTHENTICATED"
     assert {int(code) for code in codes.split("|")} == {ExitCode[name] for name in hopeless}
 
 

@@ -31,7 +31,8 @@ def test_killed_twice_and_resumed_equals_undisturbed(trained: Trained, server_bi
         other = run_elastable("train", CLICK_JOB, *JOB[:-1], "8", "--workers", "1", *places, "--deadline", "5")
         assert other.code != 0
         assert "seed was 7 and is 8" in other.err
-        last = run_elastable(*job, "--workers", "2")
+        # Not finished yet, so --rerun changes nothing.
+        last = run_elastable(*job, "--workers", "2", "--rerun")
         assert last.code == 0, last.err
         assert "resuming at version 28" in last.out
     assert_same_model(next(checkpoints.glob("ckpt-*")), trained.checkpoint)
