@@ -26,9 +26,9 @@ from elastable.master.progress import Progress
 from elastable.tables_in_store import tables_in_store
 from elastable.worker.own_step import Collector, current_collector
 from elastable.worker.scope import entered
-from elastable.worker.seeds import layers_of
+from elastable.worker.seeds import global_seed, layers_of
 from elastable.worker.tape_scope import TapeLookup, TapeScope, slices_of
-from elastable.worker.train_step import store_layers
+from elastable.worker.train_step import pretrained_rows, store_layers
 from elastable.worker.trainable import is_trained
 
 __all__ = ["CollectedStep", "TapeStep", "step"]
@@ -67,9 +67,12 @@ class _Part:
 class _Trainer:
     """What stays of a model from step to step: its store, and a committer for each optimizer with its layers."""
 
-    def __init__(self, model: Any, store: EmbeddingStore | None, seed: int, lazy: bool) -> None:
+    def __init__(self, model: Any, store: EmbeddingStore | None, seed: int | None, lazy: bool) -> None:
         self.store = _store_of(model, store)
-        self._seed, self._lazy = seed, lazy
+        self._seed, self._lazy = global_seed() if seed is None else seed, lazy
+        for layer in store_layers(model):
+            if layer.source is None:
+                layer.attach(None, self._seed)  # what the first step reads is what its tables begin with
         self._made: dict[tuple[int, tuple[int, ...]], tuple[DenseState, Committer]] = {}
         self._owners: dict[str, Any] = {}
         self._all = [layer.table_name for layer in store_layers(model)]
@@ -124,7 +127,9 @@ class _Trainer:
                     f"{self._owners[layer.table_name].name!r} and {optimizer.name!r}; give both calls of apply the "
                     "same one, or leave the layer out of one of them (of=)"
                 )
-        tables_in_store(part, tables, self.store, {}, self._seed, self.store.version())
+        # Small tables as in Keras; see first_rows. They were read so by the forward pass.
+        given = pretrained_rows(store_layers(part), unseeded=True)
+        tables_in_store(part, tables, self.store, given, self._seed, self.store.version())
 
 
 @dataclass(slots=True)
@@ -212,7 +217,7 @@ class CollectedStep:
 
 
 def step(
-    model: Any, *, store: EmbeddingStore | None = None, seed: int = 0, lazy: bool = True
+    model: Any, *, store: EmbeddingStore | None = None, seed: int | None = None, lazy: bool = True
 ) -> TapeStep | CollectedStep:
     """A training step of one's own: `with et.step(model) as step: ... step.apply(tape, loss)`.
 
@@ -224,7 +229,7 @@ def step(
     Args:
         model: A built Keras model, or one that its first call builds.
         store: Where the tables live; None: where the layers read already, else in this process's memory.
-        seed: Of initial rows.
+        seed: Of initial rows that are not Keras' own draws (docs/fit.md); None: Keras' global seed, else 0.
         lazy: As in `et.fit`.
 
     Raises:

@@ -10,13 +10,16 @@ import keras
 import pytest
 from rich.console import Console
 
+from elastable.best_versions import BestVersions
 from elastable.callbacks import JobCallbacks
 from elastable.command import main
+from elastable.embedding_store.memory.store import MemoryStore
 from elastable.exit_codes import ExitCode
 from elastable.freezing import Freezing
 from elastable.job_hooks import JobHooks
 from elastable.master.api import JobSpec, JobStatus
 from elastable.master.dense import DenseState
+from elastable.master.progress import Progress
 from elastable.master.schedule import Schedule
 from elastable.progress import JobConsole, JobProgress
 from elastable.run_directory import RunDirectory
@@ -67,7 +70,9 @@ def test_an_epoch_that_ended_before_the_job_went_on_is_noted_with_its_version(tm
     job = JobSpec(micro_batch_size=10, epochs=2, train_records=8790)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    callbacks = JobCallbacks([], model, 2, 879, Freezing(model, DenseState(model)))
+    dense = DenseState(model)
+    best = BestVersions([], MemoryStore(), dense, job, Progress)
+    callbacks = JobCallbacks([], model, 2, 879, Freezing(model, dense), best)
     run = RunDirectory(tmp_path / "run")
     callbacks.begin()
     hooks = JobHooks(callbacks, Schedule(job), lambda reason: None, run, version=879)
