@@ -2,9 +2,11 @@
 # Proves docker-compose.yml on a real engine, with a small but real job:
 #
 #   1. two workers; one worker container is killed in the middle; the master still ends with exit code 0
-#   2. `up --exit-code-from master --scale worker=4`, one worker process killed inside its container: it exits 0, and so
+#   2. `up` once more on the same volumes trains anew; Redis is killed in the middle and comes back, the job goes on; then
+#      the master is killed, and `up --detach` brings it back to go on where it was
+#   3. `up --exit-code-from master --scale worker=4`, one worker process killed inside its container: it exits 0, and so
 #      do the other workers
-#   3. the same over mutual TLS with a token (deploy/tls.yml; where there is openssl to make certificates with), while
+#   4. the same over mutual TLS with a token (deploy/tls.yml; where there is openssl to make certificates with), while
 #      a client without them is refused
 #
 # All must train every version, reach MIN_AUC, and give the same numbers to the last bit: in sync mode the number of
@@ -58,18 +60,36 @@ job_status() { timeout 60 docker exec "$1" elastable status --master 127.0.0.1:5
 exit_code() { docker inspect --format '{{.State.ExitCode}}' "$1"; }
 container() { compose ps --quiet "$@"; }
 
-# wait_for_middle: returns once a quarter of the versions is committed; leaves the total in $versions.
+# require_master: fails at once where the master's container has ended.
+require_master() {
+  local state
+  state=$(docker inspect --format '{{.State.Status}} {{.State.ExitCode}}' "$(container master)" 2>/dev/null) || return 0
+  case $state in
+    exited* | dead*) cat "$work/status.log" >&2; fail "the master's container has $state before the middle of the job" ;;
+  esac
+}
+
+# wait_for_end MASTER: the master's exit code must be 0.
+wait_for_end() {
+  local code
+  code=$(timeout "$UP_SECONDS" docker wait "$1") || fail "the master did not end within $UP_SECONDS s"
+  [ "$code" -eq 0 ] || fail "the master ended with exit code $code"
+}
+
+# wait_for_middle [AFTER]: returns once a quarter of the versions is committed, and more than AFTER; leaves the version in
+# $reached and the total in $versions.
 wait_for_middle() {
-  local told version deadline=$((SECONDS + UP_SECONDS))
+  local told version after=${1:-0} deadline=$((SECONDS + UP_SECONDS))
   while [ "$SECONDS" -lt "$deadline" ]; do
     if [ "$up" ] && ! kill -0 "$up" 2>/dev/null; then
       tail -n 60 "$work/up.log" >&2
       fail "up ended before the middle of the job"
     fi
-    told=$(job_status "$(container master)" 2>"$work/status.log") || { sleep 1; continue; }
+    told=$(job_status "$(container master)" 2>"$work/status.log") || { require_master; sleep 1; continue; }
     version=$(field version <<<"$told")
     versions=$(field versions_total <<<"$told")
-    if [ "$versions" -gt 0 ] && [ "$((4 * version))" -ge "$versions" ]; then
+    if [ "$versions" -gt 0 ] && [ "$((4 * version))" -ge "$versions" ] && [ "$version" -gt "$after" ]; then
+      reached=$version
       say "version $version of $versions, $("$PYTHON" -c '
 import json, sys
 print(*("{host} did {micro_batches}".format(**worker) for worker in json.load(sys.stdin)["workers"]), sep=", ")' <<<"$told")"
@@ -121,15 +141,28 @@ mapfile -t workers < <(container worker)
 wait_for_middle
 docker kill "${workers[0]}" >/dev/null
 say "killed worker container ${workers[0]:0:12}"
-code=$(timeout "$UP_SECONDS" docker wait "$master") || fail "the master did not end within $UP_SECONDS s"
-[ "$code" -eq 0 ] || fail "the master ended with exit code $code"
+wait_for_end "$master"
 [ "$(exit_code "${workers[0]}")" -eq 137 ] || fail "the killed worker had ended by itself: exit code $(exit_code "${workers[0]}")"
 code=$(timeout 120 docker wait "${workers[1]}") || fail "the other worker did not end"
 [ "$code" -eq 0 ] || fail "the other worker ended with exit code $code"
 keep_result "$work/killed.json"
+
+say "2. up once more, Redis and then the master killed in the middle"
+compose up --detach > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up --detach, once more"; }
+wait_for_middle
+docker kill "$(container redis)" >/dev/null
+say "killed Redis at version $reached"
+compose up --detach --no-recreate redis > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up --detach redis"; }
+wait_for_middle "$((reached + 2))"
+docker kill "$(container master)" >/dev/null
+say "killed the master at version $reached"
+compose up --detach --no-recreate > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up --detach after the kill"; }
+wait_for_end "$(container master)"
+compose logs --no-color master 2>/dev/null | grep -q 'resuming at version' || fail "the master did not resume"
+keep_result "$work/restarted.json"
 compose down --volumes --timeout 5 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; fail "down --volumes"; }
 
-say "2. four workers, up --exit-code-from master, one worker process killed"
+say "3. four workers, up --exit-code-from master, one worker process killed"
 timeout "$UP_SECONDS" "${COMPOSE[@]}" --project-name "$PROJECT" up --exit-code-from master --scale worker=4 \
   > "$work/up.log" 2>&1 &
 up=$!
@@ -165,7 +198,7 @@ make_certificates() {
 
 secured=()
 if command -v openssl >/dev/null; then
-  say "3. two workers, over mutual TLS with a token"
+  say "4. two workers, over mutual TLS with a token"
   compose down --volumes --timeout 5 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; fail "down --volumes"; }
   make_certificates "$work/tls"
   export COMPOSE_FILE=docker-compose.yml:deploy/tls.yml ELASTABLE_TLS_DIR=$work/tls
@@ -186,14 +219,14 @@ if command -v openssl >/dev/null; then
   keep_result "$work/tls.json"
   secured=("$work/tls.json")
 else
-  say "3. left out: there is no openssl to make certificates with"
+  say "4. left out: there is no openssl to make certificates with"
 fi
 
-"$PYTHON" - "$work/killed.json" "$work/four.json" "${secured[@]}" <<'PY' || fail "the trainings differ"
+"$PYTHON" - "$work/killed.json" "$work/restarted.json" "$work/four.json" "${secured[@]}" <<'PY' || fail "the trainings differ"
 import json, sys
 
 killed, *others = (json.load(open(path)) for path in sys.argv[1:])
-for what, other in zip(("with four workers", "over TLS"), others):
+for what, other in zip(("with Redis and the master killed", "with four workers", "over TLS"), others):
     for name in ("auc", "version"):
         assert killed[name] == other[name], f"{name}: {killed[name]!r} with a worker killed, {other[name]!r} {what}"
 PY
