@@ -34,7 +34,9 @@ def data(split: str) -> Any:
 
 def model() -> Any:
     """What stands for a Keras model; it only has to look like one from afar."""
-    return SimpleNamespace(compute_loss=None, stop_training=False, _flatten_layers=lambda **how: [])
+    return SimpleNamespace(
+        compute_loss=None, stop_training=False, optimizer=SimpleNamespace(), _flatten_layers=lambda **how: []
+    )
 
 
 def _tables(seed: int, lazy: bool) -> dict[str, TableSpec]:
