@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers import Reader, StreamReader, as_reader
-from elastable.worker.readers.stream_reader import is_stream
+from elastable.fit_streams import is_fit_stream, train_stream, validation_stream
+from elastable.worker.readers import EndlessReader, Reader, StreamReader, as_reader
 from elastable.worker.readers.views import ClassWeightReader, PartReader
 
 __all__ = ["FitArguments", "FitData", "fit_data"]
@@ -85,7 +85,8 @@ def fit_data(given: FitArguments) -> FitData:
     together = given.validation_batch_size or _stream_batch(validation) or given.batch_size or batch_size
     if validation is not None and given.validation_steps:
         validation = _first(validation, given.validation_steps, together)
-    return FitData(reader, validation, batch_size, together, given.steps_per_epoch or 0)
+    steps = 0 if reader.of_pass(1) is not reader else given.steps_per_epoch  # without an end: a pass is an epoch
+    return FitData(reader, validation, batch_size, together, steps or 0)
 
 
 def _train_reader(given: FitArguments) -> Reader:
@@ -97,7 +98,24 @@ def _train_reader(given: FitArguments) -> Reader:
     for name, part in (("y", y), ("sample_weight", weight)):
         if part is not None:
             raise BadInput(f"{name}=: {type(x).__name__} as x gives (x, y) or (x, y, sample_weight) by itself")
-    return as_reader(x, streams=True, endless=True)
+    return _train_stream(x, given) if is_fit_stream(x) else as_reader(x, endless=True)
+
+
+def _train_stream(x: Any, given: FitArguments) -> Reader:
+    batches = given.steps_per_epoch * given.grads_to_wait if given.steps_per_epoch else None
+    reader = train_stream(x, batches, given.initial_epoch, given.epochs)
+    if isinstance(reader, EndlessReader) and given.batch_size not in (None, reader.batch_records):
+        raise BadInput(
+            f"batch_size={given.batch_size}: the batches of the stream without an end hold {reader.batch_records} "
+            "records; leave batch_size out"
+        )
+    if isinstance(reader, StreamReader) and reader.uneven is not None and given.batch_size is None:
+        raise BadInput(
+            f"{type(x).__name__}: batch {reader.uneven} does not hold {reader.batch_records} records as the first one "
+            "does, and is not the last: make batches of one size (tf.data: .repeat() before .batch()), or have et.fit "
+            "make them (et.fit(batch_size=...))"
+        )
+    return reader
 
 
 def _validation_reader(given: FitArguments) -> Reader | None:
@@ -112,8 +130,10 @@ def _validation_reader(given: FitArguments) -> Reader | None:
         if not 1 <= len(data) <= 3:
             raise BadInput(f"validation_data is a tuple of {len(data)}; give (x, y) or (x, y, sample_weight)")
         return _of_arrays(*(*data, None, None)[:3])
+    if is_fit_stream(data):
+        return validation_stream(data, given.validation_steps)
     if _is_source(data):
-        return as_reader(data, streams=True)
+        return as_reader(data)
     return _of_arrays(*_parts(data, None, None))
 
 
@@ -136,7 +156,7 @@ def _parts(x: Any, y: Any, weight: Any) -> tuple[Any, Any, Any]:
 
 def _is_source(data: Any) -> bool:
     """Whether it gives batches by itself, and so its own targets."""
-    return isinstance(data, Reader | str) or is_stream(data) or hasattr(data, "__next__")
+    return isinstance(data, Reader | str) or is_fit_stream(data)
 
 
 def _of_arrays(x: Any, y: Any, weight: Any) -> Reader:

@@ -64,8 +64,8 @@ def fit(
         x: Features: an array, or a dict, tuple or list of arrays. Or, with
             targets and weights: a Reader; a batched `tf.data.Dataset`, a
             `keras.utils.PyDataset` or a torch `DataLoader`, read once, as
-            `StreamReader` says, or one without an end in an
-            `EndlessReader`; without `y`, a tuple (x, y) or (x, y,
+            `StreamReader` says; one without an end, or a generator, with
+            `steps_per_epoch`, as `EndlessReader` says; without `y`, a tuple (x, y) or (x, y,
             sample_weight), or a dict with these keys.
         y: Targets, where `x` is arrays.
         batch_size: Records in a micro-batch; None: as many as in a stream's
@@ -84,7 +84,7 @@ def fit(
         initial_epoch: The epoch to begin at.
         steps_per_epoch: Versions in an epoch; the next epoch goes on where it
             ended, and the last one of a pass over the data has what is left. None: a pass.
-        validation_steps: Batches of the validation data to evaluate; None: all.
+        validation_steps: Batches of the validation data to evaluate, the first ones; None: all.
         validation_batch_size: Records evaluated together; None: `batch_size`.
         validation_freq: Epochs between evaluations, or the numbers, counted
             from 1, of the epochs that end with one.

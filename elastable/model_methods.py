@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from elastable.embedding_store.errors import Unsupported
+from elastable.fit_streams import is_fit_stream
 from elastable.in_process import fit
 from elastable.worker.readers import Reader
-from elastable.worker.readers.stream_reader import is_stream
 
 __all__ = ["model_fit", "model_train_on_batch"]
 
@@ -44,7 +44,7 @@ def model_fit(
     Raises:
         ElastableError: what cannot be used, by name.
     """
-    if is_stream(x):
+    if is_fit_stream(x):
         batch_size, shuffle = None, False
     elif y is None and not isinstance(x, Reader) and isinstance(x, tuple | Mapping):
         x, sample_weight = (x, None, sample_weight), None

@@ -31,7 +31,8 @@ model.compile(keras.optimizers.Adagrad(0.3, initial_accumulator_value=1e-6), "bi
 store = et.MemoryStore()
 history = et.fit(
     model,
-    ({name: ids[train] for name, ids in x.items()}, y[train]),
+    {name: ids[train] for name, ids in x.items()},
+    y[train],
     validation_data=({name: ids[held_out] for name, ids in x.items()}, y[held_out]),
     epochs=3,
     batch_size=512,

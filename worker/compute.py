@@ -100,9 +100,12 @@ class MicroBatchComputer:
         self._readers = readers
         self._specs = specs
         self._spec = batch_spec(sample)
+        self._likes = {TaskKind.TRAIN: self._spec}
         if TaskKind.EVALUATE in readers:
             validation = sample_batch(readers[TaskKind.EVALUATE])
-            require_like(self._spec, validation, int(records_in(validation)), "the validation data")
+            require_like(self._spec[:2], validation[:2], int(records_in(validation)), "the validation data")
+            # Either of the two may be weighted alone, as in Keras.
+            self._likes[TaskKind.EVALUATE] = (*self._spec[:2], *batch_spec(validation)[2:])
         self._mirror = DenseMirror(*dense_parts(model))
 
         def look_up_in(rows: RowSource, table: str, ids: Any) -> Any:
@@ -117,15 +120,16 @@ class MicroBatchComputer:
         seed = None if keras_draws else job.seed
         self._train = make_train_step(model, self._spec, self._plans[TaskKind.TRAIN], look_up, seed, average)
         if TaskKind.EVALUATE in readers:
-            self._plans[TaskKind.EVALUATE] = plan_ids(model, self._spec, training=False)
-            self._evaluate = EvaluateStep(model, self._spec, self._plans[TaskKind.EVALUATE], look_up_quietly)
+            like = self._likes[TaskKind.EVALUATE]
+            self._plans[TaskKind.EVALUATE] = plan_ids(model, like, training=False)
+            self._evaluate = EvaluateStep(model, like, self._plans[TaskKind.EVALUATE], look_up_quietly)
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and finds the ids they need."""
         reader, order = self._readers[task.kind], self._order(task)
         source = f"{type(reader).__name__}.take()"
         batch = as_tensors(reader.of_pass(task.epoch).take(order.take(task.start, task.stop)), source)
-        require_like(self._spec, batch, task.stop - task.start, source)
+        require_like(self._likes[task.kind], batch, task.stop - task.start, source)
         plan = self._plans[task.kind]
         ids = make_id_sets(plan.tables, plan.ids(batch), self._specs)
         return Prepared(task, batch, ids, task.stop - task.start)

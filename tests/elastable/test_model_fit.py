@@ -75,6 +75,8 @@ WEIGHTS = np.random.default_rng(5).random(len(Y)).astype(np.float32)
         {"batch_size": BATCH, "epochs": 4, "validation_data": list(HELD_OUT), "validation_freq": [1, 4]},
         {"batch_size": BATCH, "validation_data": HELD_OUT, "validation_batch_size": 7, "validation_steps": 3},
         {"batch_size": BATCH, "epochs": 5, "initial_epoch": 3, "validation_data": HELD_OUT},
+        {"batch_size": BATCH, "epochs": 2, "validation_data": (*HELD_OUT, WEIGHTS[:40])},
+        {"batch_size": BATCH, "epochs": 2, "validation_data": HELD_OUT, "sample_weight": WEIGHTS},
         {"epochs": 2, "steps_per_epoch": 4},
     ],
     ids=lambda arguments: "-".join(arguments),

@@ -23,6 +23,7 @@ def keras_names() -> set[str]:
         *(f"Model.{name}" for name in _methods(model) - _PLUMBING),
         *(f"Embedding.{name}" for name in _methods(keras.layers.Embedding) - _methods(model) - _PLUMBING),
         *_arguments("compile", model.compile),
+        *_arguments("fit", model.fit),
         *_arguments("evaluate", model.evaluate),
         *_arguments("predict", model.predict),
         *_arguments("Layer", keras.Layer.__init__),

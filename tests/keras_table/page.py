@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import keras
 
-from tests.keras_table import callback_cases, compile_cases, layer_cases, model_cases, optimizer_cases
+from tests.keras_table import callback_cases, compile_cases, fit_cases, layer_cases, model_cases, optimizer_cases
 from tests.keras_table.case import Case, Different, verdict
 
 __all__ = ["SECTIONS", "page", "verdicts"]
 
 SECTIONS: dict[str, list[Case]] = {
     "compile": compile_cases.CASES,
+    "fit": fit_cases.CASES,
     "Optimizers": optimizer_cases.CASES,
     "Callbacks": callback_cases.CASES,
     "Layers": layer_cases.CASES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,10 +69,6 @@ class Side:
             options["batch_size"] = BATCH
         if not self.stored:
             return model.fit(*data, **options)
-        if "x" not in inspect.signature(et.fit).parameters:
-            together = [*data, options.pop("sample_weight")] if "sample_weight" in options else list(data)
-            data = (tuple(together),) if len(together) > 1 else tuple(together)
-            options["verbose"] = bool(options["verbose"])
         return et.fit(model, *data, **options, lazy=self.lazy, offload_embeddings_above=1)
 
 

@@ -9,27 +9,25 @@ from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.endless_reader import EndlessReader
 from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.readers.reader import Reader
-from elastable.worker.readers.stream_reader import StreamReader, is_stream
+from elastable.worker.readers.stream_reader import is_iterator, is_stream
 
 __all__ = ["as_reader"]
 
 _RIGHT = "give a Reader, a tuple (x, y) or (x, y, sample_weight) of arrays, or a dict with the keys x, y, sample_weight"
 
 
-def as_reader(data: Any, streams: bool = False, endless: bool = False) -> Reader:
+def as_reader(data: Any, endless: bool = False) -> Reader:
     """A Reader of `data`.
 
     Args:
         data: A Reader; a tuple (x,), (x, y) or (x, y, sample_weight); a dict
             with the keys "x" and, where there are any, "y" and
             "sample_weight". x, y and sample_weight are arrays or nests of them.
-        streams: Whether it may be a stream that ends (`is_stream`), which is
-            read at once. Not where several processes read one each: whether
-            they see the same records is for a person to say.
         endless: Whether it may be an EndlessReader: records to train on may, not those to evaluate on.
 
     Raises:
-        BadInput: anything else, by name, with what would be right.
+        BadInput: anything else, by name, with what would be right. Streams too: whether
+            several processes see the same records in theirs is for a person to say.
     """
     if isinstance(data, EndlessReader) and not endless:
         raise BadInput(
@@ -48,13 +46,11 @@ def as_reader(data: Any, streams: bool = False, endless: bool = False) -> Reader
         if not 1 <= len(data) <= 3:
             raise BadInput(f"data is a tuple of {len(data)}; {_RIGHT}")
         return NumpyReader(*data)
-    if streams and is_stream(data):
-        return StreamReader(data)
     raise BadInput(f"data is a {_kind(data)}; {_RIGHT}")
 
 
 def _kind(data: Any) -> str:
-    if is_stream(data) or hasattr(data, "__next__"):
+    if is_stream(data) or is_iterator(data):
         return (f"{type(data).__name__}, a stream, and a job's seeded order fetches records by number: wrap it in "
                 "et.StreamReader, which reads it once, or, without an end, in et.EndlessReader")  # fmt: skip
     if hasattr(data, "__array__"):

@@ -16,11 +16,11 @@ from elastable.worker.readers.nests import as_arrays, map_arrays, named_arrays, 
 from elastable.worker.readers.ragged_spool import AnySpool, spool_for
 from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
 
-__all__ = ["StreamReader", "batches_of", "is_stream", "parts_of"]
+__all__ = ["StreamReader", "batches_of", "is_endless", "is_iterator", "is_stream", "parts_of"]
 
 _STREAMS = frozenset({"tensorflow.DatasetV2", "keras.PyDataset", "torch.DataLoader"})
 _PARTS = ("x", "y", "sample_weight")
-_INFINITE = -1  # tf.data.INFINITE_CARDINALITY
+_INFINITE, _UNKNOWN = -1, -2  # tf.data.INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 
 class StreamReader(Reader):
@@ -47,6 +47,7 @@ class StreamReader(Reader):
 
     Attributes:
         batch_records: Records of the first batch.
+        uneven: The number of a batch before the last that holds another number of records; None: there is none.
 
     Raises:
         BadInput: no stream, one without an end or without records, batches that
@@ -69,15 +70,22 @@ class StreamReader(Reader):
         self._name = type(batches).__name__
         self._shuffle_block = shuffle_block
         self._records = self.batch_records = 0
+        self.uneven: int | None = None
+        last: int | None = None  # the first batch that holds another number of records
         place = Path(tempfile.gettempdir() if folder is None else folder)
         self._spools: dict[str, AnySpool] = {}
         self._like: Batch = ()
         try:
             for number, batch in enumerate(islice(batches_of(batches, count), count)):
+                if self.uneven is None:
+                    self.uneven = last
+                before = self._records
                 try:
                     self._append(batch, place)
                 except BadInput as error:
                     raise type(error)(f"{self._name}: batch {number}: {error}") from error
+                if last is None and self._records - before != self.batch_records:
+                    last = number
             if not self._spools:
                 raise BadInput(f"{self._name}: the stream ended before its first batch; it must hold a record")
             for spool in self._spools.values():
@@ -125,6 +133,26 @@ class StreamReader(Reader):
 def is_stream(data: Any) -> bool:
     """Whether `data` is a stream of a kind that knows whether it ends."""
     return bool(_STREAMS & _kinds(data))
+
+
+def is_iterator(data: Any) -> bool:
+    """Whether `data` is read once, whoever reads it, and nobody knows whether it ends: a generator, say."""
+    return hasattr(data, "__next__")
+
+
+def is_endless(data: Any) -> bool | None:
+    """Whether a stream has no end; None: nobody knows before it is read."""
+    kinds = _kinds(data)
+    if "tensorflow.DatasetV2" in kinds:
+        cardinality = int(data.cardinality())
+        return None if cardinality == _UNKNOWN else cardinality == _INFINITE
+    if "keras.PyDataset" in kinds:
+        return data.num_batches is None
+    try:
+        len(data)
+    except TypeError:
+        return None
+    return False
 
 
 def _kinds(data: Any) -> set[str]:

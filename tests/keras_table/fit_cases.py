@@ -1,0 +1,177 @@
+"""What `Model.fit` takes, with `et.fit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.keras_table.case import Case
+from tests.keras_table.compile_cases import two_outputs
+from tests.keras_table.sides import BATCH, RECORDS, Side, small, trained
+
+__all__ = ["CASES"]
+
+
+def _c(name: str, *covers: str, meaning: str = "", **fit: Any) -> Case:
+    return Case(name, lambda side: trained(side, fit=fit), tuple(f"fit.{cover}" for cover in covers), meaning)
+
+
+def _with(name: str, fit: Any, *covers: str, meaning: str = "", **compiled: Any) -> Case:
+    """`fit` is called with the side, and returns the arguments."""
+    return Case(
+        name, lambda side: trained(side, fit=fit(side), **compiled), tuple(f"fit.{cover}" for cover in covers), meaning
+    )
+
+
+def _fitted(side: Side, data: Any, **options: Any) -> Any:
+    model = small(side)
+    model.compile(keras.optimizers.SGD(0.5), "mse", run_eagerly=True)
+    history = side.fit(model, data, **options)
+    return [dict(history.history), model.predict(side.x, verbose=0)]
+
+
+def _dataset(side: Side) -> Any:
+    return tf.data.Dataset.from_tensor_slices((side.x, side.y)).batch(BATCH)
+
+
+class _Batches(keras.utils.PyDataset):
+    def __init__(self, side: Side) -> None:
+        super().__init__()
+        self.x, self.y = side.x, side.y
+
+    def __len__(self) -> int:
+        return RECORDS // BATCH
+
+    def __getitem__(self, batch: int) -> Any:
+        part = slice(batch * BATCH, (batch + 1) * BATCH)
+        return self.x[part], self.y[part]
+
+
+def _generator(side: Side) -> Any:
+    while True:
+        for start in range(0, RECORDS, BATCH):
+            yield side.x[start : start + BATCH], side.y[start : start + BATCH]
+
+
+def _shuffled(side: Side) -> Any:
+    """How many epochs and steps there were: orders differ."""
+    model = small(side)
+    history = trained(side, model, fit={"shuffle": True, "epochs": 2})["history"]
+    return [len(history["loss"]), int(model.optimizer.iterations)]
+
+
+def _one_batch(side: Side) -> Any:
+    return trained(side, fit={"shuffle": True, "epochs": 3, "batch_size": RECORDS})
+
+
+def _class_weights(side: Side) -> Any:
+    return trained(
+        side,
+        small(side, activation="sigmoid"),
+        y=side.labels,
+        loss="binary_crossentropy",
+        fit={"class_weight": {0: 0.5, 1: 3.0}},
+    )
+
+
+def _weights_of_outputs(side: Side) -> Any:
+    weights = {"one": side.weights, "two": side.weights[::-1].copy()}
+    model = two_outputs(side)
+    return trained(
+        side,
+        model,
+        y={"one": side.y, "two": side.y * 2},
+        loss={"one": "mse", "two": "mae"},
+        fit={"sample_weight": weights},
+    )
+
+
+def _twice(side: Side) -> Any:
+    model = small(side)
+    trained(side, model, fit={"epochs": 2})
+    return [dict(side.fit(model, side.x, side.y, epochs=4, initial_epoch=2).history), model.predict(side.x, verbose=0)]
+
+
+def _nothing(side: Side) -> Any:
+    return trained(side, x=side.x[:0], y=side.y[:0])
+
+
+CASES = [
+    _c("`fit(x, y, batch_size=8)`", "x", "y", "batch_size"),
+    _c("`batch_size=7`, which leaves a smaller batch at the end", "batch_size", batch_size=7),
+    _c("`batch_size=None`", "batch_size", batch_size=None),
+    _c("`epochs=3`", "epochs", epochs=3),
+    Case(
+        "`verbose='auto'`, `1`, `2`, `0`",
+        lambda side: [trained(side, fit={"verbose": verbose}) for verbose in ("auto", 1, 2, 0)],
+        ("fit.verbose",),
+    ),
+    Case("`initial_epoch=2, epochs=4`, after a fit of two", _twice, ("fit.initial_epoch",)),
+    Case(
+        "`shuffle=True`", _shuffled, ("fit.shuffle",), "each record once an epoch, in an order that belongs to `seed`"
+    ),
+    Case("`shuffle=True`, one batch an epoch", _one_batch, ("fit.shuffle",)),
+    _with(
+        "`validation_data=(x, y)`",
+        lambda side: {"validation_data": (side.x, side.y * 2), "epochs": 2},
+        "validation_data",
+        metrics=["mae"],
+    ),
+    _with(
+        "`validation_data=(x, y, sample_weight)`",
+        lambda side: {"validation_data": (side.x, side.y * 2, side.weights)},
+        "validation_data",
+    ),
+    _c("`validation_split=0.25`", "validation_split", validation_split=0.25),
+    _with(
+        "`validation_batch_size=6`",
+        lambda side: {"validation_data": (side.x, side.y), "validation_batch_size": 6},
+        "validation_batch_size",
+    ),
+    _with(
+        "`validation_steps=2`",
+        lambda side: {"validation_data": (side.x, side.y), "validation_steps": 2, "epochs": 3},
+        "validation_steps",
+    ),
+    _with(
+        "`validation_freq=2`",
+        lambda side: {"validation_data": (side.x, side.y), "validation_freq": 2, "epochs": 4},
+        "validation_freq",
+    ),
+    _with(
+        "`validation_freq=[1, 3]`",
+        lambda side: {"validation_data": (side.x, side.y), "validation_freq": [1, 3], "epochs": 3},
+        "validation_freq",
+    ),
+    Case("`class_weight={0: 0.5, 1: 3.0}`", _class_weights, ("fit.class_weight",)),
+    _with("`sample_weight=w`", lambda side: {"sample_weight": side.weights}, "sample_weight", metrics=["mae"]),
+    _with(
+        "`sample_weight=w`, some of them 0",
+        lambda side: {"sample_weight": side.weights * (np.arange(RECORDS) % 2)},
+        "sample_weight",
+    ),
+    Case("`sample_weight={'one': ..., 'two': ...}`", _weights_of_outputs, ("fit.sample_weight",)),
+    _c("`steps_per_epoch=2`", "steps_per_epoch", steps_per_epoch=2),
+    _c("`callbacks=None`", "callbacks", callbacks=None),
+    Case("`x=` a `tf.data.Dataset`", lambda side: _fitted(side, _dataset(side)), ("fit.x",)),
+    Case(
+        "`x=` a `tf.data.Dataset` without an end, `steps_per_epoch=2`",
+        lambda side: _fitted(side, _dataset(side).repeat(), steps_per_epoch=2, epochs=2),
+        ("fit.x", "fit.steps_per_epoch"),
+    ),
+    Case(
+        "`validation_data=` a `tf.data.Dataset` without an end, `validation_steps=2`",
+        lambda side: _fitted(side, _dataset(side), validation_data=_dataset(side).repeat(), validation_steps=2),
+        ("fit.validation_data", "fit.validation_steps"),
+    ),
+    Case("`x=` a `keras.utils.PyDataset`", lambda side: _fitted(side, _Batches(side)), ("fit.x",)),
+    Case(
+        "`x=` a generator, `steps_per_epoch=3`",
+        lambda side: _fitted(side, _generator(side), steps_per_epoch=3),
+        ("fit.x",),
+    ),
+    Case("no records", _nothing, ("fit.x",)),
+]
