@@ -136,4 +136,8 @@ def _refuse_unsupported(callback: Any, in_job: bool) -> None:
             f"callback {name}: a job is backed up and resumed by --checkpoint-dir and --resume; leave it out"
         )
     if isinstance(callback, kinds.SwapEMAWeights):
-        raise Unsupported(f"callback {name} needs moving averages of the weights, which tables do not have")
+        raise Unsupported(
+            f"callback {name} would give dense variables their moving averages and leave the rows of tables; leave it "
+            "out: with use_ema all become their averages at the end of training, and with ema_overwrite_frequency "
+            "meanwhile"
+        )

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
+from elastable.averages import become_averages, refuse_averages
 from elastable.backup import refuse_backup_of_slots
 from elastable.best_versions import BestVersions
 from elastable.callbacks import JobCallbacks
@@ -99,9 +100,9 @@ class _Tables:
         given = {**pretrained_rows(store_layers(model), unseeded=settings.seeds.keras), **moved}
         keep_on_worker(model, {name: tables[name] for name in on_worker(places)}, given)
         self.specs = {name: spec for name, spec in tables.items() if places[name] != "worker"}
-        self.store = tables_in_store(
-            model, self.specs, join_stores(stores, places), given, settings.seeds.rows, version
-        )
+        held = join_stores(stores, places)
+        refuse_averages(model.optimizer, held, self.specs)
+        self.store = tables_in_store(model, self.specs, held, given, settings.seeds.rows, version)
 
 
 def _discovered(model: Any, settings: FitSettings) -> dict[str, TableSpec]:
@@ -144,7 +145,7 @@ def run_job(model: Any, data: FitData, settings: FitSettings) -> Any:
     )
     refuse_backup_of_slots(settings.callbacks, model, tables.specs)
     with closing(BestVersions(settings.callbacks, tables.store, dense, job, master.progress)) as best:
-        return _run(model, master, computer, schedule, tables.store, dense, settings, best)
+        return _run(model, master, computer, schedule, tables, dense, settings, best)
 
 
 def _job(model: Any, data: FitData, settings: FitSettings) -> JobSpec:
@@ -192,7 +193,7 @@ def _run(
     master: Master,
     computer: MicroBatchComputer,
     schedule: Schedule,
-    store: EmbeddingStore,
+    tables: _Tables,
     dense: DenseState,
     settings: FitSettings,
     best: BestVersions,
@@ -223,11 +224,12 @@ def _run(
     joined.begin()
     note_trained(model)  # a callback may have loaded weights
     try:
-        with progress, _worker_beside(master, computer, store), _shown(master, progress, settings.verbose == 1):
+        with progress, _worker_beside(master, computer, tables.store), _shown(master, progress, settings.verbose == 1):
             master.run(hooks)
     finally:
         # The end may find the worker within a micro-batch, which moves the states of the model that both share.
         dense.rewind()
+    become_averages(dense, tables.store, tables.specs)
     joined.end(hooks.logs)
     joined.history.evaluations = sorted(evaluations, key=lambda entry: entry["version"])
     return joined.history

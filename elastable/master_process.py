@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from elastable.averages import become_averages
 from elastable.best_versions import BestVersions
 from elastable.callbacks import JobCallbacks
 from elastable.checkpoint_writer import CheckpointWriter
@@ -208,6 +209,11 @@ class _Job:
                 if (blamed := self._prepared.file.blamed("a callback", error)) is not None:
                     raise blamed from error
                 raise
+            if self._master.stop_reason not in SIGNAL_REASONS.values():
+                # A job that was interrupted goes on with the weights as they are.
+                self._writer.wait()
+                prepared = self._prepared
+                become_averages(prepared.dense, prepared.store, prepared.tables, self._series.rows_changed)
             callbacks.end(hooks.logs)
             checkpoint = self._writer.finish(self._prepared.dense.tensors(), self._master.progress())
         self._finish(hooks, checkpoint, status.version, status.records_trained, time.monotonic() - began)

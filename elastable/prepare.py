@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from elastable.averages import refuse_averages
 from elastable.embedding_store.errors import ModelError, NotReady, Unsupported
 from elastable.embedding_store.fresh_rows import fresh_rows
 from elastable.embedding_store.location_file import storage_of_url
@@ -117,6 +118,7 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     try:
         # An address where nobody answers is refused at once: it may be a slip. A server that loads its data is awaited.
         retry(store.version, "reading the store's version", options.deadline_s, on=(NotReady,))
+        refuse_averages(model.optimizer, store, tables)
         beginning = fill_store(
             store,
             tables,

@@ -22,6 +22,7 @@ from elastable.master.api import JobSpec, Push, SyncPushId
 from elastable.master.committing import Committer
 from elastable.master.dense import DenseState
 from elastable.master.discovery import discover_tables
+from elastable.master.keras_optimizer import inner_optimizer
 from elastable.master.progress import Progress
 from elastable.tables_in_store import tables_in_store
 from elastable.worker.own_step import Collector, current_collector
@@ -110,6 +111,7 @@ class _Trainer:
                     f"et.step: the optimizer {part.optimizer.name!r} is given for other layers than before; an "
                     "optimizer trains the same layers (of=) in every call of apply, as Keras builds it for them"
                 )
+            _refuse_averages(part)
             if store_layers(part):
                 self._make_tables(part)
             dense = DenseState(part)
@@ -130,6 +132,18 @@ class _Trainer:
         # Small tables as in Keras; see first_rows. They were read so by the forward pass.
         given = pretrained_rows(store_layers(part), unseeded=True)
         tables_in_store(part, tables, self.store, given, self._seed, self.store.version())
+
+
+def _refuse_averages(part: _Part) -> None:
+    """Raises where weights would have to become their averages at the end of training, which nobody tells here."""
+    own = [layer.optimizer for layer in store_layers(part) if layer.optimizer is not None]
+    for optimizer in (part.optimizer, *own):
+        if inner_optimizer(optimizer).use_ema:
+            raise Unsupported(
+                f"et.step: {type(inner_optimizer(optimizer)).__name__}(use_ema=True): a loop of one's own has no end "
+                "at which rows become their averages; leave it out, or write the step as the model's train_step and "
+                "train with et.fit"
+            )
 
 
 @dataclass(slots=True)

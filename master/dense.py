@@ -279,6 +279,10 @@ class DenseState:
         if self._counts:
             self._update.count()
 
+    def become_averages(self) -> None:
+        """What Keras does at the end of `fit`: trained variables become their moving averages, if they have some."""
+        self._update.become_averages([self.trained[number] for number in self._active])
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold: variables, states, optimizer variables, by kind and place."""
         return {key: _copied(variable) for key, variable in self._by_key().items()}
@@ -342,7 +346,7 @@ class DenseState:
             if active:
                 self._update.apply([tensors[at] for at in active], [self.trained[at] for at in active])
             elif counts:
-                self._update.count()
+                self._update.stand()
             for state, value in zip(self._states, tensors[count : count + len(self._states)], strict=True):
                 state.assign(value)
 

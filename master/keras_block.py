@@ -27,7 +27,7 @@ _BLOCK_ROWS = 1024
 
 
 def canonical_config(optimizer: Any, learning_rate: float, weight_decay: float | None) -> dict[str, Any]:
-    """The optimizer's serialised config, as it is run on rows: constant rate, no clipping, no counted name.
+    """The optimizer's serialised config, as it is run on rows: constant rate, no clipping, averages or counted name.
 
     Raises:
         Unsupported: Keras cannot make the optimizer from its config again.
@@ -43,6 +43,8 @@ def canonical_config(optimizer: Any, learning_rate: float, weight_decay: float |
         "clipvalue": None,
         "loss_scale_factor": None,
         "gradient_accumulation_steps": None,
+        "use_ema": False,
+        "ema_overwrite_frequency": None,
     }
     try:
         return json.loads(json.dumps(config))  # type: ignore[no-any-return]

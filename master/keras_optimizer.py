@@ -13,6 +13,7 @@ import keras
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
 from elastable.embedding_store.spec import OptimizerSpec
+from elastable.master.averaging import averaged
 from elastable.master.keras_block import KERAS_BLOCK, canonical_config
 
 __all__ = [
@@ -121,11 +122,11 @@ def refuse_unsupported(optimizer: Any) -> None:
             "MultiOptimizer is not supported: compile the model with the optimizer of its dense variables, and give "
             "tables their own, et.Embedding(..., optimizer=keras.optimizers.Adagrad(0.1))"
         )
-    if optimizer.use_ema:
+    if optimizer.use_ema and accumulation_of(optimizer):
         raise Unsupported(
-            f"{kind}(use_ema=True) is not supported: the rows of a table keep no moving average. Leave it out; a "
-            "learning-rate schedule that falls to 0 steadies the last versions, and checkpoints of several versions "
-            "(--checkpoint-every) hold all rows and variables to be averaged"
+            f"{kind}(use_ema=True, gradient_accumulation_steps={optimizer.gradient_accumulation_steps}): Keras moves "
+            "the averages with every batch, and here they move with every update; leave the latter out and say "
+            "grads_to_wait"
         )
     _refuse_callable_rate(optimizer, kind)
 
@@ -211,7 +212,8 @@ def table_optimizer(optimizer: Any, lazy: bool = True) -> OptimizerSpec:
     name. Any other is run by Keras itself on the block of rows in question,
     where it treats rows separately. `weight_decay` is lazy: it decays the rows
     that have a gradient, unless `lazy` is False: then every row follows every
-    step, as in Keras. Clipping is left out: it is done jointly, before.
+    step, as in Keras. Clipping is left out: it is done jointly, before. With
+    `use_ema` the rows that a step touches have a moving average each.
 
     Args:
         optimizer: A Keras optimizer.
@@ -222,20 +224,31 @@ def table_optimizer(optimizer: Any, lazy: bool = True) -> OptimizerSpec:
         Unsupported: naming what of it cannot be honoured.
     """
     refuse_unsupported(optimizer)
-    scaled, optimizer = optimizer, inner_optimizer(optimizer)
+    inner = inner_optimizer(optimizer)
+    if inner.use_ema and not lazy:
+        raise Unsupported(
+            f"{type(inner).__name__}(use_ema=True) with lazy=False: the average of a row moves when the row is "
+            "touched, and lazy=False promises that every row follows every step; leave one of them out, or say "
+            "lazy=True on the layer"
+        )
+    spec = _stepped_by(inner, lazy)
+    # Refuses one that cannot be other than lazy.
+    if follows_steps(spec) and inner is not optimizer:
+        raise Unsupported(
+            "LossScaleOptimizer (which mixed_float16 adds) with lazy=False: a step that overflows is no step, and "
+            "rows that no batch touches would follow it; leave one of them out"
+        )
+    return averaged(spec, inner.ema_momentum, inner.ema_overwrite_frequency) if inner.use_ema else spec
+
+
+def _stepped_by(optimizer: Any, lazy: bool) -> OptimizerSpec:
+    """What the steps of a Keras optimizer are for tables, without averages."""
     rate, decay = learning_rate_of(optimizer), _table_weight_decay(optimizer)
     config = optimizer.get_config()
     name, hyperparameters = _FUSED.get(type(optimizer), ("", ()))
     if name and set(config) <= {*_COMMON, *hyperparameters}:
         values = {key: float(config[key]) for key in hyperparameters}
-        spec = OptimizerSpec.of(name, lazy=lazy, learning_rate=rate, weight_decay=decay or 0.0, **values)
-        # Refuses one that cannot be other than lazy.
-        if follows_steps(spec) and scaled is not optimizer:
-            raise Unsupported(
-                "LossScaleOptimizer (which mixed_float16 adds) with lazy=False: a step that overflows is no step, and "
-                "rows that no batch touches would follow it; leave one of them out"
-            )
-        return spec
+        return OptimizerSpec.of(name, lazy=lazy, learning_rate=rate, weight_decay=decay or 0.0, **values)
     # JSON with sorted keys and without the name that Keras counts up, so that equal optimizers give equal specs.
     text = json.dumps(canonical_config(optimizer, rate, decay), sort_keys=True)
     spec = OptimizerSpec(KERAS_BLOCK, (("learning_rate", rate),), text, lazy)

@@ -64,6 +64,30 @@ class KerasUpdate:
         self._optimizer._iterations.assign_add(self._batches)
         self._grow()
 
+    def stand(self) -> None:
+        """An update that moves tables alone; to be traced. Averages of variables that stand move on, as in Keras."""
+        optimizer = self._optimizer
+        if optimizer.use_ema:
+            known = optimizer._trainable_variables
+            optimizer._update_model_variables_moving_average(known)
+            if every := optimizer.ema_overwrite_frequency:
+                keras.ops.cond(
+                    (optimizer.iterations + 1) % every == 0,
+                    lambda: optimizer._overwrite_model_variables_with_average_value(known),
+                    lambda: None,
+                )
+        self.count()
+
+    def become_averages(self, variables: Sequence[Any]) -> None:
+        """Assigns variables their moving averages, where they have some: what Keras does at the end of `fit`."""
+        if not self._optimizer.use_ema or not self.number():
+            return
+        known = zip(self._optimizer._trainable_variables, self._optimizer._model_variables_moving_average, strict=True)
+        averages = {id(variable): average for variable, average in known}
+        for variable in variables:
+            if averages[id(variable)] is not None:
+                variable.assign(averages[id(variable)])
+
     def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """One update; to be traced within `as_traced`."""
         if self._batches > 1:

@@ -42,7 +42,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("Muon does not treat the rows", lambda: K.Muon(0.1, exclude_embeddings=False)),
     ("Lamb does not treat the rows", lambda: K.Lamb(0.1)),
     ("LossScaleOptimizer.*grads_to_wait", lambda: K.LossScaleOptimizer(K.SGD(0.1, gradient_accumulation_steps=2))),
-    ("use_ema", lambda: K.SGD(0.1, use_ema=True)),
+    ("use_ema=True, gradient_acc", lambda: K.SGD(0.1, use_ema=True, gradient_accumulation_steps=2)),
     ("function as learning rate", lambda: K.SGD(lambda: 0.1)),
 ]
 

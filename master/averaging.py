@@ -1,0 +1,136 @@
+"""Keras' `use_ema` on tables: a moving average of every row, kept beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer, row_optimizer
+from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock
+
+__all__ = ["AveragedRowOptimizer", "averaged", "keeps_averages", "rows_become_averages"]
+
+_AVERAGED = "averaged"
+_BLOCK_ROWS = 1 << 16
+
+# Beside the slots of the optimizer within: the average, and 1 where there is one. A row that was never updated
+# has none; its average begins at what it reads then, which no constant could say.
+_SLOTS = (SlotSpec("average"), SlotSpec("averaged", columns=1))
+
+
+def averaged(optimizer: OptimizerSpec, momentum: float, overwrite_every: int | None) -> OptimizerSpec:
+    """The optimizer that also keeps a moving average of the rows it touches.
+
+    Args:
+        optimizer: Of the table.
+        momentum: Keras' `ema_momentum`.
+        overwrite_every: Keras' `ema_overwrite_frequency`: in each so-manieth step the rows that it touches become
+            their averages; None: in none.
+    """
+    inner = {"name": optimizer.name, "hyperparameters": optimizer.hyperparameters, "config": optimizer.keras_config}
+    config = {"optimizer": inner, "momentum": float(momentum), "overwrite_every": int(overwrite_every or 0)}
+    text = json.dumps(config, sort_keys=True)
+    return OptimizerSpec(_AVERAGED, (("learning_rate", optimizer.get("learning_rate", 0.01)),), text)
+
+
+def keeps_averages(spec: OptimizerSpec) -> bool:
+    """Whether an optimizer, also one with a constraint, keeps averages of rows."""
+    return row_optimizer(spec).slots[-len(_SLOTS) :] == _SLOTS
+
+
+def rows_become_averages(
+    store: EmbeddingStore, tables: Iterable[str], changed: Callable[[str, Int64], None] = lambda table, ids: None
+) -> None:
+    """Writes the averages of rows into the rows, as Keras does at the end of training; slots and version stay.
+
+    Doing it again changes nothing.
+
+    Args:
+        store: Holds the tables; nobody commits to it meanwhile.
+        tables: Names; tables without averages are left alone.
+        changed: Called with a table and the ids of rows that were written.
+
+    Raises:
+        StoreFailed, Unavailable: the store failed; some rows may have been written then.
+    """
+    specs = store.specs()
+    for name in tables:
+        if not keeps_averages(specs[name].optimizer):
+            continue
+        # Ids first: nothing is written while a scan is under way.
+        for ids in [block.ids for block in store.scan(name, _BLOCK_ROWS)]:
+            block = store.read_rows(name, ids)
+            have = block.slots[:, -1] > 0
+            averages = block.slots[have, -1 - specs[name].dim : -1]
+            touches = None if block.touches is None else block.touches[have]
+            if have.any():
+                store.put(name, [RowBlock(block.ids[have], np.ascontiguousarray(averages), block.slots[have], touches)])
+                changed(name, block.ids[have])
+
+
+class AveragedRowOptimizer(RowOptimizer):
+    """Another optimizer's step, then a step of the averages of the rows it updated, as Keras takes it."""
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        try:
+            config = json.loads(spec.keras_config)
+            inner = config["optimizer"]
+            pairs = tuple((str(name), float(value)) for name, value in inner["hyperparameters"])
+            self._momentum, self._every = float(config["momentum"]), int(config["overwrite_every"])
+            self._inner = row_optimizer(OptimizerSpec(inner["name"], pairs, inner["config"]))
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            if isinstance(error, BadSpec):
+                raise
+            raise BadSpec(f"optimizer spec 'averaged': {spec.keras_config[:200]!r} is no such config") from error
+        if not 0.0 <= self._momentum <= 1.0 or self._every < 0:
+            raise BadSpec(
+                f"optimizer spec 'averaged': momentum must lie from 0 to 1 and overwrite_every not be negative, got "
+                f"{self._momentum} and {self._every}"
+            )
+        self.spec = spec
+        self.slots = (*self._inner.slots, *_SLOTS)
+        self.fused = self._inner.fused
+        self.cross_column = self._inner.cross_column
+        self.whole_rows = self._inner.whole_rows
+        self.default_learning_rate = self._inner.default_learning_rate
+
+    @property
+    def told_name(self) -> str:
+        """That of the optimizer within."""
+        return self._inner.told_name
+
+    def apply(
+        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    ) -> None:
+        """As in `RowOptimizer.apply`."""
+        self.apply_columns(weights, slots, positions, gradients, None, step, learning_rate)
+
+    def apply_columns(
+        self,
+        weights: Float32,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As in `RowOptimizer.apply_columns`."""
+        width = self._inner.slot_width(weights.shape[1])
+        before, beside = weights[positions], slots[positions]
+        states, order = np.ascontiguousarray(beside[:, :width]), np.arange(len(positions))
+        self._inner.apply_apart(weights, positions, states, order, gradients, squares, step, learning_rate)
+        # In the first step of all the average is the row itself.
+        kept = np.float32(self._momentum if step else 0.0)
+        average = np.where(beside[:, -1:] > 0, beside[:, width:-1], before)
+        average = kept * average + (np.float32(1.0) - kept) * weights[positions]
+        slots[positions] = np.concatenate([states, average, np.ones((len(average), 1), np.float32)], axis=1)
+        if self._every and (step + 1) % self._every == 0:
+            weights[positions] = average
+
+
+register_row_optimizer(_AVERAGED, AveragedRowOptimizer)

@@ -1,0 +1,30 @@
+"""A job whose variables and rows have moving averages: six versions of an epoch, which touch every row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+import elastable as et
+
+__all__ = ["DIM", "ROWS", "data", "model"]
+
+ROWS, DIM = 24, 4
+
+
+def model() -> Any:
+    words = keras.Input((3,), dtype="int64")
+    rows = et.Embedding(ROWS, DIM, name="words")(words)
+    made = keras.Model(words, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+    made.compile(keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=5), "mse")
+    return made
+
+
+def data(split: str) -> Any:
+    if split != "train":
+        return None
+    random = np.random.default_rng(0)
+    words = np.concatenate([random.permutation(ROWS) for _ in range(9)]).reshape(72, 3)
+    return words, random.normal(size=(72, 1)).astype("float32")

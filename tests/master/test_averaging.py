@@ -1,0 +1,104 @@
+"""Moving averages of rows: the same in every store, and what Keras does to variables that stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.store import PartitionedStore
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.master.averaging import averaged, keeps_averages, rows_become_averages
+from elastable.master.keras_update import KerasUpdate
+
+ADAM = OptimizerSpec.of("adam", learning_rate=0.1)
+
+
+def trained(store: EmbeddingStore) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Weights as they are trained, and after they became their averages; and the slots then."""
+    with store:
+        eviction = EvictionSpec(max_age=100, every=50)
+        store.create_table(TableSpec("t", 5, None, optimizer=averaged(ADAM, 0.8, 4), eviction=eviction))
+        store.create_table(TableSpec("plain", 5, None, optimizer=ADAM))
+        random = np.random.default_rng(4)
+        for version in range(1, 7):
+            ids = random.choice(60, 20, replace=False)
+            update = TableUpdate(ids, random.normal(size=(20, 5)).astype(np.float32))
+            store.commit(Commit(version, {"t": update, "plain": update}, version - 1, {}))
+        ids = np.arange(60)
+        before = store.lookup({"t": ids})["t"]
+        told: list[int] = []
+        rows_become_averages(store, ["t", "plain"], lambda table, ids: told.extend(ids))
+        after = store.read_rows("t", ids)
+        assert sorted(told) == after.ids.tolist()
+        np.testing.assert_array_equal(after.weights, after.slots[:, -6:-1])
+        rows_become_averages(store, ["t", "plain"])
+        again = store.read_rows("t", ids)
+        for part in ("weights", "slots", "touches"):
+            np.testing.assert_array_equal(getattr(again, part), getattr(after, part))
+        return before, store.lookup({"t": ids})["t"], after.slots
+
+
+def test_the_same_bits_in_every_store(tmp_path: Path) -> None:
+    def parts() -> list[EmbeddingStore]:
+        return [MemoryStore(threads=1) for _ in range(3)]
+
+    plain = trained(MemoryStore(threads=1))
+    assert np.abs(plain[0] - plain[1]).max() > 1e-3
+    stores = (PartitionedStore(parts(), "token"), PartitionedStore(parts(), "encoding"), FileStore(tmp_path / "rows"))
+    for store in stores:
+        for found, expected in zip(trained(store), plain, strict=True):
+            np.testing.assert_array_equal(found, expected, err_msg=type(store).__name__)
+
+
+def test_only_such_optimizers_keep_averages() -> None:
+    assert keeps_averages(averaged(ADAM, 0.8, None))
+    assert not keeps_averages(ADAM)
+    assert not averaged(ADAM, 0.8, None).same_but_rate(averaged(ADAM, 0.9, None))
+    slower = OptimizerSpec.of("adam", learning_rate=0.01)
+    assert averaged(ADAM, 0.8, None).same_but_rate(averaged(slower, 0.8, None))
+
+
+@pytest.mark.parametrize("config", ["", "[]", "{}", '{"optimizer": 1, "momentum": 0, "overwrite_every": 0}'])
+def test_a_config_of_something_else_is_refused(config: str) -> None:
+    with pytest.raises(BadSpec, match="'averaged'"):
+        row_optimizer(OptimizerSpec("averaged", (), config))
+    with pytest.raises(BadSpec, match="momentum must lie from 0 to 1"):
+        row_optimizer(averaged(ADAM, 1.5, None))
+
+
+def test_averages_of_variables_that_stand_move_on_as_in_keras() -> None:
+    def optimizer() -> Any:
+        return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4)
+
+    def kernel() -> Any:
+        return keras.Variable(np.ones((2, 2), np.float32), name="kernel")
+
+    theirs, rows, plain = kernel(), keras.Variable(np.ones((3, 2), np.float32), name="rows"), optimizer()
+    plain.build([theirs, rows])
+    mine, own = kernel(), optimizer()
+    own.build([mine])
+    update = KerasUpdate(own)
+    step = tf.function(lambda gradient: update.apply([gradient], [mine]), autograph=False)
+    stand = tf.function(update.stand, autograph=False)
+    gradient, none = np.full((2, 2), 0.5, np.float32), np.ones((3, 2), np.float32)
+    for number in range(7):
+        if number < 2:
+            plain.apply([gradient, none], [theirs, rows])
+            step(tf.constant(gradient))
+        else:
+            plain.apply([none], [rows])
+            stand()
+        average, expected = own._model_variables_moving_average[0], plain._model_variables_moving_average[0]
+        np.testing.assert_allclose(average.numpy(), expected.numpy(), rtol=1e-6)
+        np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-6)
+        assert int(own.iterations) == number + 1
