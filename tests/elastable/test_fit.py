@@ -188,7 +188,7 @@ class TestAfterwards:
     def test_a_dataset_without_an_end_is_refused(self) -> None:
         model = store_model()
         model.compile("sgd", "binary_crossentropy")
-        with pytest.raises(BadInput, match="the stream has no end"):
+        with pytest.raises(BadInput, match="a stream without an end: say where an epoch ends"):
             et.fit(model, tf.data.Dataset.from_tensor_slices(clicks(BATCH)).repeat().batch(BATCH), verbose=False)
 
     def test_a_store_of_ones_own(self, redis_url: str) -> None:
