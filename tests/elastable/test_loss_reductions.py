@@ -175,6 +175,7 @@ def fitted(make: Callable[[Any], Any], loss: Any, average: str, **arguments: Any
         grads_to_wait=RECORDS // MICRO,
         average=average,
         shuffle=False,
+        seed=0,
         verbose=False,
     )
     return model
