@@ -70,10 +70,11 @@ class _Trainer:
 
     def __init__(self, model: Any, store: EmbeddingStore | None, seed: int | None, lazy: bool) -> None:
         self.store = _store_of(model, store)
+        self._as_keras = seed is None
         self._seed, self._lazy = global_seed() if seed is None else seed, lazy
         for layer in store_layers(model):
             if layer.source is None:
-                layer.attach(None, self._seed)  # what the first step reads is what its tables begin with
+                layer.attach(None, seed)  # what the first step reads is what its tables begin with
         self._made: dict[tuple[int, tuple[int, ...]], tuple[DenseState, Committer]] = {}
         self._owners: dict[str, Any] = {}
         self._all = [layer.table_name for layer in store_layers(model)]
@@ -129,8 +130,8 @@ class _Trainer:
                     f"{self._owners[layer.table_name].name!r} and {optimizer.name!r}; give both calls of apply the "
                     "same one, or leave the layer out of one of them (of=)"
                 )
-        # Small tables as in Keras; see first_rows. They were read so by the forward pass.
-        given = pretrained_rows(store_layers(part), unseeded=True)
+        # Without a seed small tables begin as in Keras; see first_rows. They were read so by the forward pass.
+        given = pretrained_rows(store_layers(part), unseeded=self._as_keras)
         tables_in_store(part, tables, self.store, given, self._seed, self.store.version())
 
 

@@ -170,7 +170,7 @@ class StoreBacked:
         if self._source is None:
             spec = self.table_spec(self._seed)
             require_ids(spec, ids)
-            rows = first_rows(self, unseeded=True)
+            rows = first_rows(self, unseeded=self._seed is None)
             return initial_rows(spec, ids) if rows is None else rows[ids]
         return self._source.lookup({self.table_name: ids})[self.table_name]
 
