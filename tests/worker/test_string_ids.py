@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import elastable as et
-from elastable.embedding_store.errors import BadIds, SpecConflict
+from elastable.embedding_store.errors import BadIds, BadInput
 from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
 
 KNOWN = {
@@ -102,7 +102,7 @@ def test_training_on_strings_is_training_on_their_hashes() -> None:
 def test_a_table_of_strings_is_not_one_of_integers() -> None:
     store, y = et.MemoryStore(), np.zeros(4, np.float32)
     et.fit(job()[0], (np.array(USERS[:4], object), y), store=store, verbose=False)
-    with pytest.raises(SpecConflict, match="ids"):
+    with pytest.raises(BadInput, match="'users'"):
         et.fit(job(strings=False)[0], (np.arange(4), y), store=store, verbose=False)
     layer = et.Embedding(None, 2, name="both")
     layer(tf.constant(["a"]))
