@@ -35,7 +35,10 @@ def data(split: str) -> Any:
 def model() -> Any:
     """What stands for a Keras model; it only has to look like one from afar."""
     return SimpleNamespace(
-        compute_loss=None, stop_training=False, optimizer=SimpleNamespace(), _flatten_layers=lambda **how: []
+        compute_loss=None,
+        stop_training=False,
+        optimizer=SimpleNamespace(use_ema=False),
+        _flatten_layers=lambda **how: [],
     )
 
 
@@ -93,6 +96,8 @@ class _Dense:
 
     def own_steps(self) -> dict[str, Any]:
         return {}
+
+    def become_averages(self) -> None: ...  # the optimizer keeps none
 
     def snapshot(self, version: int) -> DenseSnapshot:
         return DenseSnapshot(

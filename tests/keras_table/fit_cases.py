@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -96,7 +97,15 @@ def _twice(side: Side) -> Any:
 
 
 def _nothing(side: Side) -> Any:
-    return trained(side, x=side.x[:0], y=side.y[:0])
+    return _running_out(side, x=side.x[:0], y=side.y[:0])
+
+
+def _running_out(side: Side, **given: Any) -> Any:
+    """`trained`, where the data ends before the epoch does: both sides warn of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
+        warnings.filterwarnings("ignore", ".*the data ends after", UserWarning)
+        return trained(side, **given)
 
 
 CASES = [
@@ -154,7 +163,11 @@ CASES = [
         "sample_weight",
     ),
     Case("`sample_weight={'one': ..., 'two': ...}`", _weights_of_outputs, ("fit.sample_weight",)),
-    _c("`steps_per_epoch=2`", "steps_per_epoch", steps_per_epoch=2),
+    Case(
+        "`steps_per_epoch=2`",
+        lambda side: _running_out(side, fit={"steps_per_epoch": 2}),
+        ("fit.steps_per_epoch",),
+    ),
     _c("`callbacks=None`", "callbacks", callbacks=None),
     Case("`x=` a `tf.data.Dataset`", lambda side: _fitted(side, _dataset(side)), ("fit.x",)),
     Case(
