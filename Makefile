@@ -20,7 +20,7 @@ generate = PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I
 # The wheel of pykeen holds small knowledge graphs. Its files are read and nothing of it is imported, so
 # what it depends on (torch among it) stays out.
 install-graphs = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps pykeen -c constraints.txt
-SOURCES     := embedding_store master worker elastable benchmarks examples tests
+SOURCES     := embedding_store master worker replicas elastable benchmarks examples tests
 
 RUN_STAMP  := $(VENV)/.installed-run
 TEST_STAMP := $(VENV)/.installed-test

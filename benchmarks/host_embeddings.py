@@ -20,12 +20,12 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, publish
 from elastable.embedding_store.range_pool import available_cores
-from elastable.worker.host_embeddings.cost import bytes_per_step
-from elastable.worker.host_embeddings.create import create_host_table
-from elastable.worker.host_embeddings.host_table import HostTable
-from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from elastable.worker.replicas.group import ReplicaGroup
-from elastable.worker.replicas.threads import run_threads
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.host_embeddings.create import create_host_table
+from elastable.replicas.host_embeddings.host_table import HostTable
+from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.host_embeddings.ways.cost import bytes_per_step
 
 __all__ = ["main", "measured"]
 

@@ -24,10 +24,10 @@ from benchmarks.harness import RESULTS, Row, compare, interleaved, publish
 from benchmarks.peers import workloads
 from benchmarks.peers.environments import OURS, PYKEEN
 from benchmarks.peers.races import Pairing, Race, Runner, run
-from elastable.worker.bess.settings import TrainSettings
-from elastable.worker.bess.trainer import Trainer
-from elastable.worker.replicas.group import ReplicaGroup
-from elastable.worker.replicas.threads import run_threads
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from elastable.replicas.knowledge_graphs.trainer import Trainer
 
 __all__ = ["main", "peer_rows", "scheme_rows"]
 

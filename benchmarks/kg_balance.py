@@ -17,18 +17,18 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import RESULTS, Row, compare, interleaved, publish, rate
-from elastable.worker.bess.batch import Float32, Int32
-from elastable.worker.bess.known import KnownTriples
-from elastable.worker.bess.partition import PartitionedTriples
-from elastable.worker.bess.random_negatives import RandomNegatives, TypedNegatives
-from elastable.worker.bess.rigid_sampler import RigidSampler
-from elastable.worker.bess.schemes.embedding_moving import EmbeddingMoving
-from elastable.worker.bess.schemes.scheme import Scheme
-from elastable.worker.bess.schemes.score_moving import ScoreMoving
-from elastable.worker.bess.scores import score_function
-from elastable.worker.bess.sharding import Sharding
-from elastable.worker.replicas.group import ReplicaGroup
-from elastable.worker.replicas.threads import alone, run_threads
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.threads import alone, run_threads
+from elastable.replicas.knowledge_graphs.batch import Float32, Int32
+from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
+from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
+from elastable.replicas.knowledge_graphs.schemes.embedding_moving import EmbeddingMoving
+from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme
+from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
+from elastable.replicas.knowledge_graphs.scores import score_function
 
 __all__ = ["drawn", "main", "measured"]
 
@@ -58,7 +58,7 @@ class _Way:
         return _STEP / workers**2, self.candidates / workers
 
     def formula(self, workers: float, sizes: tuple[float, float] | None = None) -> float:
-        """Bytes that a worker sends in a step, forward and backward: `elastable.worker.bess.schemes` says why."""
+        """Bytes that a worker sends in a step, forward and backward (`elastable.replicas.knowledge_graphs.schemes`)."""
         p, m = sizes or self.sizes(workers)
         own, others = workers * p, workers - 1
         if self.scheme is EmbeddingMoving:

@@ -34,9 +34,16 @@ if TYPE_CHECKING:
     from elastable.embedding_store.redis.store import RedisStore
     from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
     from elastable.embedding_store.string_ids import hash_ids
-    from elastable.host_embedding_file import load_host_embedding, save_host_embedding
     from elastable.in_process import fit
-    from elastable.replica_trainer import ReplicaTrainer
+    from elastable.replicas.groups.grouping import CommGroup
+    from elastable.replicas.groups.world import replica_group
+    from elastable.replicas.host_embeddings.embedding import HostEmbedding, create_host_embedding
+    from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
+    from elastable.replicas.host_embeddings.optimizer_spec import (
+        HostEmbeddingOptimizerSpec,
+        HostEmbeddingSGDGAOptimizerSpec,
+    )
+    from elastable.replicas.training.checkpoints import ReplicaTrainer
     from elastable.saving import save
     from elastable.tape_step import step
     from elastable.worker.distributed_embedding import DistributedEmbedding
@@ -44,11 +51,6 @@ if TYPE_CHECKING:
     from elastable.worker.embedding import Embedding
     from elastable.worker.export import export_keras
     from elastable.worker.feature_configs import FeatureConfig, TableConfig
-    from elastable.worker.host_embeddings.embedding import HostEmbedding, create_host_embedding
-    from elastable.worker.host_embeddings.optimizer_spec import (
-        HostEmbeddingOptimizerSpec,
-        HostEmbeddingSGDGAOptimizerSpec,
-    )
     from elastable.worker.loss_terms import averaged, summed
     from elastable.worker.readers import (
         CsvReader,
@@ -60,8 +62,6 @@ if TYPE_CHECKING:
         SparseArray,
         StreamReader,
     )
-    from elastable.worker.replicas.grouping import CommGroup
-    from elastable.worker.replicas.world import replica_group
 
 __version__ = "0.1.0"
 
@@ -112,7 +112,7 @@ __all__ = [
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
 _HOMES = {
     "AdmissionSpec": "elastable.embedding_store.spec",
-    "CommGroup": "elastable.worker.replicas.grouping",
+    "CommGroup": "elastable.replicas.groups.grouping",
     "CsvReader": "elastable.worker.readers",
     "DistributedEmbedding": "elastable.worker.distributed_embedding",
     "EdlEmbedding": "elastable.worker.edl_embedding",
@@ -121,9 +121,9 @@ _HOMES = {
     "EndlessReader": "elastable.worker.readers",
     "EvictionSpec": "elastable.embedding_store.spec",
     "FeatureConfig": "elastable.worker.feature_configs",
-    "HostEmbedding": "elastable.worker.host_embeddings.embedding",
-    "HostEmbeddingOptimizerSpec": "elastable.worker.host_embeddings.optimizer_spec",
-    "HostEmbeddingSGDGAOptimizerSpec": "elastable.worker.host_embeddings.optimizer_spec",
+    "HostEmbedding": "elastable.replicas.host_embeddings.embedding",
+    "HostEmbeddingOptimizerSpec": "elastable.replicas.host_embeddings.optimizer_spec",
+    "HostEmbeddingSGDGAOptimizerSpec": "elastable.replicas.host_embeddings.optimizer_spec",
     "InitializerSpec": "elastable.embedding_store.spec",
     "LocationSettings": "elastable.embedding_store.locations",
     "MemoryStore": "elastable.embedding_store.memory.store",
@@ -133,7 +133,7 @@ _HOMES = {
     "RaggedArray": "elastable.worker.readers",
     "Reader": "elastable.worker.readers",
     "RedisStore": "elastable.embedding_store.redis.store",
-    "ReplicaTrainer": "elastable.replica_trainer",
+    "ReplicaTrainer": "elastable.replicas.training.checkpoints",
     "SparseArray": "elastable.worker.readers",
     "StreamReader": "elastable.worker.readers",
     "TableConfig": "elastable.worker.feature_configs",
@@ -141,15 +141,15 @@ _HOMES = {
     "TensorLocation": "elastable.embedding_store.locations",
     "TensorLocationSettings": "elastable.embedding_store.locations",
     "averaged": "elastable.worker.loss_terms",
-    "create_host_embedding": "elastable.worker.host_embeddings.embedding",
+    "create_host_embedding": "elastable.replicas.host_embeddings.embedding",
     "export_keras": "elastable.worker.export",
     "fit": "elastable.in_process",
     "hash_ids": "elastable.embedding_store.string_ids",
-    "load_host_embedding": "elastable.host_embedding_file",
+    "load_host_embedding": "elastable.replicas.host_embeddings.file",
     "open_store": "elastable.embedding_store.open_store",
-    "replica_group": "elastable.worker.replicas.world",
+    "replica_group": "elastable.replicas.groups.world",
     "save": "elastable.saving",
-    "save_host_embedding": "elastable.host_embedding_file",
+    "save_host_embedding": "elastable.replicas.host_embeddings.file",
     "step": "elastable.tape_step",
     "summed": "elastable.worker.loss_terms",
 }

@@ -5,7 +5,7 @@ The words and the rules are those of PopART's tensor locations
 `replicatedTensorSharding`): a setting for each kind of tensor, thresholds
 below which a tensor stays where it is computed with, and whole, and overrides
 by name that know no threshold. Tables are placed here; dense variables are
-sharded over replicas by `elastable.worker.sharded.placing`.
+sharded over replicas by `elastable.replicas.training.variables.placing`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class ShardingDomain(Protocol):
-    """Which replicas share one copy of a tensor: a `elastable.worker.replicas.grouping.CommGroup` is one."""
+    """Which replicas share one copy of a tensor: a `elastable.replicas.groups.grouping.CommGroup` is one."""
 
     @property
     def kind(self) -> str:

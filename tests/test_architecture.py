@@ -12,7 +12,7 @@ import elastable
 
 ROOT = Path(__file__).parents[1]
 OURS = ("elastable", "benchmarks", "examples", "tests")
-FOLDERS = ("embedding_store", "master", "worker")
+FOLDERS = ("embedding_store", "master", "worker", "replicas")
 
 #: What the modules of a package may import of ours; a name allows what is in it.
 ALLOWED = {
@@ -26,6 +26,16 @@ ALLOWED = {
         "elastable.master.record_order",
         "elastable.master.v1",
         "elastable.worker",
+    ),
+    # Replicas have no master; they write checkpoints in a job's format, and read records in a job's order.
+    "replicas": (
+        "elastable.embedding_store",
+        "elastable.master.api",
+        "elastable.master.checkpoints",
+        "elastable.master.progress",
+        "elastable.master.record_order",
+        "elastable.worker",
+        "elastable.replicas",
     ),
     "elastable": ("elastable",),
 }

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("deploy/*.md")])
-PACKAGES = ("embedding_store", "master", "worker", "elastable")
+PACKAGES = ("embedding_store", "master", "worker", "replicas", "elastable")
 
 
 def _modules() -> set[str]:

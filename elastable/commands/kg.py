@@ -106,8 +106,8 @@ def train(
 ) -> None:
     """Train a model; the best one by validation is kept and tested."""
     import_tensorflow()
-    from elastable.kg.defaults import settings_of
-    from elastable.kg.run import run_graph, to_go_on
+    from elastable.graph_run import run_graph, to_go_on
+    from elastable.replicas.knowledge_graphs.training.defaults import settings_of
 
     given = {
         "epochs": epochs, "dim": dim, "norm": norm, "loss": loss, "margin": margin, "adversarial": adversarial,
@@ -138,7 +138,7 @@ def predict(
 ) -> None:
     """Answer (head, relation, ?) or (?, relation, tail)."""
     import_tensorflow()
-    from elastable.kg.answering import AnsweringModel
+    from elastable.replicas.knowledge_graphs.training.answering import AnsweringModel
 
     answers = AnsweringModel(run).answers(relation, head=head, tail=tail, k=k, new=new)
     if as_json:

@@ -38,8 +38,8 @@ def replicas(
     ] = 5.0,
 ) -> None:
     """Run a program in several processes; et.replica_group() joins them. All end when one fails."""
-    from elastable.replicas.launch import Launch
-    from elastable.replicas.program import Program
+    from elastable.launch.launch import Launch
+    from elastable.launch.program import Program
 
     if not deadline > 0 or not grace >= 0:
         raise BadInput(f"--deadline {deadline:g} --grace {grace:g}: seconds, above 0 and at least 0")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, Unavailable
-from elastable.worker.replicas.group import ReplicaGroup
-from elastable.worker.replicas.grouping import CommGroup
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.grouping import CommGroup
 
 Run = Callable[..., list[Any]]
 """`run(size, work, deadline_s=...)`: what `work(group)` returned, by rank."""

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from elastable.embedding_store.errors import Unavailable
-from elastable.worker.replicas.grouping import CommGroup
-from elastable.worker.replicas.mpi import MpiGroup
-from elastable.worker.replicas.world import world_communicator
+from elastable.replicas.groups.grouping import CommGroup
+from elastable.replicas.groups.mpi import MpiGroup
+from elastable.replicas.groups.world import world_communicator
 
 DEADLINE_S = 100.0
 

@@ -15,7 +15,7 @@ import pytest
 from tests.elastable.processes import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("embedding_store", "master", "worker")
+FOLDERS = ("embedding_store", "master", "worker", "replicas")
 NAMES = (*FOLDERS, "proto", "tests", "benchmarks", "examples", "deploy", "elastable_utils", "conftest")
 
 MODEL = """

@@ -9,9 +9,9 @@ from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 from elastable.embedding_store.range_pool import RangePool
 from elastable.heap import keep_freed_memory
-from elastable.worker.bess.settings import TrainSettings
-from elastable.worker.bess.trainer import Trainer
-from elastable.worker.replicas.threads import alone
+from elastable.replicas.groups.threads import alone
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from elastable.replicas.knowledge_graphs.trainer import Trainer
 
 __all__ = ["prepare"]
 

@@ -1,1 +1,0 @@
-"""Knowledge graphs: `elastable kg train` and `elastable kg predict`."""

@@ -1,0 +1,298 @@
+"""Starts the members of a replica group by MPICH's mpiexec, watches over them, and ends them all together."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from elastable.embedding_store.errors import ElastableError, JobFailed, Unsupported
+from elastable.exit_codes import ExitCode, error_of
+from elastable.launch.door import Door
+from elastable.launch.program import Program
+from elastable.launch.streams import RankStream
+from elastable.replicas.groups.hosts import this_host
+from elastable.replicas.groups.world import DEADLINE_VARIABLE
+
+__all__ = ["Launch"]
+
+_TERM_S = 3.0
+_TICK_S = 0.1
+_LAST_LINES_S = 1.0
+
+
+@dataclass
+class _Member:
+    """What is known of one rank.
+
+    Attributes:
+        pid: Of the process that stands for it on its host; 0: it has not come.
+        host: As `this_host` there.
+        name: Of its host.
+        control: Its connection, until that ends.
+        heard: Of a line that has begun.
+        code: How its program ended, a signal as a negative number; None: it has not.
+        why: What its program says it failed by.
+        failed_at: When it was known to have failed; None: it has not.
+        ended_by_us: It had to be ended.
+    """
+
+    pid: int = 0
+    host: str = ""
+    name: str = ""
+    control: socket.socket | None = None
+    heard: bytes = b""
+    code: int | None = None
+    why: str = ""
+    failed_at: float | None = None
+    ended_by_us: bool = False
+
+    @property
+    def caused(self) -> bool:
+        """By another's failure, as a rule."""
+        return self.code == ExitCode.UNAVAILABLE
+
+    @property
+    def running(self) -> bool:
+        """Whether its program may still run."""
+        return self.control is not None and self.code is None
+
+    def story(self, rank: int) -> str:
+        """How it failed."""
+        where = f"rank {rank} on {self.name}"
+        if self.code is None:
+            return f"{where} is gone: its process {self.pid} was killed, or its host"
+        if self.code < 0:
+            return f"{where} was killed by signal {-self.code} ({signal.strsignal(-self.code)})"
+        return f"{where} failed with exit code {self.code}{': ' if self.why else ''}{self.why}"
+
+
+class Launch:
+    """One run of a program in several processes.
+
+    Args:
+        size: Members.
+        program: What each runs.
+        deadline_s: For all to start, and what their `replica_group()` takes for its deadline.
+        hosts: As mpiexec's `-hosts`; None: all here.
+        grace_s: For the others to end by themselves once one has failed, or all were told to end.
+
+    Raises:
+        Unsupported: mpi4py or MPICH's mpiexec is not installed.
+    """
+
+    def __init__(
+        self, size: int, program: Program, deadline_s: float, hosts: str | None = None, grace_s: float = 5.0
+    ) -> None:
+        self._members = [_Member() for _ in range(size)]
+        self._deadline_s, self._grace_s = deadline_s, grace_s
+        self._door = Door(one_host=hosts is None)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._door.listener, selectors.EVENT_READ, None)
+        self._began = time.monotonic()
+        self._first_failure: float | None = None
+        self._kill_at: float | None = None
+        self._signalled = 0
+        self._killed = False
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the launch
+        self._mpiexec = subprocess.Popen(
+            [*_command(size, hosts), sys.executable, "-m", "elastable.launch.member", *program.words],
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **self._door.environment, DEADLINE_VARIABLE: str(deadline_s)},
+            start_new_session=True,  # Ctrl-C reaches this process alone, which tells the members
+        )
+
+    def run(self) -> None:
+        """Until all members have ended.
+
+        Raises:
+            ElastableError: one failed, by its rank; of the kind that its exit code tells of.
+            KeyboardInterrupt: it was interrupted, or terminated.
+        """
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            while not self._over():
+                self._step()
+            self._let_go()
+            end = time.monotonic() + _LAST_LINES_S
+            while len(self._selector.get_map()) > 1 and time.monotonic() < end:
+                self._step()
+        finally:
+            self._end_now()
+            self._let_go()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            self._door.listener.close()
+        self._judge()
+
+    # -- what happens
+
+    def _step(self) -> None:
+        for key, _ in self._selector.select(_TICK_S):
+            if key.data is None:
+                self._admit()
+            elif isinstance(key.data, RankStream):
+                if not key.data.take():
+                    self._selector.unregister(key.fileobj)
+                    key.data.connection.close()
+            else:
+                self._hear(key.data)
+        self._end_when_due()
+
+    def _admit(self) -> None:
+        admitted = self._door.admit()
+        if admitted is None:
+            return
+        connection, hello = admitted
+        rank, channel = hello["rank"], hello["channel"]
+        if channel == "control":
+            member = self._members[rank]
+            member.pid, member.host, member.name = hello["pid"], hello["host"], hello["name"]
+            member.control = connection
+            self._selector.register(connection, selectors.EVENT_READ, member)
+        else:
+            into = sys.stdout.buffer if channel == "out" else sys.stderr.buffer
+            self._selector.register(connection, selectors.EVENT_READ, RankStream(rank, connection, into))
+
+    def _hear(self, member: _Member) -> None:
+        assert member.control is not None
+        try:
+            piece = member.control.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        *lines, member.heard = (member.heard + piece).split(b"\n")
+        for line in lines:
+            end = json.loads(line)
+            member.code, member.why = end["ended"], end["why"]
+        if not piece:
+            self._drop(member)
+        if (not piece and member.code is None) or member.code:
+            self._failed(member)
+
+    def _drop(self, member: _Member) -> None:
+        if member.control is not None:
+            self._selector.unregister(member.control)
+            member.control.close()
+            member.control = None
+
+    def _failed(self, member: _Member) -> None:
+        now = time.monotonic()
+        if member.failed_at is None:
+            member.failed_at = now
+        if self._first_failure is None:
+            self._first_failure = now
+
+    # -- the end
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._signalled += 1
+        if self._signalled == 1:
+            sys.stderr.write("ending all replicas; once more to end them at once\n")
+            self._signal_all(number)
+            self._first_failure = self._first_failure or time.monotonic()
+        else:
+            self._kill_at = time.monotonic()
+
+    def _end_when_due(self) -> None:
+        now = time.monotonic()
+        if self._first_failure is None and now - self._began > self._deadline_s and not self._all_came():
+            self._first_failure = now - self._grace_s
+        if self._first_failure is not None and self._kill_at is None and now - self._first_failure > self._grace_s:
+            self._end_running(signal.SIGTERM)
+            self._kill_at = now + _TERM_S
+        if self._kill_at is not None and now > self._kill_at:
+            self._end_now()
+
+    def _all_came(self) -> bool:
+        return all(member.pid for member in self._members)
+
+    def _signal_all(self, number: int) -> None:
+        for member in self._members:
+            if member.control is not None:
+                with suppress(OSError):
+                    member.control.send(json.dumps({"signal": int(number)}).encode() + b"\n")
+
+    def _end_running(self, number: int) -> None:
+        for member in self._members:
+            member.ended_by_us |= member.running
+        self._signal_all(number)
+
+    def _over(self) -> bool:
+        """No program runs any more, and none will."""
+        ended = all(member.pid and not member.running for member in self._members)
+        return ended or self._mpiexec.poll() is not None or self._killed
+
+    def _end_now(self) -> None:
+        """Kills the programs that are left."""
+        self._end_running(signal.SIGKILL)
+        end = time.monotonic() + _TERM_S
+        while not self._killed and time.monotonic() < end and any(member.running for member in self._members):
+            for key, _ in self._selector.select(_TICK_S):
+                if isinstance(key.data, _Member):
+                    self._hear(key.data)
+        self._killed = True
+
+    def _let_go(self) -> None:
+        """The processes that stood for the programs end, and with them mpiexec; what does not is killed."""
+        here = this_host()
+        for member in self._members:
+            self._drop(member)
+        with suppress(subprocess.TimeoutExpired):
+            self._mpiexec.wait(_TERM_S)
+        for member in self._members:
+            if self._mpiexec.poll() is None and member.host == here and member.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(member.pid, signal.SIGKILL)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._mpiexec.poll() is None:
+                os.killpg(self._mpiexec.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    self._mpiexec.wait(_TERM_S)
+
+    def _judge(self) -> None:
+        """Raises where it did not go well."""
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip()
+        self._said.close()
+        if self._signalled:
+            raise KeyboardInterrupt
+        failed = [(one.caused, one.failed_at, rank) for rank, one in enumerate(self._members) if not one.ended_by_us]
+        failures = sorted((caused, at, rank) for caused, at, rank in failed if at is not None)
+        hung = [str(rank) for rank, member in enumerate(self._members) if member.ended_by_us]
+        note = f"; rank {', '.join(hung)} did not end, and was ended" if hung else ""
+        if failures:
+            rank = failures[0][2]
+            member = self._members[rank]
+            raise _error(member.code)(f"{member.story(rank)}{note}")
+        missing = [str(rank) for rank, member in enumerate(self._members) if not member.pid]
+        if missing:
+            raise JobFailed(f"rank {', '.join(missing)} did not start; mpiexec says: {said or 'nothing'}")
+
+
+def _error(code: int | None) -> type[ElastableError]:
+    return JobFailed if code is None else error_of(code)
+
+
+def _command(size: int, hosts: str | None) -> Sequence[str]:
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    if not mpiexec.exists() or find_spec("mpi4py") is None:
+        raise Unsupported("replicas need mpi4py and MPICH: pip install 'elastable[replicas]'")
+    # Without it mpiexec kills all members as one fails, before they could say so and save what they have.
+    command = [str(mpiexec), "-disable-auto-cleanup", "-n", str(size)]
+    return [*command, "-hosts", hosts] if hosts else command

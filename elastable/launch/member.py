@@ -1,0 +1,92 @@
+"""The process that MPI starts for each member: it starts the program, watches over it, and outlives it.
+
+MPICH's launcher kills every member as soon as one dies by a signal, before the
+others could tell who it was and save what they have. So the process that it
+knows is this one, which lives until all programs have ended; the program is
+its child, and takes part in MPI through the connection that it inherits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+from elastable.launch.link import Link
+from elastable.replicas.groups import leftovers
+
+__all__ = ["main"]
+
+_LAST_WORDS_S = 5.0
+_POLL_S = 1.0
+
+
+class _Child:
+    """The program."""
+
+    def __init__(self, words: list[str]) -> None:
+        reading, writing = os.pipe()
+        inherited = [writing, *([int(os.environ["PMI_FD"])] if "PMI_FD" in os.environ else [])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "elastable.launch.runner", str(writing), *words],
+            stdin=subprocess.DEVNULL,
+            pass_fds=inherited,
+        )
+        os.close(writing)
+        self._why = reading
+        self.pid = self._process.pid
+
+    def wait(self) -> tuple[int, str]:
+        """Its exit code (a signal: negative), and what it says it failed by."""
+        files = set[str]()  # of one that ends within MPI's start, which nobody takes away
+        while True:
+            files = files or leftovers.mapped_by(self.pid)
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(_POLL_S)
+                break
+        leftovers.remove(files)
+        os.set_blocking(self._why, False)  # a child of the child may hold the other end
+        with suppress(BlockingIOError), os.fdopen(self._why, "rb") as why:
+            return code, (why.read() or b"").decode(errors="replace")
+        return code, ""
+
+    def signal(self, number: int) -> None:
+        """Sends a signal, where it still runs."""
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        """Ends it, at once if it does not end by itself."""
+        self.signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LAST_WORDS_S)
+        self.signal(signal.SIGKILL)
+
+
+def main() -> None:
+    """Runs the program of the command line, and ends when whoever started it is gone."""
+    link = Link()
+    link.take_output()
+    child = _Child(sys.argv[1:])
+
+    def obey() -> None:
+        for message in link.heard():
+            child.signal(message["signal"])
+        child.end()
+
+    obeying = threading.Thread(target=obey, daemon=True)
+    obeying.start()
+    code, why = child.wait()
+    link.tell({"ended": code, "why": why})
+    # What it and its children write is not awaited any more.
+    with open(os.devnull, "wb") as nowhere:
+        for number in (1, 2):
+            os.dup2(nowhere.fileno(), number)
+    while obeying.is_alive():
+        obeying.join(_POLL_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Bytes between the members of one group by MPI's nonblocking messages, awaited with a deadline."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
+from elastable.replicas.groups.group import Bytes
+from elastable.replicas.groups.start import MPI
+from elastable.replicas.groups.watch import Watch
+
+__all__ = ["CORES", "Lane"]
+
+_WHAT_BYTES = 248
+_HEADER_BYTES = _WHAT_BYTES + 8
+_INLINE_BYTES = 3840  # what fits a message that is sent at once, without asking the receiver
+_CHUNK_BYTES = 64 << 20  # counts stay small, and every chunk that has come shows that the other goes on
+_TESTS, _YIELDS = 100, 300
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+"""Of this process."""
+
+_YIELD_S, _YIELD_MOVING_S = 0.001, 2.0
+_SLEEP_S = (20e-6, 1e-3)
+_ASK_S = 1.0
+_HEARD_S = 5.0  # for a connection to end whose process has
+
+_abandoned: list[Any] = []
+"""Requests and buffers of exchanges that failed: a member that was only late may still write into them."""
+
+
+class Lane:
+    """The messages of one group, which no other group's can be mixed up with.
+
+    Every exchange begins with one small message from everyone to everyone: it
+    says what is called, so that members that differ are told, carries the
+    payload where that is small, and shows that all have come. Larger payloads
+    follow once these have agreed.
+
+    Args:
+        comm: Of MPI, nobody else's.
+        addresses: Ranks in `comm`, by rank in the group.
+        names: Ranks in the outermost group, by rank in the group; errors tell these.
+        rank: Of this member in the group.
+        number: No other lane that shares two members has it.
+        deadline_s: Seconds that members wait for each other without anything coming.
+        watch: Who is gone; None: it is not known.
+        crowded: There are more members on this host than cores.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        addresses: Sequence[int],
+        names: Sequence[int],
+        rank: int,
+        number: int,
+        deadline_s: float,
+        watch: Watch | None,
+        crowded: bool = True,
+    ) -> None:
+        self.comm = comm
+        self.addresses = tuple(addresses)
+        self.number = number
+        self.deadline_s = deadline_s
+        self.watch = watch
+        self.crowded = crowded
+        self.failure: ElastableError | None = None
+        self._names = tuple(names)
+        self._rank = rank
+        self._round = 0
+        size = len(addresses)
+        # Beginning with the next one: not everyone asks the same member first.
+        self._peers = [(rank + step) % size for step in range(1, size)]
+        message = (size, _HEADER_BYTES + _INLINE_BYTES)
+        self._sent, self._heard = np.zeros(message, np.uint8), np.zeros(message, np.uint8)
+        self._sent_views = [row.data for row in self._sent]
+        self._heard_views = [row.data for row in self._heard]
+        self._openings = [comm.Recv_init(self._heard[peer], addresses[peer], 2 * number) for peer in self._peers]
+        self._openings += [comm.Send_init(self._sent[peer], addresses[peer], 2 * number) for peer in self._peers]
+
+    def exchange(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
+        """`send[j]` of member i into `receive[i]` of member j, as `ReplicaGroup._exchange`."""
+        if self.failure is not None:
+            raise type(self.failure)(*self.failure.args)
+        try:
+            self._open(what, send)
+            receive[self._rank][:] = send[self._rank]
+            self._wait(what, self._openings, self._peers * 2, len(self._peers), _YIELD_S)
+            self._agree(what, receive)
+            self._move(what, send, receive)
+        except BadInput:
+            raise
+        except MPI.Exception as error:
+            self._name_who_broke(what, error)
+        except BaseException as error:
+            if self.failure is None:
+                self.failure = Unavailable(f"{what}: this member left it in the middle, by {type(error).__name__}")
+            raise
+        self._round += 1
+        if self.watch is not None:
+            self.watch.rounds[self.number] = self._round
+
+    def close(self) -> None:
+        """Frees what MPI holds for the lane, where no exchange is under way."""
+        if self.failure is None and not MPI.Is_finalized():
+            for request in self._openings:
+                request.Free()
+            self.failure = Unavailable("this member has closed the group")
+
+    # -- one exchange
+
+    def _open(self, what: str, send: Sequence[Bytes]) -> None:
+        told = _told(what)
+        for peer in self._peers:
+            payload = send[peer]
+            view = self._sent_views[peer]
+            view[:_WHAT_BYTES] = told
+            struct.pack_into("<q", view, _WHAT_BYTES, payload.nbytes)
+            if payload.nbytes <= _INLINE_BYTES:
+                view[_HEADER_BYTES : _HEADER_BYTES + payload.nbytes] = payload.data
+        if self._openings:
+            MPI.Prequest.Startall(self._openings)
+
+    def _agree(self, what: str, receive: Sequence[Bytes]) -> None:
+        """All have said the same, and send as much as is awaited; else BadInput, the same on every member."""
+        mine = _told(what)
+        if all(bytes(self._heard_views[peer][:_WHAT_BYTES]) == mine for peer in self._peers):
+            for peer in self._peers:
+                (length,) = struct.unpack_from("<q", self._heard_views[peer], _WHAT_BYTES)
+                if length != receive[peer].nbytes:
+                    raise BadInput(
+                        f"{what}: rank {self._names[peer]} sends {length} bytes to rank {self._names[self._rank]}, "
+                        f"which awaits {receive[peer].nbytes}"
+                    )
+                if length <= _INLINE_BYTES:
+                    receive[peer][:] = self._heard[peer, _HEADER_BYTES : _HEADER_BYTES + length]
+            return
+        said = [bytes(view[:_WHAT_BYTES]) for view in self._heard_views]
+        said[self._rank] = mine
+        other = next(place for place, one in enumerate(said) if one != said[0])
+        calls = [said[place].rstrip(b"\0").decode(errors="replace") for place in (0, other)]
+        raise BadInput(f"rank {self._names[0]} calls {calls[0]}, and rank {self._names[other]} {calls[1]}")
+
+    def _move(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
+        requests: list[MPI.Request] = []
+        peers: list[int] = []
+        tag = 2 * self.number + 1
+        receives = 0
+        for call, blocks in ((self.comm.Irecv, receive), (self.comm.Isend, send)):
+            receives = len(requests)  # in the end those before the first send
+            for peer in self._peers:
+                if blocks[peer].nbytes <= _INLINE_BYTES:
+                    continue
+                for first in range(0, blocks[peer].nbytes, _CHUNK_BYTES):
+                    requests.append(call(blocks[peer][first : first + _CHUNK_BYTES], self.addresses[peer], tag))
+                    peers.append(peer)
+        # All have come. MPI moves a little at each test, so that sleeping in between would make it slow.
+        self._wait(what, requests, peers, receives, _YIELD_MOVING_S)
+
+    # -- waiting
+
+    def _wait(self, what: str, requests: list[Any], peers: list[int], receives: int, awake_s: float) -> None:
+        """Until all requests are done; `peers`: with whom, by request.
+
+        The first `receives` of them receive. It sleeps once nothing has come for `awake_s`.
+        """
+        if not requests:
+            return
+        pending = dict(enumerate(peers))
+        try:
+            # Giving the core away costs a slice of whoever takes it; it is right where a member waits for it.
+            for test in range(_TESTS + _YIELDS):
+                if MPI.Request.Testall(requests):
+                    return
+                if self.crowded or test > _TESTS:
+                    os.sched_yield()
+            self._wait_long(what, requests, pending, awake_s)
+        except BaseException:
+            _abandoned.append((self, requests))
+            for place in pending:
+                if place < receives:
+                    with suppress(MPI.Exception):  # it may have ended, well or not
+                        requests[place].Cancel()
+            raise
+
+    def _wait_long(self, what: str, requests: list[Any], pending: dict[int, int], awake_s: float) -> None:
+        """As `_wait`; takes out of `pending` what is done."""
+        progress = time.monotonic()
+        asked = False
+        ask_s = min(_ASK_S, self.deadline_s / 2)
+        try:
+            while True:
+                now = time.monotonic()
+                done = MPI.Request.Testsome(requests)
+                if done:
+                    for place in done:
+                        del pending[place]
+                    if not pending:
+                        return
+                    progress, asked = now, False
+                missing = sorted(set(pending.values()))
+                self._say_where(what, missing)
+                self._require_there(what, missing)
+                if not asked and now - progress > self.deadline_s - ask_s:
+                    asked = True
+                    self._ask()
+                if now - progress > self.deadline_s:
+                    self._give_up(what, missing)
+                _rest(now - progress, awake_s)
+        finally:
+            if self.watch is not None:
+                self.watch.at = None
+
+    def _name_who_broke(self, what: str, error: MPI.Exception) -> NoReturn:
+        """MPI has noticed by itself that a process is gone, and does not say which: the watch is about to hear it."""
+        end = time.monotonic() + min(_HEARD_S, self.deadline_s)
+        while self.watch is not None and time.monotonic() < end:
+            self._require_there(what, self._peers)
+            time.sleep(_SLEEP_S[1])
+        self.failure = Unavailable(f"{what}: MPI gave up on this exchange: {error}")
+        raise Unavailable(*self.failure.args) from error
+
+    def _say_where(self, what: str, missing: Sequence[int]) -> None:
+        if self.watch is not None:
+            self.watch.at = what, tuple(self._names[place] for place in missing)
+
+    def _require_there(self, what: str, missing: Sequence[int]) -> None:
+        if self.watch is None or not self.watch.gone:
+            return
+        lost = self.watch.first_lost([self._names[place] for place in missing], self.number, self._round + 1)
+        if lost is not None:
+            self.failure = Unavailable(f"rank {lost[0]} has left the group: {lost[1]}")
+            raise Unavailable(*self.failure.args)
+
+    def _ask(self) -> None:
+        if self.watch is not None:
+            self.watch.ask_all()
+
+    def _give_up(self, what: str, missing: Sequence[int]) -> None:
+        names = [self._names[place] for place in missing]
+        story = self.watch.story(names) if self.watch is not None else ""
+        self.failure = DeadlineExceeded(
+            f"{what}: rank {', '.join(map(str, names))} has not come within {self.deadline_s:g} s{story}"
+        )
+        raise DeadlineExceeded(*self.failure.args)
+
+
+def _rest(waited_s: float, awake_s: float) -> None:
+    """Lets others run, who may be more than there are cores; sleeps some 5 % of the time that was waited anyway."""
+    if waited_s < awake_s:
+        os.sched_yield()
+    else:
+        time.sleep(min(max(_SLEEP_S[0], waited_s / 20), _SLEEP_S[1]))
+
+
+@lru_cache(1024)
+def _told(what: str) -> bytes:
+    return what.encode()[:_WHAT_BYTES].ljust(_WHAT_BYTES, b"\0")

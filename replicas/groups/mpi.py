@@ -1,0 +1,121 @@
+"""A replica group whose members are processes, started by MPI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.groups.group import Bytes, ReplicaGroup
+from elastable.replicas.groups.hosts import this_host
+from elastable.replicas.groups.lane import CORES, Lane
+from elastable.replicas.groups.meeting_point import Address, MeetingPoint
+from elastable.replicas.groups.start import MPI
+from elastable.replicas.groups.watch import Watch
+
+__all__ = ["MpiGroup"]
+
+_ADDRESS_BYTES = 1024
+_BEGINNING = 0  # the lane on which groups begin
+
+_next_lane = 1
+
+
+class MpiGroup(ReplicaGroup):
+    """A member of a group of processes; `replica_group` makes that of all processes.
+
+    Members exchange through MPI's nonblocking messages, of which MPICH moves
+    those within one host through shared memory. Nothing waits inside MPI: each
+    wait ends at the deadline, or once the connection to the member that is
+    waited for has ended.
+    """
+
+    def __init__(self, rank: int, ranks: Sequence[int], lane: Lane, watch: Watch) -> None:
+        super().__init__(rank, ranks)
+        self.watch = watch
+        self._lane = lane
+
+    @classmethod
+    def of(cls, comm: MPI.Intracomm, ranks: Sequence[int], deadline_s: float) -> MpiGroup:
+        """The group of some processes of MPI; all of these call it, others need not.
+
+        Args:
+            comm: Nobody else's messages go through it.
+            ranks: In `comm`; this process' is among them.
+            deadline_s: Seconds that members wait for each other without anything coming.
+
+        Raises:
+            DeadlineExceeded: one has not come.
+            Unavailable: one cannot be reached.
+            BadInput: this process is not among them, or the deadline is none.
+        """
+        if comm.rank not in ranks or not deadline_s > 0:
+            raise BadInput(
+                f"a group of ranks {list(ranks)} with a deadline of {deadline_s:g} s cannot be made by rank "
+                f"{comm.rank}: it needs to be one of them, and a deadline above 0"
+            )
+        rank = list(ranks).index(comm.rank)
+        names = range(len(ranks))
+        beginning = Lane(comm, ranks, names, rank, _BEGINNING, deadline_s, None)
+        here = this_host().encode()
+        hosts = _told_by_all(beginning, "hosts", rank, here)
+        point = MeetingPoint(one_host=len(set(hosts)) == 1)
+        try:
+            addresses = _told_by_all(beginning, "addresses", rank, point.address.to_bytes())
+            connections = point.connect(rank, [Address.from_bytes(address) for address in addresses], deadline_s)
+        finally:
+            point.close()
+        number = _lane_number(max(_numbers(beginning, "beginning", rank)), comm)
+        beginning.close()
+        watch = Watch(rank, connections)
+        crowded = hosts.count(here) > CORES
+        return cls(rank, names, Lane(comm, ranks, names, rank, number, deadline_s, watch, crowded), watch)
+
+    def leave(self, why: str) -> None:
+        """As in `ReplicaGroup.leave`."""
+        self.watch.leave(why)
+        self._lane.close()
+
+    def _gather(self, what: str, send: Bytes, receive: Sequence[Bytes]) -> None:
+        self._lane.exchange(what, [send] * self.size, receive)
+
+    def _exchange(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
+        self._lane.exchange(what, send, receive)
+
+    def _part(self, what: str, members: Sequence[int]) -> ReplicaGroup:
+        lane = self._lane
+        number = _lane_number(max(_numbers(lane, what, self.rank)), lane.comm)
+        addresses = [lane.addresses[member] for member in members]
+        names = [self.ranks[member] for member in members]
+        rank = members.index(self.rank)
+        part = Lane(lane.comm, addresses, names, rank, number, lane.deadline_s, self.watch, lane.crowded)
+        return MpiGroup(rank, names, part, self.watch)
+
+
+def _told_by_all(lane: Lane, what: str, rank: int, mine: bytes) -> list[bytes]:
+    """A short text of everyone, by rank."""
+    size = len(lane.addresses)
+    send = np.zeros(_ADDRESS_BYTES, np.uint8)
+    send[: len(mine)] = np.frombuffer(mine, np.uint8)
+    found = np.zeros((size, _ADDRESS_BYTES), np.uint8)
+    lane.exchange(what, [send] * size, list(found))
+    return [row.tobytes().rstrip(b"\0") for row in found]
+
+
+def _numbers(lane: Lane, what: str, rank: int) -> list[int]:
+    """The first lane that is still free, of everyone."""
+    size = len(lane.addresses)
+    found = np.zeros((size, 1), np.int64)
+    lane.exchange(what, [np.array([_next_lane]).view(np.uint8)] * size, [row.view(np.uint8) for row in found])
+    return [int(number) for number in found[:, 0]]
+
+
+def _lane_number(number: int, comm: MPI.Intracomm) -> int:
+    """Takes a lane, which all its members agreed on as none of them has it yet."""
+    global _next_lane
+    highest = int(comm.Get_attr(MPI.TAG_UB) or 32767) // 2 - 1  # the standard's least
+    if number > highest:
+        raise BadInput(f"more than {highest} groups in one process; keep groups instead of making them anew")
+    _next_lane = number + 1
+    return number

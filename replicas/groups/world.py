@@ -1,0 +1,166 @@
+"""The replica group of all processes that MPI has started, from its beginning to the end of the process."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from elastable.embedding_store.errors import DeadlineExceeded, Unsupported
+from elastable.replicas.groups import leftovers
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.threads import alone
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from elastable.replicas.groups.mpi import MpiGroup
+
+__all__ = ["DEADLINE_VARIABLE", "leave_all", "replica_group", "started_by_mpi", "world_communicator"]
+
+# What the launchers of MPICH (and its kin), Open MPI and Slurm tell each process: how many there are.
+_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
+DEADLINE_VARIABLE = "ELASTABLE_REPLICAS_DEADLINE"
+"""Of the environment: seconds; what `elastable replicas --deadline` says."""
+
+_DEADLINE_S = 60.0
+_END_S = 60.0
+
+_groups: list[MpiGroup] = []
+_failed = False
+
+
+def started_by_mpi(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is one of those that `elastable replicas` or `mpirun` started."""
+    return _world is not None or any(name in environment for name in _SIZES)
+
+
+def replica_group(deadline_s: float | None = None) -> ReplicaGroup:
+    """The group of all processes that `elastable replicas` or `mpirun` started with this one.
+
+    Every one of them calls it, as often as the others. A process that was
+    started alone gets a group of one, so that the same program runs with and
+    without replicas.
+
+    A process that ends leaves its groups: the others are told why. One whose
+    work is done waits at its end for the others, up to the deadline.
+
+    Args:
+        deadline_s: Seconds that members wait for each other in a collective
+            without anything coming; also for all to call this. None: what
+            `elastable replicas --deadline` says, else 60.
+
+    Raises:
+        DeadlineExceeded: not all have called it.
+        Unsupported: there are several, and mpi4py is not installed.
+    """
+    if deadline_s is None:
+        deadline_s = float(os.environ.get(DEADLINE_VARIABLE, _DEADLINE_S))
+    if not started_by_mpi():
+        return alone(deadline_s)
+    comm = world_communicator(deadline_s)
+    from elastable.replicas.groups.mpi import MpiGroup
+
+    group = MpiGroup.of(comm, range(comm.size), deadline_s)
+    _groups.append(group)
+    return group
+
+
+def leave_all(why: str) -> None:
+    """Leaves all groups of this process as it cannot go on; it will end without waiting for anyone."""
+    global _failed
+    _failed = True
+    for group in _groups:
+        group.leave(why)
+
+
+_world: MPI.Intracomm | None = None
+
+
+def world_communicator(deadline_s: float) -> MPI.Intracomm:
+    """All processes, in a communicator of our own; the first call starts MPI, and all processes make it.
+
+    Raises:
+        DeadlineExceeded: not all have called it.
+        Unsupported: mpi4py is not installed.
+    """
+    global _world
+    if _world is None:
+        _world = _start(deadline_s)
+        atexit.register(_end, deadline_s)
+        _tell_of_exceptions()
+    return _world
+
+
+def _start(deadline_s: float) -> MPI.Intracomm:
+    try:
+        from elastable.replicas.groups.start import MPI
+    except ImportError:
+        raise Unsupported("several replicas need mpi4py: pip install 'elastable[replicas]'") from None
+    with _no_longer_than(deadline_s):
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    for name in (*_SIZES, "PMI_FD", "PMI_RANK"):
+        os.environ.pop(name, None)  # a child of this process is no replica
+    made, request = MPI.COMM_WORLD.Idup()
+    give_up = time.monotonic() + deadline_s
+    while not request.Test():
+        if time.monotonic() > give_up:
+            raise DeadlineExceeded(f"not all of {MPI.COMM_WORLD.size} replicas have come within {deadline_s:g} s")
+        time.sleep(1e-4)
+    # All are through MPI's start, so nobody has to find it by name; a killed process would leave it there.
+    leftovers.remove(leftovers.mapped_by(os.getpid()))
+    return made
+
+
+def _end(deadline_s: float) -> None:
+    """At exit. MPI is ended where all others come to their end, too; nothing may wait for one that does not."""
+    from elastable.replicas.groups.start import IMPORTED_BEFORE, MPI
+
+    for group in _groups:
+        group.leave("its process has ended" if _failed else "its work is done")
+    give_up = time.monotonic() + (0.0 if _failed else deadline_s)
+    done = not _failed and all(group.watch.all_done(max(0.0, give_up - time.monotonic())) for group in _groups)
+    for group in _groups:
+        group.watch.close()
+    if done and _groups and not MPI.Is_finalized():
+        with _no_longer_than(_END_S):
+            MPI.Finalize()
+    elif IMPORTED_BEFORE:
+        _arm(_END_S)  # the program has let mpi4py end MPI at exit
+
+
+@contextmanager
+def _no_longer_than(seconds: float) -> Iterator[None]:
+    """Ends the process where MPI's own start or end takes longer: it holds Python's lock and cannot be told to stop."""
+    armed = _arm(seconds)
+    try:
+        yield
+    finally:
+        if armed:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _arm(seconds: float) -> bool:
+    try:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+    except (AttributeError, ValueError):  # no file to write to: nobody would see why
+        return False
+    return True
+
+
+def _tell_of_exceptions() -> None:
+    """The others are told of an exception that ends this process."""
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+        leave_all(f"{kind.__name__}: {error}")
+        return before(kind, error, trace)
+
+    sys.excepthook = hook

@@ -1,0 +1,104 @@
+"""A host embedding in a file: its state in the safetensors format, whole rows in order, with a checksum.
+
+Written by one replica, read by all of them, whatever their number, strategy
+and way are; the safetensors library reads it, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from elastable.embedding_store.errors import CheckpointError, ElastableError
+from elastable.master.checkpoints.files import LocalFiles
+from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
+from elastable.replicas.host_embeddings.agreement import raise_together
+from elastable.replicas.host_embeddings.host_table import HostTable
+from elastable.replicas.host_embeddings.state import State
+
+if TYPE_CHECKING:
+    from elastable.replicas.host_embeddings.embedding import HostEmbedding
+
+__all__ = ["load_host_embedding", "save_host_embedding"]
+
+_FORMAT = "elastable host embedding 1"
+
+
+def save_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.PathLike[str]) -> None:
+    """Writes weights, slots and progress; every replica calls it, and the first one writes.
+
+    A file of that name is replaced once the new one is whole.
+
+    Args:
+        embedding: Registered or not.
+        path: Of the file, by convention with the suffix ".safetensors".
+
+    Raises:
+        CheckpointError: the file cannot be written; on the other replicas StoreFailed, with the reason.
+    """
+    table = _table(embedding)
+    state = table.state()
+    error: ElastableError | None = None
+    if table.group.rank == 0:
+        try:
+            _write(Path(path), table.spec.name, state)
+        except OSError as failure:
+            error = CheckpointError(f"host embedding {table.spec.name!r} cannot be written to {path}: {failure}")
+    raise_together(table.group, error)
+
+
+def load_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.PathLike[str]) -> None:
+    """Takes what `save_host_embedding` wrote; every replica calls it, and each reads the file.
+
+    Raises:
+        CheckpointError: there is no such file, or it is torn or none of a host embedding; nothing has changed.
+        BadInput: it is the state of another table; named is what differs. Nothing has changed.
+        StoreFailed: another replica could not read it; names the rank.
+    """
+    table = _table(embedding)
+    error: ElastableError | None = None
+    state: State = {}
+    try:
+        state = _read(Path(path))
+    except CheckpointError as failure:
+        error = failure
+    raise_together(table.group, error)
+    table.restore(state)
+
+
+def _table(embedding: HostEmbedding | HostTable) -> HostTable:
+    return embedding if isinstance(embedding, HostTable) else embedding.table
+
+
+def _write(path: Path, name: str, state: State) -> None:
+    tensors = {key: [values] for key, values in state.items()}
+    note = {"format": _FORMAT, "name": name, "blake2b": _checksum(state)}
+    draft = path.with_name(f".{path.name}.writing")
+    draft.unlink(missing_ok=True)
+    files = LocalFiles(path.parent)
+    files.write(draft.name, parts_of(tensors, note))
+    draft.replace(path)
+
+
+def _read(path: Path) -> State:
+    try:
+        tensors, note = tensors_in(LocalFiles(path.parent).read(path.name))
+    except (OSError, ValueError) as failure:
+        raise CheckpointError(f"{path} is no file of a host embedding that can be read: {failure}") from failure
+    if note.get("format") != _FORMAT:
+        raise CheckpointError(f"{path} is no file of a host embedding: its format is {note.get('format')!r}")
+    if _checksum(tensors) != note.get("blake2b"):
+        raise CheckpointError(f"{path} is damaged: its checksum is another one than was written")
+    return dict(tensors)
+
+
+def _checksum(state: State) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(state):
+        digest.update(f"{name} {state[name].dtype} {state[name].shape};".encode())
+        digest.update(np.ascontiguousarray(state[name]).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

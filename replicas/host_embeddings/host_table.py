@@ -1,0 +1,199 @@
+"""A host embedding without a framework: lookups and updates on NumPy arrays, by all replicas of a group together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.checks import require_gradients
+from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Float32
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.host_embeddings import lease
+from elastable.replicas.host_embeddings.agreement import raise_together
+from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.host_embeddings.pending_sums import PendingSums
+from elastable.replicas.host_embeddings.state import State, block_of, require_state, state_of
+from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds, gather_ids
+from elastable.replicas.host_embeddings.ways.row_exchange import RowExchange
+
+__all__ = ["REDUCTIONS", "HostTable"]
+
+REDUCTIONS = ("mean", "sum")
+
+
+class HostTable:
+    """A table that the members of a group look up and train together; `create_host_table` makes one.
+
+    Every member calls the same methods in the same order: each of them is a
+    collective. Lookups and updates need a registration (`register`).
+
+    Attributes:
+        spec: What the table is.
+        optimizer: How it is trained; None: it is not.
+        group: The replicas.
+        strategy: "TOKEN" or "ENCODING".
+        reduction: "mean" or "sum", over replicas.
+        step: Optimizer steps taken.
+    """
+
+    def __init__(
+        self,
+        spec: TableSpec,
+        optimizer: HostEmbeddingOptimizerSpec | None,
+        exchange: RowExchange,
+        strategy: str,
+        reduction: str,
+    ) -> None:
+        """See `create_host_table`."""
+        self.spec = spec
+        self.optimizer = optimizer if optimizer is not None and optimizer.trains else None
+        self.strategy = strategy
+        self.reduction = reduction
+        self.step = 0
+        self._exchange = exchange
+        self._pending = PendingSums(exchange.dim)
+        self._registered = False
+
+    @property
+    def group(self) -> ReplicaGroup:
+        """The replicas."""
+        return self._exchange.group
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return int(self.spec.vocabulary_size or 0), self.spec.dim
+
+    @contextmanager
+    def register(self) -> Iterator[Self]:
+        """Holds the exclusive lease of the name while the block runs.
+
+        Raises:
+            BadInput: the name is registered already, here or on another replica (StoreFailed, with its rank).
+        """
+        error: ElastableError | None = None
+        try:
+            lease.take(self.group, self.spec.name)
+        except BadInput as failure:
+            error = failure
+        try:
+            raise_together(self.group, error)
+        except ElastableError:
+            if error is None:
+                lease.release(self.group, self.spec.name)
+            raise
+        self._registered = True
+        try:
+            yield self
+        finally:
+            self._registered = False
+            lease.release(self.group, self.spec.name)
+
+    def lookup(self, indices: npt.ArrayLike, clip_indices: bool = True) -> npt.NDArray[Any]:
+        """Rows.
+
+        Args:
+            indices: Integers of any shape; each replica its own.
+            clip_indices: Whether indices outside the table become the nearest inside.
+
+        Returns:
+            Of the table's dtype (bfloat16 as `ml_dtypes` has it), the indices' shape + `[dim]`.
+
+        Raises:
+            BadInput: the name is not registered.
+            BadIds: indices that are no integers.
+            IdOutOfRange: without clipping, an index outside; on every replica, naming rank, position and index.
+            Whatever the group or the store raises.
+        """
+        return self._in_its_dtype(self.lookup_with_ids(indices, clip_indices)[0])
+
+    def lookup_with_ids(self, indices: npt.ArrayLike, clip_indices: bool = True) -> tuple[Float32, GatheredIds]:
+        """As `lookup`, in float32, with what `update` needs to know of it."""
+        self._require_registered("looked up")
+        batch, shape = gather_ids(self.group, self.spec, indices, clip_indices)
+        rows = self._exchange.lookup(batch)
+        return rows.reshape(*shape, self.spec.dim), batch
+
+    def update(self, batch: GatheredIds, gradients: Float32) -> None:
+        """Gradients of a lookup: one step of the optimizer, or a share of one where it accumulates.
+
+        Gradients of one id are summed by lookup, replica and position, in
+        float32, before the optimizer sees them.
+
+        Args:
+            batch: Of the lookup.
+            gradients: float32 whatever the table's dtype, this member's, of the shape that the lookup returned.
+
+        Raises:
+            BadInput: the name is not registered.
+            BadGradient: another dtype or number of values.
+            Whatever the group or the store raises.
+        """
+        self._require_registered("updated")
+        if self.optimizer is None:
+            return
+        count = int(batch.counts[self.group.rank])
+        flat = gradients.reshape(-1, self.spec.dim) if gradients.size else np.empty((0, self.spec.dim), np.float32)
+        flat = require_gradients(self.spec, count, flat)
+        rate = self.optimizer.rate_at(self.step)
+        parts = self._exchange.parts(batch, flat, batch.scales(self.reduction))
+        sums = self._pending.add(parts, self.optimizer.accumulation_factor)
+        if sums is not None:
+            self._exchange.apply(sums, self.step, rate)
+            self.step += 1
+
+    def whole(self) -> npt.NDArray[Any]:
+        """`[rows, dim]` of the table's dtype: the table as it stands, on every replica."""
+        return self._in_its_dtype(self._exchange.whole().weights)
+
+    def state(self) -> State:
+        """Weights, slots and progress in the order of whole rows, on every replica; see `State`."""
+        state = state_of(self.spec, self._exchange.whole())
+        ids, gradients = self._pending.whole(self._exchange)
+        state |= {"step": np.array(self.step, np.int64), "pending/lookups": np.array(self._pending.lookups, np.int64)}
+        return state | {"pending/ids": ids, "pending/gradients": gradients}
+
+    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Takes what `state` gave, of any number of replicas and any strategy.
+
+        Args:
+            state: The same on every replica.
+
+        Raises:
+            BadInput: it is no state of this table; named is what differs. Nothing has changed.
+        """
+        error: ElastableError | None = None
+        try:
+            require_state(self.spec, state)
+        except BadInput as failure:
+            error = failure
+        raise_together(self.group, error)
+        self._exchange.replace(block_of(self.spec, state))
+        pending = state["pending/ids"], state["pending/gradients"], int(state["pending/lookups"])
+        self._pending.replace(self._exchange, *pending)
+        self.step = int(state["step"])
+
+    def close(self) -> None:
+        """Frees the memory of this member's shard; a store that was given stays open."""
+        self._exchange.close()
+
+    def _in_its_dtype(self, rows: Float32) -> npt.NDArray[Any]:
+        """Rows are exchanged in float32, which holds the values of every dtype exactly."""
+        if self.spec.dtype == "bfloat16":
+            import ml_dtypes  # of TensorFlow; needed for tables of this dtype only
+
+            return rows.astype(ml_dtypes.bfloat16)
+        return rows.astype(self.spec.dtype, copy=False)
+
+    def _require_registered(self, what: str) -> None:
+        if not self._registered:
+            raise BadInput(
+                f"host embedding {self.spec.name!r} is {what} without being registered; do it within "
+                "`with embedding.register():`"
+            )

@@ -1,0 +1,33 @@
+"""The exclusive lease of a host embedding's name: one registration at a time in each replica."""
+
+from __future__ import annotations
+
+import threading
+from weakref import WeakKeyDictionary
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.groups.group import ReplicaGroup
+
+__all__ = ["release", "take"]
+
+_lock = threading.Lock()
+# Replicas may be threads of one process: a name is held by the member of a group, not by the process.
+_held: WeakKeyDictionary[ReplicaGroup, set[str]] = WeakKeyDictionary()
+
+
+def take(group: ReplicaGroup, name: str) -> None:
+    """Raises `BadInput` where the name is held already."""
+    with _lock:
+        names = _held.setdefault(group.outermost, set())
+        if name in names:
+            raise BadInput(
+                f"host embedding {name!r} is registered already: a name has one registration at a time, which ends "
+                "with its `with` block"
+            )
+        names.add(name)
+
+
+def release(group: ReplicaGroup, name: str) -> None:
+    """Gives the name back."""
+    with _lock:
+        _held[group.outermost].discard(name)

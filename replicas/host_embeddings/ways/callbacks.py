@@ -1,0 +1,135 @@
+"""The way of callbacks: a table in an embedding store; indices out, rows in, gradients out.
+
+Every replica asks the store for the rows of its own ids. Gradients go to the
+first replica, which sums them by replica and then by position, and commits
+once: the same bits as those of remote buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from elastable.embedding_store.errors import ElastableError, FutureVersion
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.tables.grouping import GradientPart
+from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.host_embeddings.agreement import raise_together
+from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds
+from elastable.replicas.host_embeddings.ways.row_exchange import RowExchange, rows_with_slots
+
+__all__ = ["Callbacks"]
+
+_COMMITS = 0  # the rank that changes the store
+_SEEN_S = 60.0
+
+
+class Callbacks(RowExchange):
+    """A table of a store that all replicas reach, each through an object of its own or all through the same."""
+
+    def __init__(self, group: ReplicaGroup, spec: TableSpec, store: EmbeddingStore | None) -> None:
+        """Makes the table, unless the store has it already.
+
+        Args:
+            group: The replicas.
+            spec: The table.
+            store: That all of them reach; None, for one replica alone: a memory store of its own.
+
+        Raises:
+            SpecConflict: the store has another table of that name.
+            StoreFailed: another replica could not make or see it; names the rank.
+        """
+        super().__init__(group, spec)
+        self._own = MemoryStore() if store is None else None
+        self._store: EmbeddingStore = self._own or cast(EmbeddingStore, store)
+        for turn in (True, False):  # the first one's table is there before others look for it
+            error: ElastableError | None = None
+            if turn is (group.rank == _COMMITS):
+                try:
+                    self._store.create_table(spec)
+                except ElastableError as failure:
+                    error = failure
+            raise_together(group, error)
+
+    def lookup(self, batch: GatheredIds) -> Float32:
+        """As in `RowExchange.lookup`."""
+        rows = np.empty((0, self.dim), np.float32)
+        error: ElastableError | None = None
+        try:
+            rows = self._store.lookup({self.spec.name: batch.ids_of(self.group.rank)})[self.spec.name]
+        except ElastableError as failure:
+            error = failure
+        if self.group.size > 1 or error is not None:
+            raise_together(self.group, error)
+        return rows
+
+    def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
+        """As in `RowExchange.parts`: all of them on the first replica, nothing on others."""
+        nothing = np.empty((0, self.dim), np.float32)
+        blocks = [gradients if rank == _COMMITS else nothing for rank in range(self.group.size)]
+        everyone = self.group.all_to_all_uneven(blocks)
+        if self.group.rank != _COMMITS:
+            return [(np.empty(0, np.int64), nothing, 1.0)]
+        return [(batch.ids_of(rank), theirs, float(scales[rank])) for rank, theirs in enumerate(everyone)]
+
+    def apply(self, update: TableUpdate, step: int, learning_rate: float) -> None:
+        """As in `RowExchange.apply`; returns once every replica's store stands at the new version.
+
+        Raises:
+            StoreFailed: the commit failed, on the first replica; the row values are as they were.
+            FutureVersion: a replica's store does not see the commit.
+        """
+        version, error = 0, None
+        if self.group.rank == _COMMITS:
+            others = {key: value for key, value in self.spec.optimizer.hyperparameters if key != "learning_rate"}
+            own = self.spec.optimizer
+            optimizer = OptimizerSpec.of(own.name, lazy=own.lazy, learning_rate=learning_rate, **others)
+            slices = IndexedSlices(update.gradients, update.ids)
+            try:
+                version = update_tables(self._store, [TableSlices(self.spec, slices, optimizer)], step=step)
+            except ElastableError as failure:
+                error = failure
+        raise_together(self.group, error)
+        version = int(self.group.broadcast(np.array(version, np.int64), _COMMITS))
+        raise_together(self.group, self._unseen(version))
+
+    def columns_of(self, rank: int) -> slice:
+        """As in `RowExchange.columns_of`."""
+        return slice(0, self.spec.dim)
+
+    def kept_ids(self, rank: int) -> Int64:
+        """As in `RowExchange.kept_ids`."""
+        return np.arange(int(self.spec.vocabulary_size or 0) if rank == _COMMITS else 0)
+
+    def whole(self) -> RowBlock:
+        """As in `RowExchange.whole`."""
+        return rows_with_slots(self._store, self.spec)
+
+    def replace(self, block: RowBlock) -> None:
+        """As in `RowExchange.replace`."""
+        error: ElastableError | None = None
+        if self.group.rank == _COMMITS:
+            try:
+                self._store.put(self.spec.name, [block])
+            except ElastableError as failure:
+                error = failure
+        raise_together(self.group, error)
+
+    def close(self) -> None:
+        """As in `RowExchange.close`; a store that was given is its owner's."""
+        if self._own is not None:
+            self._own.close()
+
+    def _unseen(self, version: int) -> ElastableError | None:
+        if self._store.wait_for_version(version, _SEEN_S):
+            return None
+        return FutureVersion(
+            f"host embedding {self.spec.name!r}: the store of rank {self.group.ranks[self.group.rank]} stands at "
+            f"version {self._store.version()}, and rank {self.group.ranks[_COMMITS]} has committed {version}: replicas "
+            "must be given the same store"
+        )

@@ -1,0 +1,230 @@
+"""The way of remote buffers: every replica holds a part of the table in its own memory.
+
+Token: row i lies on replica `i mod n` at `i // n`. Forward: all-gather the
+ids, look the local ones up, zeros for all others, reduce-scatter. Backward:
+all-gather the gradients, keep those of the own rows.
+
+Encoding: every replica holds `ceil(dim / n)` columns of all rows. Forward:
+all-gather the ids, look all of them up, all-to-all, transpose, slice the
+padding off. Backward: the mirror of it: pad, transpose, all-to-all.
+
+After the document of host embeddings of TensorFlow for the IPU. Both ways and
+the joined batch of one replica sum the gradients of an id in the same order,
+by replica and then by position, so that they give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from elastable.embedding_store.fused.rowwise_adagrad import row_squares
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.partitions.partition import Partition, partition
+from elastable.embedding_store.partitions.token_split import gather_rows, split_ids
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.tables.grouping import GradientPart
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds
+from elastable.replicas.host_embeddings.ways.row_exchange import RowExchange, rows_with_slots
+from elastable.replicas.host_embeddings.ways.row_layout import join_columns, own_ids, put_rows, spread_columns
+
+__all__ = ["EncodingBuffers", "RemoteBuffers", "TokenBuffers", "TokenSums"]
+
+
+class RemoteBuffers(RowExchange):
+    """What both strategies share: a shard of the table in a store of this replica's own."""
+
+    strategy: str
+
+    def __init__(self, group: ReplicaGroup, spec: TableSpec, threads: int | None = None) -> None:
+        """Makes this member's shard.
+
+        Args:
+            group: The replicas.
+            spec: The whole table.
+            threads: As of `MemoryStore`.
+
+        Raises:
+            BadSpec, Unsupported: a table that cannot be split so.
+        """
+        super().__init__(group, spec)
+        self.partition: Partition = partition(spec, self.strategy, group.size)
+        shard = self.partition.shards[group.rank]
+        columns = self.partition.columns[group.rank]
+        self.dim = columns.stop - columns.start
+        self._shard = shard
+        self._store = MemoryStore(threads)
+        if shard is not None:
+            self._store.create_table(shard)
+
+    def apply(self, update: TableUpdate, step: int, learning_rate: float) -> None:
+        """As in `RowExchange.apply`."""
+        squares = self._row_squares(update)
+        if self._shard is None:
+            return
+        name = self.spec.name
+        updates = {name: TableUpdate(update.ids, update.gradients, squares)}
+        self._store.commit(Commit(self._store.version() + 1, updates, step, {name: learning_rate}))
+
+    def whole(self) -> RowBlock:
+        """As in `RowExchange.whole`."""
+        mine = self._no_rows() if self._shard is None else rows_with_slots(self._store, self._shard)
+        weights = self.group.all_gather_uneven(mine.weights.reshape(-1))
+        slots = self.group.all_gather_uneven(mine.slots.reshape(-1))
+        return self._joined_blocks(
+            [
+                self._block_of(rank, weights[rank], slots[rank])
+                for rank, shard in enumerate(self.partition.shards)
+                if shard is not None
+            ]
+        )
+
+    def replace(self, block: RowBlock) -> None:
+        """As in `RowExchange.replace`."""
+        for part in self.partition.parts(block.ids):
+            if part.shard == self.group.rank:
+                self._store.put(self.spec.name, [self.partition.block(part, block)])
+
+    def columns_of(self, rank: int) -> slice:
+        """As in `RowExchange.columns_of`."""
+        return self.partition.columns[rank]
+
+    def close(self) -> None:
+        """As in `RowExchange.close`."""
+        self._store.close()
+
+    def _rows(self, ids: Int64) -> Float32:
+        """float32 `[n, dim]` of the shard's own ids."""
+        if self._shard is None:
+            return np.empty((len(ids), self.dim), np.float32)
+        return self._store.lookup({self.spec.name: ids})[self.spec.name]
+
+    def _row_squares(self, update: TableUpdate) -> Float32 | None:
+        return None
+
+    def _no_rows(self) -> RowBlock:
+        nothing = np.empty((0, 0), np.float32)
+        return RowBlock(np.empty(0, np.int64), nothing, nothing)
+
+    def _block_of(self, rank: int, weights: Float32, slots: Float32) -> RowBlock:
+        """One shard's rows, from its values laid flat."""
+        ids = self.kept_ids(rank)
+        return RowBlock(ids, weights.reshape(len(ids), -1), slots.reshape(len(ids), -1))
+
+    def _joined_blocks(self, blocks: Sequence[RowBlock]) -> RowBlock:
+        raise NotImplementedError
+
+
+class TokenBuffers(RemoteBuffers):
+    """Whole rows: row i on replica `i mod n` at `i // n`; each replica sends the rows that it has, and no zeros."""
+
+    strategy = "token"
+
+    def lookup(self, batch: GatheredIds) -> Float32:
+        """As in `RowExchange.lookup`."""
+        group, dim = self.group, self.spec.dim
+        asked = [own_ids(batch.ids_of(rank), group.size, group.rank)[0] for rank in range(group.size)]
+        ends = np.cumsum([len(ids) for ids in asked])
+        rows = self._rows(np.concatenate(asked))
+        _, places, shard_ends = split_ids(batch.ids_of(group.rank), group.size)
+        lengths = np.diff(shard_ends, prepend=0).tolist()
+        out = np.empty((len(places), dim), np.float32)
+        start = 0
+        for block in group.all_to_all_uneven(np.split(rows, ends[:-1]), lengths):
+            put_rows(block, places[start : start + len(block)], out)
+            start += len(block)
+        return out
+
+    def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
+        """As in `RowExchange.parts`."""
+        group = self.group
+        _, places, ends = split_ids(batch.ids_of(group.rank), group.size)
+        kept = [own_ids(batch.ids_of(rank), group.size, group.rank)[0] for rank in range(group.size)]
+        blocks = np.split(gather_rows(gradients, places), ends[:-1])
+        everyone = group.all_to_all_uneven(blocks, [len(ids) for ids in kept])
+        return [(ids, block, float(scale)) for ids, block, scale in zip(kept, everyone, scales, strict=True)]
+
+    def kept_ids(self, rank: int) -> Int64:
+        """As in `RowExchange.kept_ids`."""
+        return np.arange(rank, int(self.spec.vocabulary_size or 0), self.group.size)
+
+    def _joined_blocks(self, blocks: Sequence[RowBlock]) -> RowBlock:
+        order = np.argsort(np.concatenate([block.ids for block in blocks]), kind="stable")
+        weights = np.concatenate([block.weights for block in blocks])[order]
+        return RowBlock(np.arange(len(order)), weights, np.concatenate([block.slots for block in blocks])[order])
+
+
+class TokenSums(TokenBuffers):
+    """As the document has it: every replica sends a row for every id, zeros where it has none, and they are summed."""
+
+    def lookup(self, batch: GatheredIds) -> Float32:
+        """As in `RowExchange.lookup`; sends `4 longest dim (n - 1)` bytes."""
+        group, dim = self.group, self.spec.dim
+        local, mine = own_ids(batch.ids, group.size, group.rank)
+        found = np.zeros((group.size, batch.longest, dim), np.float32)
+        put_rows(self._rows(local), batch.places()[mine], found.reshape(-1, dim))
+        # Every row comes from one replica alone: summed as words, zeros leave its bits as they are, also of -0.0.
+        rows = group.reduce_scatter(found.view(np.uint32)).view(np.float32)
+        return rows[: batch.counts[group.rank]]
+
+    def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
+        """As in `RowExchange.parts`; sends `4 longest dim (n - 1)` bytes."""
+        group = self.group
+        padded = np.zeros((batch.longest, self.spec.dim), np.float32)
+        padded[: len(gradients)] = gradients
+        parts: list[GradientPart] = []
+        for rank, theirs in enumerate(group.all_gather(padded)):
+            local, places = own_ids(batch.ids_of(rank), group.size, group.rank)
+            parts.append((local, gather_rows(theirs, places), float(scales[rank])))
+        return parts
+
+
+class EncodingBuffers(RemoteBuffers):
+    """Some columns of all rows: `ceil(dim / n)` on each replica, fewer or none on the last ones."""
+
+    strategy = "encoding"
+
+    def __init__(self, group: ReplicaGroup, spec: TableSpec, threads: int | None = None) -> None:
+        """As in `RemoteBuffers`."""
+        super().__init__(group, spec, threads)
+        self._width = -(-spec.dim // group.size)
+
+    def lookup(self, batch: GatheredIds) -> Float32:
+        """As in `RowExchange.lookup`; sends `4 longest ceil(dim / n) (n - 1)` bytes."""
+        size, count = self.group.size, int(batch.counts[self.group.rank])
+        rows = self._rows(batch.ids)
+        if rows.shape != (size * batch.longest, self._width):
+            padded = np.zeros((size * batch.longest, self._width), np.float32)
+            padded[batch.places(), : self.dim] = rows
+            rows = padded
+        found = self.group.all_to_all(rows.reshape(size, batch.longest, self._width))
+        return join_columns(found, count, self.spec.dim)
+
+    def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
+        """As in `RowExchange.parts`; sends `4 longest ceil(dim / n) (n - 1)` bytes."""
+        everyone = self.group.all_to_all(spread_columns(gradients, self.group.size, batch.longest))
+        return [
+            (batch.ids_of(rank), np.ascontiguousarray(theirs[: batch.counts[rank], : self.dim]), float(scales[rank]))
+            for rank, theirs in enumerate(everyone)
+        ]
+
+    def kept_ids(self, rank: int) -> Int64:
+        """As in `RowExchange.kept_ids`."""
+        return np.arange(int(self.spec.vocabulary_size or 0))
+
+    def _row_squares(self, update: TableUpdate) -> Float32 | None:
+        """Where the optimizer looks across columns, the sums of all replicas are joined: exact, and dearer."""
+        if self.group.size == 1 or not row_optimizer(self.spec.optimizer).cross_column:
+            return None
+        everyone = self.group.all_gather_uneven(np.ascontiguousarray(update.gradients).reshape(-1))
+        whole = np.empty((len(update.ids), self.spec.dim), np.float32)
+        for columns, part in zip(self.partition.columns, everyone, strict=True):
+            whole[:, columns] = part.reshape(len(update.ids), columns.stop - columns.start)
+        return row_squares(whole)
+
+    def _joined_blocks(self, blocks: Sequence[RowBlock]) -> RowBlock:
+        return self.partition.joined(blocks)

@@ -1,0 +1,1 @@
+"""Ranks of true answers among all entities."""

@@ -1,0 +1,230 @@
+"""The triples that are known to be true: the tails of every (head, relation), the heads of every (relation, tail)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.kernel import kernel
+from elastable.replicas.knowledge_graphs.batch import Bools, Int32, Int64, Side
+from elastable.replicas.knowledge_graphs.graph.partition import checked_triples
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+
+__all__ = ["AnswerLists", "Exclusions", "KnownTriples"]
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerLists:
+    """What is true of every (given entity, relation), compressed by rows.
+
+    Attributes:
+        keys: int64 `[K]`, ascending: `given * relations + relation` of each pair that occurs.
+        offsets: int64 `[K + 1]`: the answers of pair k are `answers[offsets[k]:offsets[k + 1]]`.
+        answers: int32 `[A]`, ascending within a pair, each once.
+        relations: How many there are.
+    """
+
+    keys: Int64
+    offsets: Int64
+    answers: Int32
+    relations: int
+
+    def spans(self, given: npt.NDArray[np.integer], relation: npt.NDArray[np.integer]) -> tuple[Int64, Int64]:
+        """Where the answers of pairs begin and end, int64 `[q]` each; a pair that is not known has none."""
+        wanted = given.astype(np.int64) * self.relations + relation
+        place = np.searchsorted(self.keys, wanted)
+        found = place < len(self.keys)
+        found[found] = self.keys[place[found]] == wanted[found]
+        first, last = np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.int64)
+        first[found], last[found] = self.offsets[place[found]], self.offsets[place[found] + 1]
+        return first, last
+
+
+@dataclass(frozen=True, eq=False)
+class KnownTriples:
+    """Which triples are true, found from either end.
+
+    Attributes:
+        entities: How many there are.
+        tails: The tails of every (head, relation).
+        heads: The heads of every (tail, relation).
+    """
+
+    entities: int
+    tails: AnswerLists
+    heads: AnswerLists
+    _placed: dict[Side, tuple[Sharding, Int64]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def create(cls, entities: int, relations: int, *triples: npt.ArrayLike) -> KnownTriples:
+        """Indexes triples: four bytes a triple and end, sixteen a pair that occurs, and some more for a moment.
+
+        Args:
+            entities: How many there are.
+            relations: How many there are; inverse ones, where they are in the triples, count.
+            triples: int `[N, 3]` each; all splits for filtered ranking, those to
+                train with for filtered candidates.
+
+        Raises:
+            IdOutOfRange, BadInput: triples with ids that are not there.
+        """
+        given = [checked_triples(part, entities) for part in triples]
+        every = np.concatenate(given) if given else np.empty((0, 3), np.int32)
+        if every.size and every[:, 1].max() >= relations:
+            raise BadInput(f"known triples: relation {every[:, 1].max()} is not one of {relations}")
+        return cls(
+            entities,
+            _answer_lists(every[:, 0], every[:, 1], every[:, 2], relations),
+            _answer_lists(every[:, 2], every[:, 1], every[:, 0], relations),
+        )
+
+    def lists(self, side: Side) -> AnswerLists:
+        """The answers of queries that ask for this end."""
+        return self.tails if side == "tail" else self.heads
+
+    def contains(self, triples: Int32) -> Bools:
+        """Whether each of `triples` (int `[N, 3]`) is known: bool `[N]`."""
+        first, last = self.tails.spans(triples[:, 0], triples[:, 1])
+        found = np.empty(len(triples), np.bool_)
+        _contains(self.tails.answers, first, last, np.ascontiguousarray(triples[:, 2], np.int64), found)
+        return found
+
+    def exclusions(
+        self, side: Side, given: Int64, relation: npt.NDArray[np.integer], answer: Int64, sharding: Sharding
+    ) -> Exclusions:
+        """What does not rank in a filtered evaluation: all known answers of each query, its own answer among them.
+
+        The first call for a side and a sharding sorts all answers by where they
+        lie there, and keeps that: eight bytes an answer.
+
+        Args:
+            side: Which end the queries ask for.
+            given: int64 `[q]`, the entities that are given.
+            relation: int `[q]`.
+            answer: int64 `[q]`; -1: none of its own. It is left out whether it is
+                known or not: an answer does not compete with itself.
+            sharding: In whose windows the candidates will come.
+        """
+        lists = self.lists(side)
+        first, last = lists.spans(given, relation)
+        own = np.where(answer >= 0, sharding.place_of(np.maximum(answer, 0)), -1)
+        return Exclusions(self._places(side, sharding), first, last, own, sharding.rows)
+
+    def _places(self, side: Side, sharding: Sharding) -> Int64:
+        """Where the answers lie, ascending within each pair: int64 `[A]`."""
+        kept = self._placed.get(side)
+        if kept is None or kept[0] is not sharding:
+            lists = self.lists(side)
+            places = sharding.place_of(lists.answers)
+            _sort_spans(places, lists.offsets)
+            kept = self._placed[side] = (sharding, places)
+        return kept[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Exclusions:
+    """Pairs of query and entity that do not count, found a window of a shard at a time.
+
+    Attributes:
+        places: int64 `[A]`, `shard * rows + row` of answers.
+        first: int64 `[q]`.
+        last: int64 `[q]`: what does not count for query i are `places[first[i]:last[i]]`,
+            ascending, and `own[i]`.
+        own: int64 `[q]`; -1: none.
+        rows: Of a shard.
+    """
+
+    places: Int64
+    first: Int64
+    last: Int64
+    own: Int64
+    rows: int
+
+    def window(self, shard: int, first_row: int, last_row: int) -> tuple[Int64, Int64]:
+        """Those among rows `first_row .. last_row - 1` of a shard.
+
+        Returns:
+            (query, column), int64 `[P]` each, by query, every pair once: no more than the
+            window has scores. A column is a row counted from `first_row`.
+        """
+        low, high = shard * self.rows + first_row, shard * self.rows + min(last_row, self.rows)
+        begin, end = np.empty_like(self.first), np.empty_like(self.last)
+        among = np.zeros(len(self.own), np.bool_)
+        _cut(self.places, self.first, self.last, self.own, low, high, begin, end, among)
+        query, column = np.empty((2, int((end - begin).sum() + among.sum())), np.int64)
+        _list(self.places, begin, end, self.own, among, low, query, column)
+        return query, column
+
+
+def _answer_lists(given: Int32, relation: Int32, answer: Int32, relations: int) -> AnswerLists:
+    key = given.astype(np.int64) * relations + relation
+    order = np.lexsort((answer, key))
+    key, answer = key[order], answer[order]
+    first_of_pair = np.ones(len(key), np.bool_)
+    first_of_pair[1:] = (key[1:] != key[:-1]) | (answer[1:] != answer[:-1])  # a triple that is given twice is one
+    key, answer = key[first_of_pair], answer[first_of_pair]
+    keys, offsets = np.unique(key, return_index=True)
+    return AnswerLists(keys, np.append(offsets, len(key)).astype(np.int64), answer, relations)
+
+
+@kernel
+def _contains(answers: Int32, first: Int64, last: Int64, wanted: Int64, found: Bools) -> None:
+    for i in range(len(wanted)):
+        place = _lower(answers, first[i], last[i], wanted[i])
+        found[i] = place < last[i] and answers[place] == wanted[i]
+
+
+@kernel
+def _sort_spans(values: Int64, offsets: Int64) -> None:
+    for i in range(len(offsets) - 1):
+        values[offsets[i] : offsets[i + 1]].sort()
+
+
+@kernel
+def _lower(values: npt.NDArray[np.integer], low: int, high: int, wanted: int) -> int:
+    """The first place of `values[low:high]`, ascending, whose value is not below `wanted`; `high` if there is none."""
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def _cut(
+    places: Int64,
+    first: Int64,
+    last: Int64,
+    own: Int64,
+    low: int,
+    high: int,
+    begin: Int64,
+    end: Int64,
+    among: Bools,
+) -> None:
+    """What of each query's places lies in `low .. high - 1`, and whether its own does and is not one of them."""
+    for i in range(len(first)):
+        begin[i] = _lower(places, first[i], last[i], low)
+        end[i] = _lower(places, begin[i], last[i], high)
+        if low <= own[i] < high:
+            found = _lower(places, begin[i], end[i], own[i])
+            among[i] = not (found < end[i] and places[found] == own[i])
+
+
+@kernel
+def _list(
+    places: Int64, begin: Int64, end: Int64, own: Int64, among: Bools, low: int, query: Int64, column: Int64
+) -> None:
+    found = 0
+    for i in range(len(begin)):
+        for a in range(begin[i], end[i]):
+            query[found], column[found] = i, places[a] - low
+            found += 1
+        if among[i]:
+            query[found], column[found] = i, own[i] - low
+            found += 1

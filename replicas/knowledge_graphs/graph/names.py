@@ -1,0 +1,95 @@
+"""Names of entities or relations, and their ids: the order in which they were first met."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.batch import Int64
+
+__all__ = ["Names"]
+
+_ALIKE_AMONG = 100_000  # names that are searched for one that looks alike
+
+
+class Names(Sequence[str]):
+    """Names by id, 0 .. n - 1, and ids by name.
+
+    Args:
+        names: In the order of their ids, each once.
+        what: What they name, for messages.
+
+    Raises:
+        BadInput: a name that is there twice, is empty or holds a tab or line break.
+    """
+
+    def __init__(self, names: Iterable[str], what: str = "entity") -> None:
+        self._names = list(names)
+        self._ids = {name: place for place, name in enumerate(self._names)}
+        self.what = what
+        if len(self._ids) != len(self._names):
+            twice = next(name for place, name in enumerate(self._names) if self._ids[name] != place)
+            raise BadInput(f"{what} names: {twice!r} is there twice")
+        for name in self._names:
+            if not name or any(sign in name for sign in "\t\n\r"):
+                raise BadInput(f"{what} names: {name!r} is empty or holds a tab or line break")
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, place):  # type: ignore[no-untyped-def]
+        return self._names[place]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._ids
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Names) and self._names == other._names
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def id_of(self, name: str) -> int:
+        """The id of a name.
+
+        Raises:
+            BadInput: there is no such name; says which look alike.
+        """
+        found = self._ids.get(name)
+        if found is None:
+            alike = difflib.get_close_matches(name, self._names[:_ALIKE_AMONG], n=3)
+            hint = f"; alike are {', '.join(map(repr, alike))}" if alike else ""
+            raise BadInput(f"no {self.what} {name!r} among {len(self)}{hint}")
+        return found
+
+    def ids_of(self, names: Iterable[str]) -> Int64:
+        """The ids of names: int64 `[k]`; raises as `id_of`."""
+        return np.array([self.id_of(name) for name in names], np.int64)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the names, a line each in the order of their ids, in place of what may be there."""
+        beside = Path(path).with_name(f".{Path(path).name}.new")
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{name}\n" for name in self._names)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], what: str = "entity") -> Names:
+        """Reads what `save` wrote.
+
+        Raises:
+            BadInput: there is no such file, or it holds no names.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{path}: not a file of {what} names ({error})") from error
+        if text and not text.endswith("\n"):
+            raise BadInput(f"{path}: the last of the {what} names is cut off")
+        return cls(text.split("\n")[:-1], what)

@@ -1,0 +1,213 @@
+"""Which shard holds an entity, and in which row: shards of equal size, each type spread evenly."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.batch import Int32, Int64
+from elastable.replicas.knowledge_graphs.graph.randomness import permutation, stream_key
+
+__all__ = ["Sharding", "types_of_offsets"]
+
+_STREAM = 0x5A4D  # sharding's own stream of its seed
+_FORMAT = 1
+_MOST_TYPES = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Sharding:
+    """Every entity has a shard and a row there; `entity_at` is the inverse.
+
+    Attributes:
+        seed: That the entities were dealt by.
+        shard_of: int32 `[E]`.
+        row_of: int32 `[E]`.
+        entity_at: int64 `[n, rows]`: the entity of each row; -1 in the rows at the
+            tail of a shard that holds one entity fewer than the others.
+        counts: int64 `[n]`: entities of each shard; they differ by 1 at most.
+        entity_types: int32 `[E]`, 0 where no types were given.
+        type_counts: int64 `[n, T]`: entities of each type on each shard; those of a
+            type differ by 1 at most.
+        type_offsets: int64 `[n, T]`: a type's rows on a shard begin there and
+            follow each other.
+    """
+
+    seed: int
+    shard_of: Int32
+    row_of: Int32
+    entity_at: Int64
+    counts: Int64
+    entity_types: Int32
+    type_counts: Int64
+    type_offsets: Int64
+
+    @classmethod
+    def create(
+        cls, entities: int, shards: int, *, seed: int = 0, entity_types: npt.ArrayLike | None = None
+    ) -> Sharding:
+        """Deals the entities out: shuffled within each type, type after type, to one shard after the other.
+
+        Args:
+            entities: How many there are, E; ids are 0 .. E - 1.
+            shards: How many workers, n.
+            seed: Of the shuffle.
+            entity_types: int `[E]`, from 0; None: all are of type 0.
+
+        Raises:
+            BadInput: fewer entities than shards, or types that do not fit.
+        """
+        if shards < 1:
+            raise BadInput(f"sharding of entities: shards must be at least 1, got {shards}")
+        if not shards <= entities < 2**31:
+            raise BadInput(
+                f"sharding of entities: {entities} entities cannot be spread over {shards} workers; every worker needs "
+                f"at least one (and there may be no more than 2**31 - 1)"
+            )
+        types = _checked_types(entity_types, entities)
+        shuffled = permutation(entities, stream_key(seed, _STREAM, 0))
+        dealt = shuffled[np.argsort(types[shuffled], kind="stable")]  # by type; shuffled within
+        first = permutation(shards, stream_key(seed, _STREAM, 1))  # which shards get one more is chance, too
+        shard_of = np.empty(entities, np.int32)
+        row_of = np.empty(entities, np.int32)
+        shard_of[dealt] = np.resize(first, entities)
+        row_of[dealt] = np.arange(entities) // shards
+        return cls._of(seed, shards, shard_of, row_of, types)
+
+    @classmethod
+    def _of(cls, seed: int, shards: int, shard_of: Int32, row_of: Int32, types: Int32) -> Sharding:
+        entities = len(shard_of)
+        kinds = int(types.max()) + 1
+        counts = np.bincount(shard_of, minlength=shards)
+        entity_at = np.full((shards, -(-entities // shards)), -1, np.int64)
+        entity_at[shard_of, row_of] = np.arange(entities)
+        type_counts = np.bincount(shard_of.astype(np.int64) * kinds + types, minlength=shards * kinds)
+        type_counts = type_counts.reshape(shards, kinds)
+        return cls(
+            seed=seed,
+            shard_of=shard_of,
+            row_of=row_of,
+            entity_at=entity_at,
+            counts=counts,
+            entity_types=types,
+            type_counts=type_counts,
+            type_offsets=np.cumsum(type_counts, axis=1) - type_counts,
+        )
+
+    @property
+    def shards(self) -> int:
+        """How many, n."""
+        return len(self.entity_at)
+
+    @property
+    def entities(self) -> int:
+        """How many, E."""
+        return len(self.shard_of)
+
+    @property
+    def rows(self) -> int:
+        """Rows of each shard's table, padding included: `ceil(E / n)`."""
+        return int(self.entity_at.shape[1])
+
+    def held_by(self, shard: int) -> Int64:
+        """int64 `[counts[shard]]`: the entities of a shard, in the order of its rows."""
+        return self.entity_at[shard, : self.counts[shard]]
+
+    def place_of(self, entities: npt.NDArray[np.integer]) -> Int64:
+        """int64, of the shape of `entities`: `shard * rows + row` of each, its place in all shards' tables in a row."""
+        places: Int64 = self.shard_of[entities].astype(np.int64) * self.rows + self.row_of[entities]
+        return places
+
+    def shard_table(self, table: npt.NDArray[Any], shard: int) -> npt.NDArray[Any]:
+        """One shard of a table in entity order `[E, ...]`: `[rows, ...]`, padding rows zero."""
+        part = np.zeros((self.rows, *table.shape[1:]), table.dtype)
+        part[: self.counts[shard]] = table[self.held_by(shard)]
+        return part
+
+    def whole_table(self, parts: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The table in entity order `[E, ...]`, of all shards' `[n, rows, ...]`; padding rows are left out."""
+        whole: npt.NDArray[Any] = parts[self.shard_of, self.row_of]
+        return whole
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the sharding as a .npz file of arrays, in place of what may be there."""
+        beside = Path(path).with_name(f".{Path(path).name}.new")
+        with beside.open("wb") as file:
+            np.savez(
+                file,
+                format=np.int64(_FORMAT),
+                seed=np.int64(self.seed),
+                shards=np.int64(self.shards),
+                shard_of=self.shard_of,
+                row_of=self.row_of,
+                entity_types=self.entity_types,
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Sharding:
+        """Reads what `save` wrote.
+
+        Raises:
+            BadInput: there is no such file, or it holds no sharding.
+        """
+        try:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as saved:
+                if int(saved["format"]) != _FORMAT:
+                    raise BadInput(f"{path}: format {int(saved['format'])} of a sharding; this program reads {_FORMAT}")
+                parts = (saved["shard_of"], saved["row_of"], saved["entity_types"])
+                found = cls._of(int(saved["seed"]), int(saved["shards"]), *parts)
+        except (OSError, KeyError, IndexError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            if isinstance(error, BadInput):
+                raise
+            raise BadInput(f"{path}: not a saved sharding of entities ({error})") from error
+        placed = np.bincount(found.entity_at[found.entity_at >= 0], minlength=found.entities)
+        if (placed != 1).any():
+            raise BadInput(f"{path}: not a sharding of entities: two of them lie in one row")
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sharding) and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in ("shard_of", "row_of", "entity_types")
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def types_of_offsets(offsets: npt.ArrayLike, entities: int) -> Int32:
+    """Types of entities that are numbered type after type: type i begins at `offsets[i]`.
+
+    Args:
+        offsets: int `[T]`, ascending, the first 0.
+        entities: How many there are, E.
+
+    Returns:
+        int32 `[E]`.
+
+    Raises:
+        BadInput: the offsets do not ascend from 0 to at most E.
+    """
+    begins = np.asarray(offsets)
+    if begins.ndim != 1 or begins.size == 0 or begins[0] != 0 or (np.diff(begins) < 0).any() or begins[-1] > entities:
+        raise BadInput(f"type offsets must ascend from 0 to at most {entities} entities, got {begins.tolist()}")
+    return (np.searchsorted(begins, np.arange(entities), side="right") - 1).astype(np.int32)
+
+
+def _checked_types(entity_types: npt.ArrayLike | None, entities: int) -> Int32:
+    if entity_types is None:
+        return np.zeros(entities, np.int32)
+    types = np.asarray(entity_types)
+    if types.shape != (entities,) or types.dtype.kind not in "iu":
+        raise BadInput(f"entity types must be integers [{entities}], one an entity; got {types.dtype} {types.shape}")
+    if types.min() < 0 or types.max() >= _MOST_TYPES:
+        raise BadInput(f"entity types must be numbered from 0, below {_MOST_TYPES}; got {types.min()} to {types.max()}")
+    return types.astype(np.int32)

@@ -1,0 +1,93 @@
+"""Files of triples: head, relation and tail by name, a tab between them, one triple a line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.batch import Int32
+
+__all__ = ["NamedColumns", "line_of", "read_columns"]
+
+NamedColumns = list[tuple[list[str], Int32]]
+"""For each column: the names that occur in it, in the order in which they are first met, and int32 `[lines]`, which
+of them each line has."""
+
+
+def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head", "relation", "tail")) -> NamedColumns:
+    """Reads a file of tab-separated names, UTF-8, without a header, quotes or comments.
+
+    Blank lines count as lines and are skipped; a name may hold anything but tabs and line breaks.
+
+    Args:
+        path: Of the file.
+        columns: What each column is, for messages.
+
+    Returns:
+        As many columns.
+
+    Raises:
+        BadInput: no such file, or a line that does not hold so many names; by file
+            and line number.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise BadInput(f"{file}: no such file; wanted: {', '.join(columns)}, separated by tabs, one a line")
+    if not any(True for _ in _lines(file)):
+        return [([], np.empty(0, np.int32)) for _ in columns]
+    try:
+        table = _parsed(file, columns)
+    except (pa.ArrowInvalid, OSError) as error:
+        _refuse_malformed(file, columns)  # finds the line that Arrow stumbled over
+        raise BadInput(f"{file}: cannot be read ({error})") from error
+    found = []
+    for name in columns:
+        encoded = table[name].combine_chunks().dictionary_encode()
+        names = encoded.dictionary.to_pylist()
+        if not all(names):
+            _refuse_malformed(file, columns)
+        found.append((names, np.asarray(encoded.indices, np.int32)))
+    return found
+
+
+def line_of(path: str | os.PathLike[str], record: int) -> int:
+    """The line, counted from 1 and blank ones too, in which a file has its record `record`, counted from 0."""
+    return next(number for place, (number, _) in enumerate(_lines(Path(path))) if place == record)
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers; bytes that are no UTF-8 are surrogates in them."""
+    with file.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
+        for number, line in enumerate(lines, 1):
+            if line != "\n":
+                yield number, line.removesuffix("\n")
+
+
+def _parsed(file: Path, columns: tuple[str, ...]) -> Any:
+    return pyarrow.csv.read_csv(
+        file,
+        read_options=pyarrow.csv.ReadOptions(column_names=list(columns)),
+        parse_options=pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False),
+        convert_options=pyarrow.csv.ConvertOptions(column_types={name: pa.string() for name in columns}),
+    )
+
+
+def _refuse_malformed(file: Path, columns: tuple[str, ...]) -> None:
+    """Raises for the first line that is not what it should be; returns if there is none."""
+    for number, line in _lines(file):
+        if any("\udc80" <= sign <= "\udcff" for sign in line):
+            raise BadInput(f"{file}, line {number}: not UTF-8")
+        names = line.split("\t")
+        if len(names) != len(columns) or not all(names):
+            shown = line if len(line) <= 80 else f"{line[:80]}..."
+            raise BadInput(
+                f"{file}, line {number}: {shown!r} is not {len(columns)} names ({', '.join(columns)}) with a tab "
+                f"between them"
+            )

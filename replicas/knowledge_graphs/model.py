@@ -1,0 +1,141 @@
+"""What a worker holds of a model: its shard of the entities, and all relations; weights and optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.initial_values import initial_rows
+from elastable.embedding_store.row_optimizer import row_optimizer
+from elastable.embedding_store.spec import InitializerSpec, TableSpec
+from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.knowledge_graphs.batch import Float32, Int64
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
+from elastable.replicas.knowledge_graphs.scores import score_function
+from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
+
+__all__ = ["ShardedModel"]
+
+_SLOTS = ".slots"
+
+
+class ShardedModel:
+    """Entities spread over the group, relations and further variables the same on every worker.
+
+    Initial values are functions of the seed and global ids, so they do not
+    depend on how many workers there are.
+
+    Args:
+        group: Worker and shard are a member's rank.
+        settings: The model, its optimizer and its seed.
+        sharding: Of the entities; its shards are the group's members.
+        relations: How many there are, with those that reciprocal triples add.
+
+    Attributes:
+        score: The score function.
+        entities: float32 `[rows, entity_width]`: this worker's shard.
+        relations: float32 `[R, relation_width]`.
+
+    Raises:
+        BadInput: another number of shards than of members.
+    """
+
+    def __init__(self, group: ReplicaGroup, settings: TrainSettings, sharding: Sharding, relations: int) -> None:
+        if sharding.shards != group.size:
+            raise BadInput(f"{sharding.shards} shards of entities need as many workers, not {group.size}")
+        self.group, self.settings, self.sharding = group, settings, sharding
+        self.score: ScoreFunction = score_function(settings.model, settings.dim, settings.norm)
+        self._optimizer = row_optimizer(settings.optimizer_spec)
+        self.held = int(sharding.counts[group.rank])
+        self.entities = np.zeros((sharding.rows, self.score.entity_width), np.float32)
+        self.entities[: self.held] = _initial(
+            "entities", self.score.entities, self.score.entity_width, settings, sharding.held_by(group.rank)
+        )
+        self.relations = _initial(
+            "relations", self.score.relations, self.score.relation_width, settings, np.arange(relations)
+        )
+        # As rows of length 1, the optimizers' kernels update what has no rows of its own.
+        self._dense = {name: value.reshape(-1, 1).copy() for name, value in self.score.dense.items()}
+        self._shapes = {name: value.shape for name, value in self.score.dense.items()}
+        self._bind()
+        self._slots = {name: self._initial_slots(value) for name, value in self._variables().items()}
+
+    def update(self, gradients: StepGradients, step: int, rate: float) -> None:
+        """One optimizer step.
+
+        Args:
+            gradients: Of this worker's shard as they are; of relations and further
+                variables summed over all workers.
+            step: Steps taken before this one.
+            rate: Learning rate.
+        """
+        places = np.ascontiguousarray(gradients.rows, np.int64)
+        self._apply("entities", self.entities, places, gradients.entities, step, rate)
+        self._apply("relations", self.relations, np.arange(len(self.relations)), gradients.relations, step, rate)
+        for name, value in self._dense.items():
+            flat = gradients.dense[name].reshape(-1, 1)
+            self._apply(f"dense.{name}", value, np.arange(len(value)), flat, step, rate)
+
+    def state(self) -> dict[str, Array]:
+        """Weights and slots by name, entities in the order of global ids; every member calls it and gets all."""
+        found: dict[str, Array] = {}
+        for name, value in self._variables().items():
+            slots = self._slots[name]
+            if name == "entities":
+                found[name], found[name + _SLOTS] = self._whole(value), self._whole(slots)
+            else:
+                found[name], found[name + _SLOTS] = value.copy(), slots.copy()
+        return found
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Becomes what `state` gave, of any number of workers.
+
+        Raises:
+            BadInput: values are missing or of other shapes; nothing is changed then.
+        """
+        rank = self.group.rank
+        wanted = {**self._variables(), **{name + _SLOTS: slots for name, slots in self._slots.items()}}
+        for name, value in wanted.items():
+            shape = (self.sharding.entities, *value.shape[1:]) if name.startswith("entities") else value.shape
+            if name not in state or state[name].shape != shape:
+                told = list(state[name].shape) if name in state else "nothing"
+                raise BadInput(f"state of a knowledge-graph model: {name} must be {list(shape)}, found {told}")
+        for name, value in wanted.items():
+            whole = np.asarray(state[name], np.float32)
+            value[:] = self.sharding.shard_table(whole, rank) if name.startswith("entities") else whole
+
+    @property
+    def complex_numbers(self) -> bool:
+        """Whether rows hold complex numbers: all real parts, then all imaginary ones."""
+        return self.score.name in ("ComplEx", "RotatE")
+
+    def _variables(self) -> dict[str, Float32]:
+        dense = {f"dense.{name}": value for name, value in self._dense.items()}
+        return {"entities": self.entities, "relations": self.relations, **dense}
+
+    def _whole(self, shard: Float32) -> Array:
+        return self.sharding.whole_table(self.group.all_gather(shard))
+
+    def _initial_slots(self, value: Float32) -> Float32:
+        first = self._optimizer.initial_slots(value.shape[1])
+        return np.tile(first, (len(value), 1)).astype(np.float32).reshape(len(value), len(first))
+
+    def _apply(self, name: str, value: Float32, places: Int64, gradients: Float32, step: int, rate: float) -> None:
+        self._optimizer.apply(value, self._slots[name], places, np.ascontiguousarray(gradients), step, rate)
+
+    def _bind(self) -> None:
+        if self._dense:
+            self.score.bind({name: value.reshape(self._shapes[name]) for name, value in self._dense.items()})
+
+
+def _initial(name: str, initializer: InitializerSpec, width: int, settings: TrainSettings, ids: Int64) -> Float32:
+    if settings.spread is not None and not (name == "relations" and settings.model == "RotatE"):
+        kind = initializer.kind
+        ends = (-settings.spread, settings.spread) if kind == "uniform" else (0.0, settings.spread)
+        initializer = InitializerSpec(kind, *ends)
+    spec = TableSpec(name, dim=width, initializer=initializer, seed=settings.seed)
+    return initial_rows(spec, np.ascontiguousarray(ids, np.int64))

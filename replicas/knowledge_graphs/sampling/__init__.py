@@ -1,0 +1,1 @@
+"""Batches of triples with their candidates, and batches of queries."""

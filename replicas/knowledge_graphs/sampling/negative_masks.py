@@ -1,0 +1,88 @@
+"""Candidates that would make a triple that is known: found in sorted lists, and masked."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.kernel import kernel
+from elastable.replicas.knowledge_graphs.batch import Bools, Int32, Int64
+
+__all__ = ["mask_each", "mask_rows", "mask_shared"]
+
+
+def mask_each(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    """Masks answers among the candidates of each triple.
+
+    Args:
+        entities: int64 `[b, c]`: the candidates of every triple.
+        which: int64 `[q]`: the triples to look at.
+        answers: int32 `[a]`.
+        first: int64 `[q]`.
+        last: int64 `[q]`: what must not count for triple `which[i]` are
+            `answers[first[i]:last[i]]`, ascending.
+        mask: bool `[b, c]`, changed in place: False where a candidate must not count.
+    """
+    _mask_each(entities, which, answers, first, last, mask)
+
+
+def mask_shared(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    """Masks answers among candidates that triples share; `entities` is int64 `[c]`, the rest as in `mask_each`."""
+    column = np.argsort(entities, kind="stable")
+    _mask_shared(entities[column], column, which, answers, first, last, mask)
+
+
+def mask_rows(column_of: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    """Masks answers where every entity is a candidate: that of column `column_of[entity]` (int64 `[E]`)."""
+    _mask_rows(column_of, which, answers, first, last, mask)
+
+
+@kernel
+def _place_in(values: npt.NDArray[np.integer], low: int, high: int, wanted: int) -> int:
+    """The first place of `values[low:high]`, ascending, whose value is not below `wanted`; `high` if there is none."""
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel
+def _mask_each(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    for i in range(len(which)):
+        if first[i] == last[i]:
+            continue
+        row = which[i]
+        for c in range(entities.shape[1]):
+            place = _place_in(answers, first[i], last[i], entities[row, c])
+            if place < last[i] and answers[place] == entities[row, c]:
+                mask[row, c] = False
+
+
+@kernel
+def _mask_shared(
+    entities: Int64, column: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools
+) -> None:
+    candidates = len(entities)
+    for i in range(len(which)):
+        listed = last[i] - first[i]
+        if listed <= candidates:  # the shorter of the two is walked, the longer is searched
+            for a in range(first[i], last[i]):
+                place = _place_in(entities, 0, candidates, answers[a])
+                while place < candidates and entities[place] == answers[a]:  # a candidate may be drawn twice
+                    mask[which[i], column[place]] = False
+                    place += 1
+        else:
+            for c in range(candidates):
+                place = _place_in(answers, first[i], last[i], entities[c])
+                if place < last[i] and answers[place] == entities[c]:
+                    mask[which[i], column[c]] = False
+
+
+@kernel
+def _mask_rows(column_of: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    for i in range(len(which)):
+        for a in range(first[i], last[i]):
+            mask[which[i], column_of[answers[a]]] = False

@@ -1,0 +1,245 @@
+"""What every sampler of candidates does: each shard draws for each worker, and what must not count is masked."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.batch import (
+    CORRUPTIONS,
+    SIDES,
+    Bools,
+    Corruption,
+    Int32,
+    Int64,
+    Negatives,
+    Side,
+    UInt64,
+)
+from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
+from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, stream_key
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.sampling.negative_masks import mask_each, mask_shared
+
+__all__ = ["Exclude", "NegativeSampler", "StepTriples", "WorkerTriples"]
+
+Exclude = Literal["nothing", "answer", "known"]
+
+_STREAM = 0x4E47  # of a sampler's seed
+
+
+@dataclass(frozen=True)
+class WorkerTriples:
+    """The triples of one worker in one step.
+
+    Attributes:
+        triples: int32 `[n * p, 3]`, global ids; -1 where a shardpair has none.
+        source: int64 `[n * p]`: their places in the array that was partitioned, or -1.
+    """
+
+    triples: Int32
+    source: Int64
+
+
+@dataclass(frozen=True)
+class StepTriples:
+    """Everyone's triples in one step, made when they are asked for.
+
+    Attributes:
+        step: Which, from 0.
+        block: Triples of each pair of shards, p.
+        of: Gives the triples of a worker.
+    """
+
+    step: int
+    block: int
+    of: Callable[[int], WorkerTriples]
+
+
+class NegativeSampler(ABC):
+    """Draws candidates, for every (shard, worker) by a key of its own: any worker can tell what another draws.
+
+    Args:
+        sharding: Of the entities.
+        count: Candidates from each shard, m: for each triple, or (shared) for all
+            triples of a worker.
+        corruption: Which end they replace; see `batch.CORRUPTIONS`.
+        shared: All triples of a worker are scored with the same candidates.
+        local: Draw from the worker's own shard alone; nothing is exchanged.
+        seed: Of the draws.
+        exclude: What is masked. "nothing" but padding; the triple's own true
+            "answer"; or every "known" answer, so that a true triple is no
+            negative.
+        known: The triples known to be true; needed for exclude "known".
+        tell_entities: Give `Negatives.entities`.
+        mask_of_all: Give `Negatives.mask_of_all`, for shared candidates that
+            everyone's triples are scored with.
+
+    Raises:
+        BadInput: arguments that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        sharding: Sharding,
+        count: int,
+        *,
+        corruption: Corruption = "ht",
+        shared: bool = False,
+        local: bool = False,
+        seed: int = 0,
+        exclude: Exclude = "nothing",
+        known: KnownTriples | None = None,
+        tell_entities: bool = False,
+        mask_of_all: bool = False,
+    ) -> None:
+        if count < 1:
+            raise BadInput(f"candidates: at least 1 from each shard, got {count}")
+        if corruption not in CORRUPTIONS:
+            raise BadInput(f"corruption {corruption!r}: known are {', '.join(CORRUPTIONS)}")
+        if exclude not in get_args(Exclude):
+            raise BadInput(f"exclude {exclude!r}: known are {', '.join(get_args(Exclude))}")
+        if exclude == "known" and known is None:
+            raise BadInput("candidates that exclude known triples need `known`, the triples that are known")
+        if mask_of_all and (not shared or local):
+            raise BadInput("mask_of_all is for candidates that are shared and exchanged; these are not")
+        self.sharding, self.count, self.corruption, self.shared = sharding, count, corruption, shared
+        self.local, self.seed, self.exclude = local, seed, exclude
+        self._known, self._tell_entities, self._mask_of_all = known, tell_entities, mask_of_all
+
+    @abstractmethod
+    def _draw(self, keys: UInt64, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Bools | None]:
+        """Candidates of k pairs of shard and worker.
+
+        Args:
+            keys: uint64 `[k]`: of each pair's random numbers.
+            shards: int64 `[k]`: whose rows.
+            workers: int64 `[k]`: for whose triples.
+            step: Everyone's triples.
+
+        Returns:
+            int32 `[k, B, m]`, rows of the shards; bool `[k, B, m]`, False at padding,
+            or None where nothing is (then in every step).
+        """
+
+    @property
+    @abstractmethod
+    def _pads(self) -> bool:
+        """Whether any candidate may be padding."""
+
+    @property
+    def _common(self) -> bool:
+        """Whether the candidates of a shard are the same for all workers."""
+        return False
+
+    def check(self, partition: PartitionedTriples) -> None:
+        """Refuses triples that these candidates are not for.
+
+        Raises:
+            BadInput: of another sharding.
+        """
+        if partition.sharding != self.sharding:
+            raise BadInput("the candidates and the triples are of two different shardings of the entities")
+
+    def settings(self) -> str:
+        """All that the candidates depend on, but for the step and its triples."""
+        return (
+            f"{type(self).__name__} count={self.count} corruption={self.corruption} shared={self.shared} "
+            f"local={self.local} seed={self.seed} exclude={self.exclude}"
+        )
+
+    def draw(self, step: StepTriples, worker: int) -> Negatives:
+        """One worker's part of a step's candidates."""
+        n = self.sharding.shards
+        others, here = np.arange(n), np.full(n, worker)
+        rows, valid = self._drawn(step, here, others, here if self.local else others)
+        masked = self._pads or self.exclude != "nothing"
+        own, mask_of_all = None, None
+        if masked or self._tell_entities:
+            if not self.local and n > 1:
+                own = self._entities(others, *self._drawn(step, others, here, here))
+            else:
+                own = self._entities(here, rows, valid)
+        if masked and self._mask_of_all:
+            shards, workers = np.repeat(others, n), np.tile(others, n)
+            everyones = self._entities(shards, *self._drawn(step, shards, workers, workers))
+            mask_of_all = self._mask(everyones, step, worker)
+            mask_of_all = mask_of_all.reshape(len(mask_of_all), n, n, -1)
+        return Negatives(
+            rows=rows,
+            per_triple=not self.shared,
+            corruption=self.corruption,
+            local=self.local,
+            common=self._common,
+            mask=self._mask(own, step, worker) if masked and own is not None else None,
+            entities=np.ascontiguousarray(own.transpose(1, 0, 2)) if self._tell_entities and own is not None else None,
+            mask_of_all=mask_of_all,
+        )
+
+    def _drawn(self, step: StepTriples, shards: Int64, draws: Int64, workers: Int64) -> tuple[Int32, Bools | None]:
+        """What `_draw` gives for k pairs of shard and draw (`[k]` each), for these workers."""
+        key = stream_key(self.seed, _STREAM, step.step)
+        return self._draw(derived_keys(key, shards * self.sharding.shards + draws), shards, workers, step)
+
+    def _entities(self, shards: Int64, rows: Int32, valid: Bools | None) -> Int64:
+        """The entities of rows `[k, B, m]` of shards `[k]`; -1 at padding."""
+        entities = np.stack([self.sharding.entity_at[shard][found] for shard, found in zip(shards, rows, strict=True)])
+        return entities if valid is None else np.where(valid, entities, -1)
+
+    def _mask(self, entities: Int64, step: StepTriples, worker: int) -> Bools:
+        """What counts of the candidates of a worker's triples.
+
+        Args:
+            entities: int64 `[k, B, m]`, -1 at padding.
+            step: Everyone's triples.
+            worker: Whose triples.
+
+        Returns:
+            bool `[n * p, k, m]`, or `[1, k, m]` where it is the same for all.
+        """
+        blocks, sets, count = entities.shape
+        flat = np.ascontiguousarray(entities.transpose(1, 0, 2)).reshape(sets, blocks * count)
+        if self.exclude == "nothing" and sets == 1:
+            return (flat >= 0).reshape(1, blocks, count)
+        triples = step.of(worker).triples
+        of_side = {side: which for side in SIDES if (which := self.corrupted(side, step.block)).size}
+        mask = flat >= 0
+        if self.shared:
+            mask = np.empty((len(triples), flat.shape[1]), np.bool_)
+            for place, which in enumerate(of_side.values()):
+                mask[which] = flat[min(place, sets - 1)] >= 0
+        if self.exclude != "nothing":
+            for place, (side, which) in enumerate(of_side.items()):
+                answers, first, last = self._excluded(side, triples[which])
+                if self.shared:
+                    mask_shared(flat[min(place, sets - 1)], which, answers, first, last, mask)
+                else:
+                    mask_each(flat, which, answers, first, last, mask)
+        return mask.reshape(len(mask), blocks, count)
+
+    def corrupted(self, side: Side, block: int) -> Int64:
+        """Which of a worker's triples, counted through its blocks, get candidates for this end: int64 `[q]`."""
+        place = np.arange(self.sharding.shards * block)
+        if self.corruption == "ht":
+            return np.flatnonzero((place % block < block // 2) == (side == "head"))
+        return np.flatnonzero(np.full(len(place), self.corruption == side[0]))
+
+    def _excluded(self, side: Side, triples: Int32) -> tuple[Int32, Int64, Int64]:
+        """The answers that do not count for each of `triples` (int32 `[q, 3]`).
+
+        Returns:
+            int32 `[a]`, and where each triple's begin and end in it, int64 `[q]`;
+            they ascend from there to there.
+        """
+        given, answer = (triples[:, 2], triples[:, 0]) if side == "head" else (triples[:, 0], triples[:, 2])
+        if self.exclude == "answer" or self._known is None:
+            first = np.arange(len(triples))
+            return np.ascontiguousarray(answer), first, first + (answer >= 0)
+        lists = self._known.lists(side)
+        return (lists.answers, *lists.spans(given, triples[:, 1]))

@@ -1,0 +1,75 @@
+"""Queries in batches: each worker asks for what is connected to entities of its own shard."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.batch import SIDES, Queries, Side
+from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+
+__all__ = ["QueryBatches"]
+
+
+class QueryBatches:
+    """Triples as queries for one of their ends, every worker as many in every batch.
+
+    Args:
+        triples: int `[N, 3]`, global ids. The end that is asked for may be -1: no
+            answer is known.
+        sharding: Of the entities. A query lies with the worker that owns the
+            entity that is given.
+        side: Which end is asked for. (With reciprocal relations, head queries are
+            tail queries of the inverse triples: `with_inverses`.)
+        batch_per_worker: Queries of each worker in a batch, q.
+
+    Attributes:
+        side: See above.
+        batches: How many there are; what the fullest worker needs.
+
+    Raises:
+        BadInput: no such side, a batch below 1, or what is no triple.
+        IdOutOfRange: an entity that is not there.
+    """
+
+    def __init__(self, triples: npt.ArrayLike, sharding: Sharding, side: Side, batch_per_worker: int) -> None:
+        if side not in SIDES:
+            raise BadInput(f"queries ask for one of {', '.join(SIDES)}, not for {side!r}")
+        if batch_per_worker < 1:
+            raise BadInput(f"a batch has at least 1 query a worker, got {batch_per_worker}")
+        self._partition = PartitionedTriples.create(triples, sharding, "head" if side == "tail" else "tail")
+        self._size = batch_per_worker
+        self.side = side
+        self.batches = -(-int(self._partition.counts.max()) // batch_per_worker)
+
+    def batch(self, index: int, worker: int) -> Queries:
+        """One worker's part of a batch.
+
+        Args:
+            index: 0 .. batches - 1.
+            worker: 0 .. n - 1.
+
+        Raises:
+            BadInput: there is no such batch.
+        """
+        partition = self._partition
+        if not 0 <= index < self.batches:
+            raise BadInput(f"batch {index} of queries: there are {self.batches}")
+        place = index * self._size + np.arange(self._size)
+        mask = place < partition.counts[worker]
+        place = np.where(mask, partition.offsets[worker] + place, 0)
+        triples = partition.triples[place].astype(np.int64)
+        given, answer = triples[:, 0], triples[:, 2]
+        if self.side == "head":
+            given, answer = answer, given
+        return Queries(
+            side=self.side,
+            row=np.where(mask, partition.sharding.row_of[given], 0),
+            given=np.where(mask, given, partition.sharding.entity_at[worker, 0]),
+            relation=np.where(mask, triples[:, 1], 0).astype(np.int32),
+            answer=np.where(mask, answer, -1),
+            triple=np.where(mask, partition.source[place], -1),
+            mask=mask,
+        )

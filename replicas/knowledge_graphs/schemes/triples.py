@@ -1,0 +1,131 @@
+"""A worker's own triples: queries for the ends that are asked for, scores, and their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastable.replicas.knowledge_graphs.batch import Bools, Corruption, Float32, Int64, Side
+from elastable.replicas.knowledge_graphs.row_sums import add_rows
+from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+
+__all__ = ["Asked", "TripleScores", "asked_sides", "counted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The triples of a worker whose one end is asked for: candidates replace it.
+
+    Attributes:
+        side: Which end.
+        triples: int64 `[q]`: which of the worker's.
+        place: Of the side among candidates that are shared: 0, but 1 of tails in corruption "ht".
+    """
+
+    side: Side
+    triples: Int64
+    place: int
+
+
+def asked_sides(corruption: Corruption, blocks: int, each: int) -> tuple[Asked, ...]:
+    """What is asked of `blocks` blocks of `each` triples (`elastable.replicas.knowledge_graphs.batch`)."""
+    order = np.arange(blocks * each)
+    if corruption == "h":
+        return (Asked("head", order, 0),)
+    if corruption == "t":
+        return (Asked("tail", order, 0),)
+    grid = order.reshape(blocks, each)
+    half = each // 2
+    return Asked("head", grid[:, :half].reshape(-1), 0), Asked("tail", grid[:, half:].reshape(-1), 1)
+
+
+def counted(mask: Bools | None, triples: int) -> Bools | None:
+    """A mask of candidates `[triples or 1, ...]` as bool `[triples, c]`; None stays None."""
+    if mask is None:
+        return None
+    return np.ascontiguousarray(np.broadcast_to(mask, (triples, *mask.shape[1:])).reshape(triples, -1))
+
+
+class TripleScores:
+    """Scores of triples whose embeddings are at hand, through the queries that their candidates are scored by.
+
+    Args:
+        score: The score function.
+        asked: Which end is asked for, of which triples; each triple once.
+        heads: float32 `[b, entity_width]`.
+        relation: int `[b]`.
+        tails: float32 `[b, entity_width]`.
+        relations: float32 `[R, relation_width]`.
+
+    Attributes:
+        queries: Of each of `asked`, float32 `[q, query_width]`.
+        scores: float32 `[b]`: of the triples.
+    """
+
+    def __init__(
+        self,
+        score: ScoreFunction,
+        asked: tuple[Asked, ...],
+        heads: Float32,
+        relation: Int64,
+        tails: Float32,
+        relations: Float32,
+    ) -> None:
+        self.asked = asked
+        self._score, self._relation, self._relations = score, relation, relations
+        self._raw = {"head": heads, "tail": tails}
+        self._ready = {"head": score.prepared(heads), "tail": score.prepared(tails)}
+        self.queries: list[Float32] = []
+        self.scores = np.empty(len(heads), np.float32)
+        for part in asked:
+            score.require_side(part.side)
+            given = self._ready[_other(part.side)][part.triples]
+            query = score.query(given, relations[relation[part.triples]], part.side)
+            self.queries.append(query)
+            self.scores[part.triples] = self._compare(part, query)
+
+    def _compare(self, part: Asked, query: Float32) -> Float32:
+        answers = self._ready[part.side][part.triples]
+        return self._score.comparison.scores(query, answers, np.arange(len(query))[:, None])[:, 0]
+
+    def gradients(
+        self, positive: Float32, to_queries: list[Float32]
+    ) -> tuple[Float32, Float32, Float32, dict[str, Float32]]:
+        """Of heads and tails `[b, entity_width]`, of all relations, and of further variables.
+
+        Args:
+            positive: float32 `[b]`: gradients of the triples' scores.
+            to_queries: Of each of `asked`: the queries' gradients from elsewhere.
+        """
+        found = {side: np.zeros_like(rows) for side, rows in self._raw.items()}
+        to_relations = np.zeros_like(self._relations)
+        dense: dict[str, Float32] = {}
+        for part, query, more in zip(self.asked, self.queries, to_queries, strict=True):
+            own = np.arange(len(query))[:, None]
+            answers = self._ready[part.side][part.triples]
+            to_answers = np.zeros_like(answers)
+            to_query = more + self._score.comparison.gradients(
+                query,
+                answers,
+                own,
+                self.scores[part.triples][:, None],
+                positive[part.triples][:, None],
+                own,
+                to_answers,
+            )
+            given, relation = self._ready[_other(part.side)][part.triples], self._relation[part.triples]
+            to_given, to_relation, to_dense = self._score.all_gradients(
+                given, self._relations[relation], part.side, to_query
+            )
+            add_rows(to_relations, relation, np.ascontiguousarray(to_relation))
+            found[part.side][part.triples] += to_answers
+            found[_other(part.side)][part.triples] += to_given
+            for name, gradient in to_dense.items():
+                dense[name] = dense[name] + gradient if name in dense else gradient
+        heads, tails = (self._score.unprepared(self._raw[side], found[side]) for side in ("head", "tail"))
+        return heads, tails, to_relations, dense
+
+
+def _other(side: Side) -> Side:
+    return "head" if side == "tail" else "tail"

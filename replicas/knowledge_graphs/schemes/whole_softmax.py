@@ -1,0 +1,174 @@
+"""Cross-entropy over all entities: queries go to all shards, and only two numbers a query come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.knowledge_graphs.batch import Float32, Int64, Side, StepBatch
+from elastable.replicas.knowledge_graphs.row_sums import add_rows
+from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
+from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+
+__all__ = ["WholeSoftmax"]
+
+_ROWS_A_THREAD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Slopes:
+    """Of one side's queries: what their shares of the gradients are."""
+
+    loss: float
+    given: Float32
+    relations: Float32
+    dense: dict[str, Float32]
+
+
+class WholeSoftmax:
+    """The loss of a step, `-log softmax` of the answers among all entities, and its gradients.
+
+    1. Every worker reads the heads of its triples, and the tails that other
+       workers ask heads for; it makes its queries, and an all-gather gives them to all.
+    2. Each scores everyone's queries with all entities of its shard.
+    3. Each query's highest score and sum of exponentials are all-reduced: two
+       numbers, where score-moving brings back as many as there are entities.
+    4. Gradients of scores are then made in place, and those of queries summed
+       where the queries were made.
+
+    Args:
+        group: Worker and shard are a member's rank.
+        score: The score function.
+        held: Entities of this shard: rows behind them are padding.
+        sides: Which ends are asked for, of every triple.
+        pool: Threads to compute with; they change no bit.
+    """
+
+    def __init__(
+        self,
+        group: ReplicaGroup,
+        score: ScoreFunction,
+        held: int,
+        sides: tuple[Side, ...] = ("tail",),
+        pool: RangePool = SERIAL,
+    ) -> None:
+        for side in sides:
+            score.require_side(side)
+        self.group, self.score, self.held, self.sides, self.pool = group, score, held, sides, pool
+
+    def step(
+        self, batch: StepBatch, entities: Float32, relations: Float32, weight: Float32
+    ) -> tuple[float, StepGradients]:
+        """One step's loss and gradients.
+
+        Args:
+            batch: This worker's part; candidates are not looked at.
+            entities: float32 `[rows, entity_width]`: its shard.
+            relations: float32 `[R, relation_width]`.
+            weight: float32 `[n, p]`, of its triples.
+
+        Returns:
+            This shard's part of the weighted sum of the losses (the parts add up
+            to it), and the gradients.
+
+        Raises:
+            BadInput: a batch of another group.
+        """
+        if len(batch.head) != self.group.size or batch.worker != self.group.rank:
+            raise BadInput(f"a batch of worker {batch.worker} was given to worker {self.group.rank}")
+        n, p = batch.head.shape
+        everyones = self.group.all_gather(weight)
+        raw = entities[: self.held]
+        ready = self.score.prepared(raw)
+        to_all = np.zeros_like(ready)
+        heads = entities[batch.head.reshape(-1)]
+        tails = self.group.all_to_all(entities[batch.tail]).reshape(n * p, -1) if "head" in self.sides else heads
+        to_heads, to_tails = np.zeros_like(heads), np.zeros_like(tails)
+        to_relations, dense, loss = np.zeros_like(relations), dict[str, Float32](), 0.0
+        for side in self.sides:
+            given = heads if side == "tail" else tails
+            found = self._side(side, batch, given, relations, ready, to_all, everyones)
+            loss += found.loss
+            to_relations += found.relations
+            target = to_heads if side == "tail" else to_tails
+            target += found.given
+            for name, gradient in found.dense.items():
+                dense[name] = dense[name] + gradient if name in dense else gradient
+        to_rows = np.zeros_like(entities)
+        to_rows[: self.held] = self.score.unprepared(raw, to_all)
+        add_rows(to_rows, batch.head.reshape(-1).astype(np.int64), to_heads)
+        if "head" in self.sides:
+            back = self.group.all_to_all(to_tails.reshape(n, p, -1)).reshape(n * p, -1)
+            add_rows(to_rows, batch.tail.reshape(-1).astype(np.int64), back)
+        return loss, StepGradients(np.arange(self.held), to_rows[: self.held], to_relations, dense)
+
+    def _side(
+        self,
+        side: Side,
+        batch: StepBatch,
+        given: Float32,
+        relations: Float32,
+        ready: Float32,
+        to_all: Float32,
+        weights: Float32,
+    ) -> _Slopes:
+        n, p = batch.head.shape
+        relation = batch.relation.reshape(-1).astype(np.int64)
+        mine = self.score.prepared(given)
+        query = self.score.query(mine, relations[relation], side)
+        everyone = self.group.all_gather(query)
+        flat = everyone.reshape(n * n * p, -1)
+        places = np.arange(self.held)[None]
+        scores = self.score.comparison.scores(flat, ready, places, self.pool)
+        answers, asked = self._answers(side, batch)
+        highest = self.group.all_reduce(scores.max(axis=1), "max")
+        slopes, totals = np.empty_like(scores), np.empty(len(scores), np.float32)
+        self.pool.run(
+            lambda start, stop: _exponentials(scores, highest, slopes, totals, start, stop),
+            len(scores),
+            _ROWS_A_THREAD,
+        )
+        totals = self.group.all_reduce(totals)
+        weight = weights.reshape(-1)
+        self.pool.run(lambda start, stop: _shares(slopes, totals, weight, start, stop), len(scores), _ROWS_A_THREAD)
+        slopes[asked, answers] -= weight[asked]
+        told = np.log(totals[asked], dtype=np.float64) + highest[asked] - scores[asked, answers]
+        to_everyone = self.score.comparison.gradients(flat, ready, places, scores, slopes, places, to_all, self.pool)
+        to_query = self.group.reduce_scatter(np.ascontiguousarray(to_everyone).reshape(everyone.shape))
+        to_given, to_relation, dense = self.score.all_gradients(mine, relations[relation], side, to_query)
+        to_relations = np.zeros_like(relations)
+        add_rows(to_relations, relation, np.ascontiguousarray(to_relation))
+        to_given = self.score.unprepared(given, to_given)
+        return _Slopes(float(np.sum(told * weight[asked])), to_given, to_relations, dense)
+
+    def _answers(self, side: Side, batch: StepBatch) -> tuple[Int64, Int64]:
+        """Answers that lie on this shard: their rows, and which of everyone's queries ask for them."""
+        n, p = batch.head.shape
+        asked = np.arange(n * n * p).reshape(n, n, p)  # by worker, block, place
+        if side == "tail":
+            return batch.tail.reshape(-1).astype(np.int64), asked[:, self.group.rank].reshape(-1)
+        return batch.head.reshape(-1).astype(np.int64), asked[self.group.rank].reshape(-1)
+
+
+@kernel
+def _exponentials(scores: Float32, highest: Float32, out: Float32, totals: Float32, start: int, stop: int) -> None:
+    for b in range(start, stop):
+        total = np.float32(0)
+        for k in range(scores.shape[1]):
+            value = np.exp(scores[b, k] - highest[b])
+            out[b, k] = value
+            total += value
+        totals[b] = total
+
+
+@kernel
+def _shares(exponentials: Float32, totals: Float32, weight: Float32, start: int, stop: int) -> None:
+    for b in range(start, stop):
+        scale = weight[b] / totals[b]
+        for k in range(exponentials.shape[1]):
+            exponentials[b, k] *= scale

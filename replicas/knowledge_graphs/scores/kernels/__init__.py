@@ -1,0 +1,1 @@
+"""Compiled comparisons of queries with candidates."""

@@ -1,0 +1,126 @@
+"""The dot product of a query with its candidates (DistMult, ComplEx, ConvE)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.store import Float32, Int64
+from elastable.replicas.knowledge_graphs.row_sums import add_rows
+from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
+from elastable.replicas.knowledge_graphs.scores.kernels.compiled import summing_kernel
+
+__all__ = ["Dot"]
+
+_ROUNDINGS = 4.0
+
+
+class Dot(KernelComparison):
+    """`q . e`; candidates shared by many queries are a matrix product.
+
+    Args:
+        bias: Whether the last value of a row is added to its score as it is.
+            A query is then narrower than a row by one.
+    """
+
+    def __init__(self, bias: bool = False) -> None:
+        super().__init__(_forward, _backward, 1)
+        self._bias = bias
+
+    def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
+        """As in `Comparison.scores`."""
+        queries = self._widened(queries)
+        if len(places) == len(queries):
+            return super().scores(queries, rows, places, pool)
+        each = len(queries) // len(places)
+        found = np.empty((len(queries), places.shape[1]), np.float32)
+        for group, some in enumerate(places):
+            part = slice(group * each, (group + 1) * each)
+            np.matmul(queries[part], _at(rows, some).T, out=found[part])
+        return found
+
+    def rounding(self, queries: Float32, rows: Float32) -> Float32:
+        """As in `Comparison.rounding`: a matrix product sums in blocks, which differ with shapes and places."""
+        lengths = np.linalg.norm(self._widened(queries), axis=1) * np.linalg.norm(rows, axis=1)
+        # Of a sum of n terms as a rule some root of n roundings (Higham, Accuracy and Stability, 2002, 2.8).
+        return np.asarray(_ROUNDINGS * np.sqrt(rows.shape[1]) * np.finfo(np.float32).epsneg * lengths, np.float32)
+
+    def gradients(
+        self,
+        queries: Float32,
+        rows: Float32,
+        places: Int64,
+        scores: Float32,
+        score_gradients: Float32,
+        row_places: Int64,
+        row_gradients: Float32,
+        pool: RangePool = SERIAL,
+    ) -> Float32:
+        """As in `Comparison.gradients`."""
+        queries = self._widened(queries)
+        if len(places) == len(queries):
+            found = super().gradients(queries, rows, places, scores, score_gradients, row_places, row_gradients, pool)
+        else:
+            each = len(queries) // len(places)
+            found = np.empty_like(queries)
+            for group, some in enumerate(places):
+                part = slice(group * each, (group + 1) * each)
+                np.matmul(score_gradients[part], _at(rows, some), out=found[part])
+                add_rows(row_gradients, row_places[group], score_gradients[part].T @ queries[part])
+        return found[:, :-1] if self._bias else found
+
+    def _widened(self, queries: Float32) -> Float32:
+        if not self._bias:
+            return queries
+        return np.concatenate([queries, np.ones((len(queries), 1), np.float32)], axis=1)
+
+
+def _at(rows: Float32, places: Int64) -> Float32:
+    """`rows[places]`, without a copy where that is all of them in order."""
+    if len(places) == len(rows) and np.array_equal(places, np.arange(len(rows))):
+        return rows
+    return rows[places]
+
+
+@summing_kernel
+def _forward(queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int) -> None:
+    width = rows.shape[1]
+    for b in range(start, stop):
+        query = queries[b]
+        group = places[b]
+        for k in range(len(group)):
+            row = rows[group[k]]
+            total = np.float32(0)
+            for j in range(width):
+                total += query[j] * row[j]
+            scores[b, k] = total
+
+
+@summing_kernel
+def _backward(
+    queries: Float32,
+    rows: Float32,
+    places: Int64,
+    scores: Float32,
+    score_gradients: Float32,
+    row_places: Int64,
+    row_gradients: Float32,
+    query_gradients: Float32,
+    norm: int,
+    start: int,
+    stop: int,
+) -> None:
+    for b in range(len(queries)):
+        query = queries[b, start:stop]
+        to_query = query_gradients[b, start:stop]
+        group = places[b]
+        targets = row_places[b]
+        for k in range(len(group)):
+            g = score_gradients[b, k]
+            if g == np.float32(0):
+                continue
+            row = rows[group[k], start:stop]
+            to_row = row_gradients[targets[k], start:stop]
+            for j in range(stop - start):
+                to_query[j] += g * row[j]
+                to_row[j] += g * query[j]

@@ -1,0 +1,189 @@
+"""Training of a knowledge-graph model over a replica group, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput, NotFinite
+from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.tables.grouping import coalesce
+from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.knowledge_graphs.batch import Float32, Int32, Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph.partition import with_inverses
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.losses.losses import Loss, SampledSoftmax, loss_function
+from elastable.replicas.knowledge_graphs.losses.regularizer import penalty_gradients
+from elastable.replicas.knowledge_graphs.model import ShardedModel
+from elastable.replicas.knowledge_graphs.sampling.sampling import sampler_of
+from elastable.replicas.knowledge_graphs.schemes.embedding_moving import EmbeddingMoving
+from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, StepGradients
+from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
+from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
+from elastable.replicas.knowledge_graphs.settings import WHOLE_SOFTMAX, TrainSettings
+
+__all__ = ["EpochLoss", "Trainer"]
+
+_STEP = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochLoss:
+    """What an epoch showed.
+
+    Attributes:
+        loss: Mean over its triples, penalties left out.
+        triples: Trained on in the epoch, each direction counted.
+    """
+
+    loss: float
+    triples: int
+
+
+class Trainer:
+    """One worker's part in training; every member of the group makes one, and calls the same methods.
+
+    Args:
+        group: Worker and shard are a member's rank.
+        settings: All settings of the run.
+        entities: How many there are.
+        relations: How many there are, without inverse ones.
+        triples: int32 `[N, 3]`, to train with: global ids.
+        pool: Threads of this worker; they change no bit.
+        entity_types: int32 `[entities]`, from 0; each type is dealt out evenly. None: there are no types.
+
+    Attributes:
+        model: What this worker holds.
+        sharding: Of the entities.
+        step: Steps taken so far.
+        steps_per_epoch: As it says.
+
+    Raises:
+        BadInput: more workers than entities, no triples, or settings that do not fit.
+    """
+
+    def __init__(
+        self,
+        group: ReplicaGroup,
+        settings: TrainSettings,
+        entities: int,
+        relations: int,
+        triples: Int32,
+        pool: RangePool = SERIAL,
+        entity_types: Int32 | None = None,
+    ) -> None:
+        self.group, self.settings, self.pool = group, settings, pool
+        self.sharding = Sharding.create(entities, group.size, seed=settings.seed, entity_types=entity_types)
+        if settings.reciprocal:
+            triples, relations = with_inverses(triples, relations), 2 * relations
+        self.model = ShardedModel(group, settings, self.sharding, relations)
+        self._sampler = sampler_of(settings, self.sharding, triples, relations)
+        self.steps_per_epoch = self._sampler.steps_per_epoch
+        self.step = 0
+        self._whole = self._scheme = None
+        if settings.loss == WHOLE_SOFTMAX:
+            sides: tuple[Side, ...] = ("tail",) if settings.reciprocal else ("head", "tail")
+            self._whole = WholeSoftmax(group, self.model.score, self.model.held, sides, pool)
+        else:
+            kind: type[Scheme] = EmbeddingMoving if settings.scheme == "embedding-moving" else ScoreMoving
+            self._scheme = kind(group, self.model.score, pool)
+            self._loss = self._make_loss(entities)
+
+    def run_epoch(self) -> EpochLoss:
+        """Takes the steps up to the end of the epoch that it stands in.
+
+        Raises:
+            NotFinite: the loss of a step is NaN or Inf; names the step.
+            BadInput: workers read different numbers of rows of their shards.
+        """
+        total, count = 0.0, 0
+        for _ in range(self.step % self.steps_per_epoch, self.steps_per_epoch):
+            loss, present = self.run_step()
+            total, count = total + loss * present, count + present
+        return EpochLoss(total / max(1, count), count)
+
+    def run_step(self) -> tuple[float, int]:
+        """One step; gives its mean loss, and its triples. Raises as `run_epoch`."""
+        batch = self._sampler.batch(self.step, self.group.rank)
+        weight = (batch.weight / np.float32(max(1, batch.present))).astype(np.float32)
+        loss, gradients, gathered = self._gradients(batch, weight)
+        told = self.group.all_gather(np.array([loss, gathered]))
+        if (told[:, 1] != told[0, 1]).any():
+            raise BadInput(f"step {self.step}: workers read {told[:, 1].astype(int).tolist()} rows of their shards")
+        loss = float(told[:, 0].sum())
+        if not np.isfinite(loss):
+            raise NotFinite(f"the loss of step {self.step} is {loss}; a smaller learning rate may help")
+        gradients = StepGradients(
+            gradients.rows,
+            gradients.entities,
+            self.group.all_reduce(gradients.relations),
+            {name: self.group.all_reduce(value) for name, value in gradients.dense.items()},
+        )
+        rate = self.settings.rate(self.step, self.settings.epochs * self.steps_per_epoch)
+        self.model.update(gradients, self.step, rate)
+        self.step += 1
+        return loss, batch.present
+
+    def state(self) -> dict[str, Array]:
+        """The model and the place in training, in an order that knows of no workers; every member calls it."""
+        return {**self.model.state(), _STEP: np.array([self.step], np.int64)}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Goes on where `state` was taken, with any number of workers; with as many to the bit.
+
+        Raises:
+            BadInput: the state is of another model.
+        """
+        if _STEP not in state:
+            raise BadInput("state of a knowledge-graph model: its step is missing")
+        self.model.restore({name: value for name, value in state.items() if name != _STEP})
+        self.step = int(state[_STEP][0])
+
+    def _gradients(self, batch: StepBatch, weight: Float32) -> tuple[float, StepGradients, int]:
+        model = self.model
+        if self._whole is not None:
+            loss, gradients = self._whole.step(batch, model.entities, model.relations, weight)
+            gathered = batch.gathered_rows
+        else:
+            assert self._scheme is not None
+            scored = self._scheme.forward(batch, model.entities, model.relations)
+            value = self._loss(scored.positive, scored.negative, weight.reshape(-1), scored.counted, self.pool)
+            loss, gathered = value.total, scored.gathered_rows
+            gradients = self._scheme.backward(scored, value.positive, value.negative)
+        if self.settings.regularizer != "none" and self.settings.regularization > 0:
+            gradients = self._regularized(batch, weight, gradients)
+        return loss, gradients, gathered
+
+    def _regularized(self, batch: StepBatch, weight: Float32, gradients: StepGradients) -> StepGradients:
+        """With the penalties of this shard's heads and tails, and of the relations of its triples."""
+        model, rank = self.model, self.group.rank
+        everyones = self.group.all_gather(weight)
+        places = np.concatenate([batch.head.reshape(-1), batch.tail.reshape(-1)]).astype(np.int64)
+        weights = np.concatenate([weight.reshape(-1), everyones[:, rank].reshape(-1)])
+        rows, entities = self._add(gradients.rows, gradients.entities, places, weights, model.entities)
+        relation = batch.relation.reshape(-1).astype(np.int64)
+        every = np.arange(len(model.relations))
+        _, relations = self._add(every, gradients.relations, relation, weight.reshape(-1), model.relations)
+        return StepGradients(rows, entities, relations, gradients.dense)
+
+    def _add(
+        self, rows: Array, gradients: Float32, places: Array, weights: Float32, values: Float32
+    ) -> tuple[Array, Float32]:
+        """Gradients with the penalties of `values[places]`, a row once for each place."""
+        scale = np.float32(self.settings.regularization)
+        present, counts = np.unique(places, return_inverse=True)
+        total = np.bincount(counts, weights, len(present)).astype(np.float32) * scale
+        more = penalty_gradients(self.settings.regularizer, values[present], self.model.complex_numbers)
+        more *= total[:, None]
+        if len(rows) and rows[-1] == len(rows) - 1 and np.array_equal(rows, np.arange(len(rows))):
+            gradients[present] += more
+            return rows, gradients
+        update = coalesce(np.concatenate([rows, present]), np.concatenate([gradients, more]), self.pool)
+        return update.ids, update.gradients
+
+    def _make_loss(self, entities: int) -> Loss:
+        if self.settings.loss == SampledSoftmax.name:
+            return SampledSoftmax(entities=entities)
+        return loss_function(self.settings.loss, self.settings.margin, self.settings.adversarial)

@@ -1,0 +1,172 @@
+"""Checkpoints of knowledge-graph models: one safetensors file and a manifest with checksums, committed by rename."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.master.checkpoints.files import MANIFEST, LocalFiles
+from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
+from elastable.replicas.groups.group import Array
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
+
+__all__ = ["GraphCheckpoints", "Place"]
+
+FORMAT = 1
+_KIND = "knowledge graph"
+_TENSORS = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run stands.
+
+    Attributes:
+        epochs: That are done.
+        step: Steps that are done.
+        best_mrr: Of validation so far; -1 before any.
+        best_step: Of the checkpoint that had it.
+        waited: Evaluations since.
+        stopped: Whether training has ended.
+    """
+
+    epochs: int = 0
+    step: int = 0
+    best_mrr: float = -1.0
+    best_step: int = 0
+    waited: int = 0
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that was read: the model's state in the order of global ids, and what it is of."""
+
+    state: Mapping[str, Array]
+    settings: TrainSettings
+    place: Place
+    graph: Mapping[str, Any]
+    address: str = field(default="")
+
+
+class GraphCheckpoints:
+    """The checkpoints of one run, `ckpt-<step>`, side by side; the newest and the best stay.
+
+    Args:
+        home: The folder; made by the first `write`.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._files = LocalFiles(home)
+
+    def write(self, state: Mapping[str, Array], settings: TrainSettings, place: Place, graph: Mapping[str, Any]) -> str:
+        """Writes one, whole or not at all, and takes away those that are neither newest nor best.
+
+        Args:
+            state: What `Trainer.state` gave.
+            settings: Of the run.
+            place: Where it stands.
+            graph: What tells graphs apart.
+
+        Returns:
+            Its address.
+
+        Raises:
+            CheckpointError: it cannot be written; no earlier one has changed.
+        """
+        files, name, draft = self._files, _name(place.step), None
+        try:
+            for left in files.drafts():
+                files.discard(left)
+            if name in files.names():
+                files.remove(name)
+            draft = files.begin(name)
+            parts = parts_of({key: [value] for key, value in state.items()}, {"elastable": _KIND})
+            files.write(f"{draft}/{_TENSORS}", parts)
+            digest = hashlib.sha256()
+            for part in parts:
+                digest.update(part)
+            manifest = {
+                "format": FORMAT,
+                "kind": _KIND,
+                "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "settings": settings.as_json(),
+                "place": asdict(place),
+                "graph": dict(graph),
+                "files": {_TENSORS: {"sha256": digest.hexdigest(), "bytes": sum(len(part) for part in parts)}},
+            }
+            manifest["checksum"] = _checksum(manifest)
+            files.commit(draft, name, [memoryview((json.dumps(manifest, indent=1) + "\n").encode())])
+        except BaseException as error:
+            if draft is not None:
+                files.discard(draft)
+            if isinstance(error, OSError):
+                raise CheckpointError(f"checkpoint {files.at(name)} cannot be written: {error}") from error
+            raise
+        for old in self.names():
+            if old not in (name, _name(place.best_step)):
+                files.remove(old)
+        return files.at(name)
+
+    def names(self) -> list[str]:
+        """Of all that are whole, the oldest first."""
+        return [name for name in self._files.names() if name.startswith("ckpt-")]
+
+    def newest(self) -> Found:
+        """The newest one. Raises as `read`."""
+        names = self.names()
+        if not names:
+            raise BadInput(f"there is no checkpoint in {self._files.address}")
+        return self.read(names[-1])
+
+    def best(self) -> Found:
+        """The one with the best validation MRR; the newest where none was validated. Raises as `read`."""
+        newest = self.newest()
+        name = _name(newest.place.best_step)
+        return self.read(name) if name in self.names() else newest
+
+    def read(self, name: str) -> Found:
+        """Reads one, and checks its bytes.
+
+        Raises:
+            CheckpointError: it cannot be read, or its bytes are not the ones that were written.
+        """
+        address = self._files.at(name)
+        try:
+            manifest = json.loads(self._files.read(f"{name}/{MANIFEST}").tobytes())
+            if manifest.get("kind") != _KIND or manifest.get("format") != FORMAT:
+                raise CheckpointError(
+                    f"checkpoint {address} is of kind {manifest.get('kind')!r}, format {manifest.get('format')!r}; "
+                    f"this command reads {_KIND!r} of format {FORMAT}"
+                )
+            if _checksum({key: value for key, value in manifest.items() if key != "checksum"}) != manifest["checksum"]:
+                raise CheckpointError(f"checkpoint {address}: its manifest is not the one that was written")
+            content = self._files.read(f"{name}/{_TENSORS}")
+            if hashlib.sha256(content.data).hexdigest() != manifest["files"][_TENSORS]["sha256"]:
+                raise CheckpointError(f"checkpoint {address}: {_TENSORS} is not the file that was written")
+            state, _ = tensors_in(content)
+            return Found(
+                {key: np.asarray(value) for key, value in state.items()},
+                TrainSettings.from_json(manifest["settings"]),
+                Place(**manifest["place"]),
+                manifest["graph"],
+                address,
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"checkpoint {address} cannot be read: {error}") from error
+
+
+def _name(step: int) -> str:
+    return f"ckpt-{step:010d}"
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,143 @@
+"""One knowledge-graph run: epochs, evaluations, checkpoints and early stopping, on every worker of a group."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.range_pool import RangePool, available_cores
+from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
+from elastable.replicas.knowledge_graphs.graph.graph import KnowledgeGraph
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from elastable.replicas.knowledge_graphs.trainer import Trainer
+from elastable.replicas.knowledge_graphs.training.checkpoints import Found, GraphCheckpoints, Place
+
+__all__ = ["GraphRun", "Told", "graph_identity", "train_graph"]
+
+Told = Callable[[str, Place, Mapping[str, float]], None]
+"""Hears of "epoch" (loss) and "evaluation" (val_mrr and so on), on rank 0."""
+
+
+@dataclass(frozen=True)
+class GraphRun:
+    """A run over a graph.
+
+    Attributes:
+        graph: What is learned.
+        source: Where the graph came from, as a person wrote it.
+        settings: All that its numbers depend on.
+        home: The run directory; its checkpoints go to `checkpoints` there.
+        begin: The checkpoint to go on from; None: from the beginning.
+    """
+
+    graph: KnowledgeGraph
+    source: str
+    settings: TrainSettings
+    home: Path
+    begin: Found | None = None
+
+    @property
+    def checkpoints(self) -> GraphCheckpoints:
+        """Those of the run."""
+        return GraphCheckpoints(self.home / "checkpoints")
+
+
+def graph_identity(graph: KnowledgeGraph, source: str) -> dict[str, Any]:
+    """What tells a graph from others: sizes, and a checksum of its names and training triples."""
+    digest = hashlib.sha256("\n".join([*graph.entities, *graph.relations]).encode())
+    digest.update(np.ascontiguousarray(graph.train).tobytes())
+    return {
+        "name": graph.name,
+        "source": os.path.abspath(source) if os.path.isdir(source) else source,
+        "entities": len(graph.entities),
+        "relations": len(graph.relations),
+        "train": len(graph.train),
+        "checksum": digest.hexdigest(),
+    }
+
+
+def train_graph(group: ReplicaGroup, run: GraphRun, tell: Told) -> dict[str, Any]:
+    """Trains on one worker; every member of the group calls it.
+
+    The model at the end is the one that validated best.
+
+    Args:
+        group: Worker and shard are a member's rank.
+        run: The same on every member.
+        tell: Is called on rank 0.
+
+    Returns:
+        Metrics of the test triples (of validation, where there are none), and how training went.
+
+    Raises:
+        BadInput: the checkpoint to go on from is of another graph or other settings; or types are needed and missing.
+        NotFinite: the loss of a step is NaN or Inf.
+        CheckpointError: a checkpoint cannot be written.
+    """
+    graph, settings = run.graph, run.settings
+    pool = RangePool(max(1, available_cores() // group.size))
+    if settings.candidates == "typed" and graph.entity_types is None:
+        raise BadInput(
+            f"{run.source} has no entity_types.txt (entity and type, a line each), which typed candidates need"
+        )
+    trainer = Trainer(group, settings, len(graph.entities), len(graph.relations), graph.train, pool, graph.entity_types)
+    evaluation = Evaluation(
+        trainer.model, settings.reciprocal, len(graph.relations), graph.train, graph.valid, graph.test, pool=pool
+    )
+    identity = graph_identity(graph, run.source)
+    place, best = _begun(run, trainer, identity)
+    if group.rank == 0:
+        trainer.sharding.save(run.home / "sharding.npz")
+    while place.epochs < settings.epochs and not place.stopped:
+        loss = trainer.run_epoch()
+        place = replace(place, epochs=place.epochs + 1, step=trainer.step)
+        if group.rank == 0:
+            tell("epoch", place, {"loss": loss.loss, "triples": float(loss.triples)})
+        if place.epochs % settings.evaluate_every and place.epochs < settings.epochs:
+            continue
+        state = trainer.state()
+        if len(graph.valid):
+            found = evaluation.metrics(graph.valid)
+            place = _judged(place, found["mrr"], settings.patience)
+            if group.rank == 0:
+                tell("evaluation", place, {f"val_{name}": value for name, value in found.items()})
+        if place.best_step == place.step or not len(graph.valid):
+            best = state
+        if group.rank == 0:
+            run.checkpoints.write(state, settings, place, identity)
+    trainer.restore(best)
+    reported = graph.test if len(graph.test) else graph.valid
+    metrics = evaluation.metrics(reported) if len(reported) else {}
+    return {"metrics": metrics, "best_validation_mrr": place.best_mrr, "epochs": place.epochs, "steps": place.step}
+
+
+def _begun(run: GraphRun, trainer: Trainer, identity: Mapping[str, Any]) -> tuple[Place, Mapping[str, Array]]:
+    """Where the run begins, and the best state so far."""
+    begin = run.begin
+    if begin is None:
+        return Place(), trainer.state()
+    if begin.graph["checksum"] != identity["checksum"]:
+        raise BadInput(
+            f"checkpoint {begin.address} is of graph {begin.graph['name']!r} with {begin.graph['entities']} entities; "
+            f"{run.source} is another, with {identity['entities']}"
+        )
+    home = Path(begin.address).parent
+    best = GraphCheckpoints(home).best().state
+    trainer.restore(begin.state)
+    return begin.place, best
+
+
+def _judged(place: Place, mrr: float, patience: int) -> Place:
+    """After an evaluation: the best so far, and whether it is time to stop."""
+    if mrr > place.best_mrr:
+        return replace(place, best_mrr=mrr, best_step=place.step, waited=0)
+    waited = place.waited + 1
+    return replace(place, waited=waited, stopped=0 < patience <= waited)

@@ -1,0 +1,88 @@
+"""`et.ReplicaTrainer`: data-parallel training over replicas, with checkpoints."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.master.api import JobSpec, Tensor
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.progress import Progress
+from elastable.replicas.training.at_root import at_root
+from elastable.replicas.training.trainer import ShardedTrainer
+
+__all__ = ["ReplicaTrainer"]
+
+
+class ReplicaTrainer(ShardedTrainer):
+    """A `ShardedTrainer` that saves and loads checkpoints.
+
+    They are checkpoints of a job without tables (docs/checkpoints.md): whole
+    tensors, in the order of unsharded training; `elastable checkpoint list |
+    show | verify | diff` reads them.
+    """
+
+    _job = ""
+
+    def save(self, directory: str | Path, *, keep: int = 3) -> str:
+        """Writes a checkpoint of the step that stands; every replica calls it, rank 0 writes.
+
+        Rank 0 needs room for one copy of all weights and optimizer state.
+
+        Args:
+            directory: Where checkpoints lie side by side: a path, or a URL that fsspec knows.
+            keep: How many of this training's newest checkpoints stay; 0: all.
+
+        Returns:
+            The checkpoint's address.
+
+        Raises:
+            CheckpointError: it cannot be written, on every replica.
+            ModelError: the model is not compiled or built.
+        """
+        tensors = {key: tensor for key, tensor in self.whole_tensors() if self.group.rank == 0}
+        self._job = self._job or uuid.uuid4().hex[:12]
+
+        def write() -> str:
+            with MemoryStore() as no_tables:
+                no_tables.reset_version(self.step)
+                job, progress = JobSpec(job=self._job, seed=self.seed), Progress(self.step)
+                return write_checkpoint(directory, no_tables, tensors, job, progress, keep=keep)
+
+        return at_root(self.group, write)
+
+    def load(self, place: str | Path) -> None:
+        """Takes a checkpoint back, of any number of replicas and whatever they shared; every replica calls it.
+
+        Training then goes on as if it had never stopped, to the bit at the
+        same number of replicas: pass `initial_epoch` to `fit`.
+
+        Args:
+            place: A checkpoint, or a directory of them (the newest); rank 0 reads it.
+
+        Raises:
+            CheckpointError: there is none, a file is torn (by name), or it is of
+                another model or optimizer; on every replica, and nothing has changed.
+            ModelError: the model is not compiled or built.
+        """
+        read: dict[str, Tensor] = {}
+
+        def open_it() -> str:
+            found = open_checkpoint(place)
+            if found.manifest.tables:
+                raise CheckpointError(
+                    f"{found.address} holds tables ({', '.join(sorted(found.manifest.tables))}): it is of a job with a "
+                    "master, and not of a ReplicaTrainer"
+                )
+            read.update(found.dense())
+            return json.dumps({"step": found.version, "job": str(found.job.get("job", ""))})
+
+        told: Mapping[str, Any] = json.loads(at_root(self.group, open_it))
+        self.restore(read, told["step"])
+        self._job = told["job"]

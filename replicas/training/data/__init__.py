@@ -1,0 +1,1 @@
+"""Records of a global batch, divided over replicas."""

@@ -1,0 +1,92 @@
+"""Which records a replica takes of every global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from elastable.embedding_store.errors import BadInput
+from elastable.master.record_order import record_order
+from elastable.replicas.training.data.given import require_batch_size
+from elastable.replicas.training.variables.split import Split
+from elastable.worker.build import as_tensors
+from elastable.worker.readers import Reader
+
+__all__ = ["Feed", "Part"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A replica's part of a global batch.
+
+    Attributes:
+        batch: Its records as tensors; None: there are none for this replica.
+        shares: By rank: its records / the records of the whole batch.
+    """
+
+    batch: Any
+    shares: tuple[float, ...]
+
+
+class Feed:
+    """Global batches of records, the same on every replica, and of each this replica's part.
+
+    A batch is a slice of the epoch's seeded order; its records are split over
+    the replicas in that order, evenly, the longer parts first.
+
+    Args:
+        reader: The same records on every replica.
+        batch_size: Records of a global batch; the last of an epoch may have fewer.
+        rank: This replica's.
+        replicas: How many there are.
+        seed: Of the order.
+        shuffle: False: records come in their own order.
+        together: A layer whose calls all replicas make together, so that none
+            may be without records; "": there is none.
+
+    Raises:
+        BadInput: a batch size below 1, or one that leaves a replica without
+            records where it needs some.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        batch_size: int,
+        rank: int,
+        replicas: int,
+        seed: int = 0,
+        shuffle: bool = False,
+        together: str = "",
+    ) -> None:
+        batch_size = require_batch_size(batch_size)
+        fewest = min(batch_size, len(reader) % batch_size or batch_size)
+        if together and fewest < replicas:
+            raise BadInput(
+                f"batches of {batch_size} of {len(reader)} records: one has {fewest} for {replicas} replicas, and "
+                f"every replica needs records, as all look up together in {together!r}; choose another batch_size"
+            )
+        self._reader = reader
+        self._batch_size = batch_size
+        self._rank, self._replicas = rank, replicas
+        self._seed, self._shuffle = seed, shuffle
+
+    @property
+    def steps(self) -> int:
+        """Batches of an epoch."""
+        return -(-len(self._reader) // self._batch_size)
+
+    def parts(self, epoch: int = 0) -> Iterator[Part]:
+        """This replica's part of every batch of an epoch, counted from 0."""
+        records = len(self._reader)
+        order = record_order(records, epoch, self._seed, self._shuffle, self._reader.shuffle_block)
+        for first in range(0, records, self._batch_size):
+            last = min(first + self._batch_size, records)
+            split = Split(last - first, self._replicas)
+            bounds = [split.bounds(rank) for rank in range(self._replicas)]
+            begin, end = bounds[self._rank]
+            batch = None
+            if end > begin:
+                batch = as_tensors(self._reader.take(order.take(first + begin, first + end)))
+            yield Part(batch, tuple((stop - start) / (last - first) for start, stop in bounds))

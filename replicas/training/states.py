@@ -1,0 +1,70 @@
+"""What a model keeps besides its weights (moving statistics): one model's, though every replica moves its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.training.variables.variable_memory import put, value_of
+from elastable.worker.seeds import layers_of
+
+__all__ = ["ReplicaStates", "states_of"]
+
+
+def states_of(model: Any) -> list[Any]:
+    """Variables that layers move as they compute: no weights of frozen layers, no seeds, which follow the step."""
+    layers = layers_of(model)
+    found = [variable for layer in layers for variable in getattr(layer, "_non_trainable_variables", ())]
+    unique = {id(variable): variable for variable in found if variable.name != "seed_generator_state"}
+    return list(unique.values())
+
+
+class ReplicaStates:
+    """The states of a model over replicas.
+
+    After every step a state becomes the mean of what the replicas made of it,
+    weighted by their records, as `tf.distribute` aggregates the moving
+    statistics of BatchNormalization; integers become rank 0's. What is equal
+    on all replicas stays to the bit.
+
+    Args:
+        model: Built.
+        group: All replicas.
+    """
+
+    def __init__(self, model: Any, group: ReplicaGroup) -> None:
+        self._group = group
+        self._variables = states_of(model) if group.size > 1 else []
+
+    def share(self, shares: Sequence[float]) -> None:
+        """Makes the states one; every replica calls it.
+
+        Args:
+            shares: Of the batch's records, by rank.
+        """
+        values = [value_of(variable) for variable in self._variables]
+        for dtype in dict.fromkeys(value.dtype for value in values):
+            places = [place for place, value in enumerate(values) if value.dtype == dtype]
+            rows = self._group.all_gather(np.concatenate([values[place].reshape(-1) for place in places]))
+            if all(row.tobytes() == rows[0].tobytes() for row in rows[1:]):
+                continue
+            mean, first = _mean(rows, shares), 0
+            for place in places:
+                size = values[place].size
+                put(self._variables[place], mean[first : first + size])
+                first += size
+
+
+def _mean(rows: Array, shares: Sequence[float]) -> Array:
+    first: Array = rows[0]
+    if rows.dtype.kind in "iub":
+        return first
+    total: Array = first * rows.dtype.type(shares[0])
+    for row, share in zip(rows[1:], shares[1:], strict=True):
+        total += row * row.dtype.type(share)
+    same = (rows == first).all(axis=0)
+    total[same] = first[same]
+    return total

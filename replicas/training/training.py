@@ -1,0 +1,157 @@
+"""One model on its way through training over replicas: its parts, and the step that all replicas take together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.locations import LocationSettings
+from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.host_embeddings.agreement import require_same
+from elastable.replicas.training.data.feed import Part
+from elastable.replicas.training.replica_metrics import ReplicaMetrics
+from elastable.replicas.training.states import ReplicaStates
+from elastable.replicas.training.step import GradientStep
+from elastable.replicas.training.variables.canonical import CanonicalTensors
+from elastable.replicas.training.variables.norms import clip
+from elastable.replicas.training.variables.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
+from elastable.replicas.training.variables.placing import DenseVariable, plan_variables, update_domains
+from elastable.replicas.training.variables.variable_memory import held_bytes, put, value_of
+from elastable.replicas.training.variables.weights import ReplicaWeights
+
+__all__ = ["ReplicaMemory", "Training"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaMemory:
+    """Bytes that one replica holds between two steps, measured on the variables.
+
+    Attributes:
+        weights: Of the model's trainable variables.
+        buffers: Of the parts of weights.
+        optimizer_state: Of the optimizer's variables.
+        whole_weights: That `weights` and `buffers` would be without sharding.
+        whole_optimizer_state: That `optimizer_state` would be without sharding.
+    """
+
+    weights: int
+    buffers: int
+    optimizer_state: int
+    whole_weights: int
+    whole_optimizer_state: int
+
+
+class Training:
+    """A model's variables, optimizer, states and metrics over replicas.
+
+    Args:
+        model: Compiled and built; every replica's begins with the values of rank 0's.
+        optimizer: A Keras optimizer, not built.
+        locations: What is shared.
+        group: All replicas; each makes this.
+        seed: Of dropout and its kin.
+
+    Attributes:
+        plan: What is shared, and why.
+        weights: The trainable variables.
+        optimizer: Of them.
+        metrics: Of the model.
+        canonical: Everything, whole.
+        step: Steps taken.
+        memory: Measured behind the last step that `measure` was asked for; None: none yet.
+
+    Raises:
+        ElastableError: a model, optimizer or locations that cannot be used.
+    """
+
+    def __init__(self, model: Any, optimizer: Any, locations: LocationSettings, group: ReplicaGroup, seed: int) -> None:
+        self._model, self._group, self._seed = model, group, seed
+        variables = list(model.trainable_weights)
+        if not variables:
+            raise ModelError(f"model {model.name!r} has no trainable variables")
+        refuse_optimizer(optimizer)
+        self.plan = plan_variables(_described(variables, slots_of(optimizer)), locations, group.size)
+        refuse_parts(optimizer, [name for name, domain in update_domains(self.plan).items() if domain is not None])
+        _begin_equal(model, group)
+        self.weights = ReplicaWeights(variables, self.plan, group)
+        self.optimizer = PartOptimizer(optimizer, variables, self.weights.targets)
+        self.weights.forget_buffers()
+        self.metrics = ReplicaMetrics(model, self.weights.exchange)
+        self._states = ReplicaStates(model, group)
+        self.canonical = CanonicalTensors(self.weights, model.non_trainable_weights, self.optimizer)
+        self.step = 0
+        self.memory: ReplicaMemory | None = None
+
+    def gradients(self, sample: Any) -> GradientStep:
+        """The compiled forward and backward pass for batches as `sample`."""
+        return GradientStep(self._model, sample, self._seed, self.optimizer.keras.scale_loss)
+
+    def train(self, compute: GradientStep, part: Part, measure: bool = False) -> None:
+        """One step of all replicas; every one calls it with its part of the same batch."""
+        self.weights.make_whole()
+        gradients = self._computed(compute, part)
+        self.weights.give_back()
+        layouts = [layout for layout, here in zip(self.weights.layouts, compute.reached, strict=True) if here]
+        gradients = self.weights.exchange.reduce(gradients, layouts)
+        gradients = clip(self._group, self.optimizer.clipping, gradients, layouts)
+        self.weights.begin_update()
+        self.optimizer.apply(gradients, compute.reached)
+        self.weights.end_update()
+        self._states.share(part.shares)
+        self.step += 1
+        if measure:
+            self.memory = self._measured()
+
+    def finish(self) -> None:
+        """What Keras does at the end of training, and all variables made whole; every replica calls it."""
+        self.weights.make_whole()
+        if self.optimizer.keras.use_ema:
+            self.weights.begin_update()
+            self.optimizer.finish()
+            self.weights.end_update()
+            self.weights.make_whole()
+
+    def _computed(self, compute: GradientStep, part: Part) -> list[Array]:
+        if part.batch is not None:
+            number = self.step * self._group.size + self._group.rank
+            return compute(part.batch, number, part.shares[self._group.rank])
+        # Without records a replica moves nothing, and takes part in everything.
+        reached = zip(self.weights.variables, compute.reached, strict=True)
+        return [np.zeros(tuple(variable.shape), value_of(variable).dtype) for variable, here in reached if here]
+
+    def _measured(self) -> ReplicaMemory:
+        weights, buffers = self.weights.bytes()
+        slots = {id(slot): place for slot, place, _ in self.optimizer.slots}
+        state = whole = 0
+        for variable in self.optimizer.keras.variables:
+            held = held_bytes(variable)
+            state += held
+            whole += _whole_bytes(self.weights.variables[slots[id(variable)]]) if id(variable) in slots else held
+        return ReplicaMemory(weights, buffers, state, sum(map(_whole_bytes, self.weights.variables)), whole)
+
+
+def _described(variables: Sequence[Any], slots: int) -> list[DenseVariable]:
+    return [
+        DenseVariable(
+            variable.path, tuple(variable.shape), variable.value.dtype.size, slots, variable.constraint is not None
+        )
+        for variable in variables
+    ]
+
+
+def _whole_bytes(variable: Any) -> int:
+    return int(np.prod(variable.shape)) * int(variable.value.dtype.size)
+
+
+def _begin_equal(model: Any, group: ReplicaGroup) -> None:
+    """Gives every replica's model the values of rank 0's."""
+    variables = [variable for variable in model.variables if variable.name != "seed_generator_state"]
+    shapes = [[variable.name, str(variable.dtype), list(variable.shape)] for variable in variables]
+    require_same(group, "the model's variables", {str(place): shape for place, shape in enumerate(shapes)})
+    if group.size > 1:
+        for variable in variables:
+            put(variable, group.broadcast(value_of(variable)))

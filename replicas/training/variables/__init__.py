@@ -1,0 +1,1 @@
+"""Variables and optimizer state that replicas share in parts."""

@@ -1,0 +1,100 @@
+"""Gradient clipping where no replica holds all gradients: by norms that do not depend on what is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.training.variables.exchange import Layout
+from elastable.replicas.training.variables.split import Split
+
+__all__ = ["Clipping", "clip", "squared_norms"]
+
+_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """At most one of Keras' three ways to clip; None, or what is not positive: not that one.
+
+    Attributes:
+        clipnorm: Largest norm of the gradient of one variable.
+        global_clipnorm: Largest norm of all gradients together.
+        clipvalue: Largest magnitude of an element.
+    """
+
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+    clipvalue: float | None = None
+
+    @classmethod
+    def of(cls, optimizer: Any) -> Clipping:
+        """How a Keras optimizer clips."""
+        names = ("clipnorm", "global_clipnorm", "clipvalue")
+        asked = {name: getattr(optimizer, name, None) for name in names}
+        return cls(**{name: float(value) for name, value in asked.items() if value and value > 0})
+
+
+def squared_norms(group: ReplicaGroup, gradients: Sequence[Array], layouts: Sequence[Layout]) -> list[float]:
+    """The squared L2 norm of every whole gradient, the same on every replica.
+
+    Every replica sums its part in float64, and the parts are added in the order
+    of ranks; of a gradient that is whole everywhere each takes the part that
+    would be its own. So sharding over all replicas does not change a bit.
+
+    Args:
+        group: All replicas; each calls this.
+        gradients: Summed over the replicas: whole, or this replica's buffer.
+        layouts: One for each.
+    """
+    mine = np.array(
+        [_sum_of_squares(_own(group, array, layout)) for array, layout in zip(gradients, layouts, strict=True)]
+    )
+    everyones = group.all_gather(mine)
+    norms = []
+    for place, layout in enumerate(layouts):
+        ranks: Sequence[int] = range(group.size)
+        if layout.domain is not None:
+            ranks = layout.domain.members(layout.domain.group_of(group.rank))
+        total = 0.0
+        for rank in ranks:
+            total += float(everyones[rank, place])
+        norms.append(total)
+    return norms
+
+
+def clip(group: ReplicaGroup, clipping: Clipping, gradients: Sequence[Array], layouts: Sequence[Layout]) -> list[Array]:
+    """The gradients as a Keras optimizer would clip them; arguments as of `squared_norms`."""
+    if clipping.clipvalue is not None:
+        return [np.clip(array, -clipping.clipvalue, clipping.clipvalue).astype(array.dtype) for array in gradients]
+    if clipping.clipnorm is not None:
+        norms = np.sqrt(squared_norms(group, gradients, layouts))
+        # np.maximum, as it keeps NaN.
+        scales = list(clipping.clipnorm / np.maximum(norms, clipping.clipnorm))
+    elif clipping.global_clipnorm is not None:
+        norm = np.sqrt(np.float64(sum(squared_norms(group, gradients, layouts))))
+        scales = [clipping.global_clipnorm / np.maximum(norm, clipping.global_clipnorm)] * len(gradients)
+    else:
+        return list(gradients)
+    return [array * array.dtype.type(scale) for array, scale in zip(gradients, scales, strict=True)]
+
+
+def _own(group: ReplicaGroup, array: Array, layout: Layout) -> Array:
+    """This replica's elements of a gradient, flat and without padding."""
+    if layout.domain is None or layout.split is None:
+        first, last = Split(array.size, group.size).bounds(group.rank)
+        return array.reshape(-1)[first:last]
+    members = layout.domain.members(layout.domain.group_of(group.rank))
+    first, last = layout.split.bounds(members.index(group.rank))
+    return array[: last - first]
+
+
+def _sum_of_squares(flat: Array) -> float:
+    total = 0.0
+    for first in range(0, flat.size, _AT_ONCE):
+        total += float(np.square(flat[first : first + _AT_ONCE], dtype=np.float64).sum())
+    return total

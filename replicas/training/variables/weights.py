@@ -1,0 +1,176 @@
+"""The variables of a model over replicas: which parts are here, made whole to be used, updated in parts."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from elastable.embedding_store.errors import BadSpec
+from elastable.replicas.groups.group import Array, ReplicaGroup
+from elastable.replicas.groups.grouping import ReplicaGrouping
+from elastable.replicas.training.variables.exchange import Exchange, Layout
+from elastable.replicas.training.variables.placing import VariablePlacement, update_domains
+from elastable.replicas.training.variables.split import Split
+from elastable.replicas.training.variables.variable_memory import give_back, held_bytes, put, value_of
+
+__all__ = ["ReplicaWeights"]
+
+_MARK = "_elastable_sharded_by"
+
+
+class ReplicaWeights:
+    """Trainable variables, of some of which replicas hold or update parts only.
+
+    A variable whose weight is shared lies in parts: it is gathered before the
+    forward pass, and its memory is given back behind the backward pass; or
+    behind the update, where its state is not shared and every replica updates
+    all of it. One whose state alone is shared is whole everywhere: its part is
+    copied into a buffer to be updated, and gathered from everyone's buffers at
+    once.
+
+    Args:
+        variables: Keras variables of the model, in its order.
+        plan: From `plan_variables`.
+        group: All replicas; each makes this.
+
+    Attributes:
+        layouts: For every variable how it is updated.
+        targets: For every variable what is updated: a flat buffer, or itself.
+        exchange: Over the replicas.
+
+    Raises:
+        BadSpec: a variable is shared already, by another trainer.
+    """
+
+    def __init__(self, variables: Sequence[Any], plan: Sequence[VariablePlacement], group: ReplicaGroup) -> None:
+        weights = {line.variable: line.domain for line in plan if line.kind == "weight"}
+        updates = update_domains(plan)
+        self.variables = list(variables)
+        self._refuse_marked()
+        self.layouts = [_layout(variable, updates[variable.path]) for variable in variables]
+        self._kept = [_layout(variable, weights[variable.path]) for variable in variables]
+        every = [*self.layouts, *self._kept]
+        self.exchange = Exchange(group, [layout.domain for layout in every if layout.domain is not None])
+        self._in_parts = [kept.split is not None for kept in self._kept]
+        self.targets = [
+            variable if layout.split is None else _buffer(variable, self._part(layout, value_of(variable)))
+            for variable, layout in zip(variables, self.layouts, strict=True)
+        ]
+        # Of those that lie in parts, this replica's: what is updated, or a copy of its part of what is updated whole.
+        self._parts = {
+            place: self.targets[place]
+            if self.layouts[place].split is not None
+            else _buffer(variable, self._part(kept, value_of(variable)))
+            for place, (variable, kept) in enumerate(zip(variables, self._kept, strict=True))
+            if kept.split is not None
+        }
+        self._whole = True
+        for place, variable in enumerate(variables):
+            if place in self._parts or self.layouts[place].split is not None:
+                setattr(variable, _MARK, weakref.ref(self))
+
+    def part_of(self, place: int, array: Array) -> Array:
+        """This replica's buffer of an array with as many elements as a variable that is updated in parts."""
+        return self._part(self.layouts[place], array)
+
+    def make_whole(self) -> None:
+        """Gathers what lies in parts, if it is not gathered; every replica calls it."""
+        if not self._whole:
+            self._gather(list(self._parts), self._parts, self._kept)
+            self._whole = True
+
+    def give_back(self) -> None:
+        """Frees what lies in parts and is updated in parts, but for this replica's parts."""
+        for place in self._places(self._in_parts):
+            give_back(self.variables[place])
+            self._whole = False
+
+    def take_back(self) -> None:
+        """Takes the parts from the whole variables, which a person may have changed."""
+        if self._whole:
+            for place, part in self._parts.items():
+                put(part, self._part(self._kept[place], value_of(self.variables[place])))
+
+    def taken(self) -> None:
+        """All variables have been replaced from outside: their parts are taken from them."""
+        self._whole = True
+        self.take_back()
+
+    def forget_buffers(self) -> None:
+        """Frees the buffers that nothing is in but copies of whole variables."""
+        for place in self._places([not apart for apart in self._in_parts]):
+            give_back(self.targets[place])
+
+    def begin_update(self) -> None:
+        """Makes the buffers those of the variables; to be called before `targets` are updated."""
+        for place in self._places([not apart for apart in self._in_parts]):
+            put(self.targets[place], self.part_of(place, value_of(self.variables[place])))
+
+    def end_update(self) -> None:
+        """Brings variables that are whole everywhere up to the buffers, and frees those that were updated whole and
+        lie in parts; every replica calls it."""
+        places = self._places([not apart for apart in self._in_parts])
+        self._gather(places, self.targets, self.layouts)
+        self.forget_buffers()
+        for place in places:
+            variable = self.variables[place]
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable.value))
+        for place, part in self._parts.items():
+            if self.layouts[place].split is None:
+                put(part, self._part(self._kept[place], value_of(self.variables[place])))
+                give_back(self.variables[place])
+            self._whole = False
+
+    def close(self) -> None:
+        """The variables are whole, and ordinary, from now on; every replica calls it."""
+        self.make_whole()
+        for variable in self.variables:
+            if hasattr(variable, _MARK):
+                delattr(variable, _MARK)
+
+    def bytes(self) -> tuple[int, int]:
+        """(of the model's variables, of the buffers), as their memory is now."""
+        updated = {place: target for place, target in enumerate(self.targets) if self.layouts[place].split is not None}
+        buffers = {**updated, **self._parts}
+        return sum(map(held_bytes, self.variables)), sum(map(held_bytes, buffers.values()))
+
+    def _part(self, layout: Layout, array: Array) -> Array:
+        assert layout.split is not None
+        assert layout.domain is not None
+        return layout.split.take(self.exchange.part(layout.domain), array)
+
+    def _places(self, among: Sequence[bool]) -> list[int]:
+        """Places of the variables that are updated in parts and meant."""
+        return [place for place, meant in enumerate(among) if meant and self.layouts[place].split is not None]
+
+    def _gather(
+        self, places: Sequence[int], parts: Mapping[int, Any] | Sequence[Any], layouts: Sequence[Layout]
+    ) -> None:
+        """Makes variables whole of everyone's parts of them."""
+        if not places:
+            return
+        buffers = [value_of(parts[place]) for place in places]
+        found = self.exchange.gather(buffers, [layouts[place] for place in places])
+        for place, array in zip(places, found, strict=True):
+            put(self.variables[place], array)
+
+    def _refuse_marked(self) -> None:
+        for variable in self.variables:
+            held = getattr(variable, _MARK, None)
+            if held is not None and held() is not None:
+                raise BadSpec(
+                    f"variable {variable.path!r} is sharded already, by another et.ReplicaTrainer; close() that first"
+                )
+
+
+def _layout(variable: Any, domain: ReplicaGrouping | None) -> Layout:
+    return Layout(None if domain is None else Split(int(np.prod(variable.shape)), domain.group_size), domain)
+
+
+def _buffer(variable: Any, part: Array) -> Any:
+    return keras.Variable(part, name=variable.path.replace("/", "_"), dtype=variable.dtype)

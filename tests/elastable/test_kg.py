@@ -1,0 +1,184 @@
+"""`elastable kg`: trained, resumed, asked, and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from elastable.command import app
+from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.replicas.knowledge_graphs.scores import SCORES
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from elastable.replicas.knowledge_graphs.training.answering import AnsweringModel
+from elastable.replicas.knowledge_graphs.training.checkpoints import GraphCheckpoints, Place
+from elastable.replicas.knowledge_graphs.training.defaults import default_settings, settings_of
+from tests.elastable.processes import run_elastable
+
+CITIES = 24
+QUICK = ("--dim", "32", "--epochs", "40", "--batch", "32", "--learning-rate", "0.3", "--regularization", "0.001")
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cities on a ring: next to each other, and opposite."""
+    home = tmp_path_factory.mktemp("ring")
+    lines = [f"city-{k}\tnext\tcity-{(k + 1) % CITIES}" for k in range(CITIES)]
+    lines += [f"city-{k}\topposite\tcity-{(k + CITIES // 2) % CITIES}" for k in range(CITIES)]
+    held_out = set(lines[CITIES + 3 : CITIES + 9])  # their other direction stays
+    (home / "train.txt").write_text("\n".join(line for line in lines if line not in held_out) + "\n")
+    (home / "valid.txt").write_text("\n".join(sorted(held_out)[:3]) + "\n")
+    (home / "test.txt").write_text("\n".join(sorted(held_out)[3:]) + "\n")
+    return home
+
+
+@pytest.fixture(scope="module")
+def run(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory of two workers."""
+    home = tmp_path_factory.mktemp("runs")
+    done = CliRunner().invoke(app, ["kg", "train", str(graph), *QUICK, "--workers", "2", "--run-dir", str(home)])
+    assert done.exit_code == 0, done.output
+    assert "ComplEx on" in done.output
+    return (home / "latest").resolve()
+
+
+def test_a_run_leaves_its_report(run: Path) -> None:
+    result = json.loads((run / "result.json").read_text())
+    assert result["metrics"]["mrr"] > 0.4  # 0.16 by chance
+    assert result["workers"] == 2
+    assert TrainSettings.from_json(result["settings"]).model == "ComplEx"
+    for name in ("learning_curve.png", "metrics.jsonl", "sharding.npz", "entities.txt", "relations.txt"):
+        assert (run / name).stat().st_size
+    kinds = {json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()}
+    assert kinds == {"epoch", "evaluation"}
+
+
+def test_questions_are_answered_by_names(run: Path) -> None:
+    model = AnsweringModel(run)
+    tails = model.answers("next", head="city-4", k=3)
+    assert tails[0].entity == "city-5"
+    assert tails[0].score > tails[1].score > tails[2].score
+    assert model.answers("next", tail="city-4", k=1)[0].entity == "city-3"
+    new = model.answers("next", head="city-4", k=CITIES, new=True)
+    assert len(new) == CITIES - 1
+    assert "city-5" not in [answer.entity for answer in new]
+    told = CliRunner().invoke(app, ["kg", "predict", str(run), "--head", "city-4", "--relation", "next", "--json"])
+    assert json.loads(told.output)[0] == {"entity": "city-5", "score": pytest.approx(tails[0].score)}
+    table = CliRunner().invoke(app, ["kg", "predict", str(run), "--tail", "city-4", "--relation", "next", "-k", "2"])
+    assert "(?, next, city-4)" in table.output
+    assert "city-3" in table.output
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"relation": "next", "head": "citi-4"}, "city-4"),
+        ({"relation": "nest", "head": "city-4"}, "next"),
+        ({"relation": "next"}, "neither"),
+        ({"relation": "next", "head": "city-1", "tail": "city-2"}, "head 'city-1' and tail 'city-2'"),
+        ({"relation": "next", "head": "city-1", "k": 100}, "ask for 1 to 24"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_name(run: Path, asked: dict[str, str], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        AnsweringModel(run).answers(**asked)  # type: ignore[arg-type]
+
+
+def test_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no run directory"):
+        AnsweringModel(tmp_path)
+
+
+def test_resuming_gives_the_run_that_was_never_broken(graph: Path, tmp_path: Path) -> None:
+    options = ("--dim", "8", "--batch", "32", "--evaluate-every", "2", "--workers", "2", "--patience", "0")
+
+    def trained(home: Path, *more: str) -> dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
+        done = CliRunner().invoke(app, ["kg", "train", str(graph), *more, "--run-dir", str(home)])
+        assert done.exit_code == 0, done.output
+        return dict(GraphCheckpoints(home / "latest" / "checkpoints").newest().state)
+
+    straight = trained(tmp_path / "straight", *options, "--epochs", "6")
+    trained(tmp_path / "broken", *options, "--epochs", "6")
+    # As if it had been killed after the evaluation of epoch 4: its settings, and the state that stood then.
+    first = trained(tmp_path / "first", *options, "--epochs", "4")
+    settings = settings_of("ComplEx", {"dim": 8, "batch": 32, "evaluate_every": 2, "patience": 0, "epochs": 6})
+    stood = GraphCheckpoints(tmp_path / "first" / "latest" / "checkpoints").newest()
+    killed = tmp_path / "killed"
+    GraphCheckpoints(killed / "checkpoints").write(first, settings, Place(4, stood.place.step), stood.graph)
+    resumed = trained(tmp_path / "resumed", "--resume", str(killed), "--workers", "2")
+    assert set(resumed) == set(straight)
+    for name, value in straight.items():
+        np.testing.assert_array_equal(resumed[name], value)
+
+
+def test_processes_over_mpi_train_the_model_of_threads(graph: Path, tmp_path: Path) -> None:
+    options = ("--dim", "8", "--batch", "32", "--epochs", "2", "--evaluate-every", "2")
+    train = ("kg", "train", str(graph), *options, "--run-dir")
+    done = run_elastable("replicas", "-n", "2", "elastable", *train, str(tmp_path / "processes"))
+    assert done.code == 0, done.out + done.err
+    assert CliRunner().invoke(app, [*train, str(tmp_path / "threads"), "--workers", "2"]).exit_code == 0
+    processes, threads = (
+        GraphCheckpoints(tmp_path / kind / "latest" / "checkpoints").newest().state for kind in ("processes", "threads")
+    )
+    for name, value in threads.items():
+        np.testing.assert_array_equal(processes[name], value)
+
+
+def test_resuming_refuses_another_graph_and_other_settings(graph: Path, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a\tr\tb\nb\tr\tc\n")
+    other = CliRunner().invoke(app, ["kg", "train", str(tmp_path), "--resume", str(run), "--run-dir", str(tmp_path)])
+    assert "is of graph" in str(other.exception)
+    more = CliRunner().invoke(app, ["kg", "train", str(graph), "--resume", str(run), "--dim", "9"])
+    assert "leave out dim" in str(more.exception)
+
+
+def test_training_stops_early_when_nothing_gets_better(graph: Path, tmp_path: Path) -> None:
+    options = ("--dim", "8", "--epochs", "50", "--evaluate-every", "1", "--patience", "2", "--learning-rate", "0")
+    done = CliRunner().invoke(app, ["kg", "train", str(graph), *options, "--run-dir", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "latest" / "result.json").read_text())["epochs"] == 3
+
+
+def test_more_workers_than_entities_and_malformed_lines_are_refused(graph: Path, tmp_path: Path) -> None:
+    many = CliRunner().invoke(app, ["kg", "train", str(graph), "--workers", "25", "--run-dir", str(tmp_path)])
+    assert "24 entities" in str(many.exception)
+    (tmp_path / "train.txt").write_text("a\tr\tb\nb\tr\n")
+    bad = CliRunner().invoke(app, ["kg", "train", str(tmp_path), "--run-dir", str(tmp_path)])
+    assert isinstance(bad.exception, BadInput)
+    assert "train.txt" in str(bad.exception)
+
+
+def test_a_checkpoint_whose_bytes_changed_is_refused(run: Path, tmp_path: Path) -> None:
+    found = GraphCheckpoints(run / "checkpoints").newest()
+    copy = GraphCheckpoints(tmp_path)
+    address = Path(copy.write(found.state, found.settings, found.place, found.graph))
+    file = address / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model.safetensors is not the file"):
+        copy.newest()
+    manifest = address / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"epochs": ', '"epochs": 1'))
+    with pytest.raises(CheckpointError, match="manifest is not the one"):
+        copy.newest()
+
+
+def test_the_newest_and_the_best_checkpoint_stay(tmp_path: Path) -> None:
+    checkpoints, settings = GraphCheckpoints(tmp_path), TrainSettings()
+    for step, best in ((1, 1), (2, 2), (3, 2), (4, 2)):
+        state = {"entities": np.full((2, 2), step, np.float32)}
+        checkpoints.write(state, settings, Place(step, step, 0.5, best), {})
+    assert checkpoints.names() == ["ckpt-0000000002", "ckpt-0000000004"]
+    assert checkpoints.best().state["entities"][0, 0] == 2
+    assert checkpoints.newest().place.step == 4
+
+
+def test_every_model_has_defaults_that_can_be() -> None:
+    for name in SCORES:
+        assert settings_of(name, {}).model == name
+    with pytest.raises(BadInput, match="known are TransE"):
+        default_settings("Nothing")

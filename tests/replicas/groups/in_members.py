@@ -1,0 +1,225 @@
+"""The contract and more, run by every member of four processes at once; `test_mpi` starts them."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elastable.embedding_store import errors
+from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
+from elastable.replicas.groups import lane, mpi
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.grouping import CommGroup
+from elastable.replicas.groups.mpi import MpiGroup
+from elastable.replicas.groups.world import replica_group, world_communicator
+from tests.contracts.replica_contract import ReplicaContract, Run
+from tests.replicas.groups.mpi_run import MEMBERS
+
+
+@cache
+def everyone() -> ReplicaGroup:
+    """Where members tell each other what came out; never one of the groups that are tested."""
+    return replica_group(deadline_s=120.0)
+
+
+def run_members(size: int, work: Callable[[ReplicaGroup], Any], deadline_s: float = 60.0) -> list[Any]:
+    """As `run_threads`, of which every member calls this one; members beyond `size` look on."""
+    mine: tuple[float, str, str, Any] = (0.0, "", "", None)
+    group = everyone()
+    if group.rank < size:
+        part = MpiGroup.of(world_communicator(60.0), range(size), deadline_s)
+        try:
+            mine = (0.0, "", "", _plain(work(part)))
+            part.leave("its work is done")
+        except Exception as error:  # noqa: BLE001 - raised again on every member
+            mine = (time.monotonic(), type(error).__name__, str(error), None)
+            part.leave(f"{type(error).__name__}: {error}")
+        part.close()
+    told = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    outcomes = [json.loads(one.tobytes()) for one in group.all_gather_uneven(told)]
+    failures = [(kind in ("Unavailable", "DeadlineExceeded"), at, kind, text) for at, kind, text, _ in outcomes if kind]
+    if failures:
+        _, _, kind, text = min(failures)
+        raise (getattr(errors, kind, None) or getattr(builtins, kind))(text)
+    return [_whole(found) for *_, found in outcomes[:size]]
+
+
+def _plain(found: Any) -> Any:
+    """As JSON can say it."""
+    if isinstance(found, np.ndarray | np.generic):
+        raw = base64.b64encode(np.ascontiguousarray(found).tobytes()).decode()
+        return {"array": [found.dtype.str, list(found.shape), raw]}
+    if isinstance(found, tuple | list):
+        return {type(found).__name__: [_plain(one) for one in found]}
+    return found
+
+
+def _whole(plain: Any) -> Any:
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, found),) = plain.items()
+    if kind == "array":
+        dtype, shape, raw = found
+        return np.frombuffer(base64.b64decode(raw), dtype).reshape(shape)
+    return (tuple if kind == "tuple" else list)(map(_whole, found))
+
+
+class TestContract(ReplicaContract):
+    @pytest.fixture
+    def run(self) -> Run:
+        return run_members
+
+
+# Members must draw the same examples.
+same_everywhere = settings(
+    derandomize=True, database=None, deadline=None, max_examples=40, suppress_health_check=list(HealthCheck)
+)
+LENGTHS = st.one_of(st.integers(0, 6), st.sampled_from([239, 240, 241, 480, 481, 5000]))  # 480 doubles are sent at once
+
+
+@same_everywhere
+@given(
+    lengths=st.lists(st.lists(LENGTHS, min_size=MEMBERS, max_size=MEMBERS), min_size=MEMBERS, max_size=MEMBERS),
+    width=st.sampled_from([0, 1, 2]),
+    seed=st.integers(0, 99),
+)
+def test_uneven_exchanges_are_a_transpose(lengths: list[list[int]], width: int, seed: int) -> None:
+    """Whatever the lengths: block j of member i is block i of member j; what is gathered is everyone's."""
+    random = np.random.default_rng(seed)
+    blocks = [[random.normal(size=(length, width)) for length in row] for row in lengths]
+    group = everyone()
+    found = group.all_to_all_uneven(blocks[group.rank])
+    for ours, row in zip(found, blocks, strict=True):
+        np.testing.assert_array_equal(ours, row[group.rank], strict=True)
+    for ours, row in zip(group.all_gather_uneven(blocks[group.rank][0]), blocks, strict=True):
+        np.testing.assert_array_equal(ours, row[0], strict=True)
+
+
+def test_what_is_long_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "_CHUNK_BYTES", 4096)
+    group = everyone()
+    for length in (4095, 4096, 4097, 50_001):
+        found = group.all_gather(np.arange(length, dtype=np.uint8) + np.uint8(group.rank))
+        np.testing.assert_array_equal(found, [np.arange(length, dtype=np.uint8) + np.uint8(r) for r in range(MEMBERS)])
+
+
+def test_one_that_waits_for_another_is_not_the_one_to_blame() -> None:
+    """Rank 0 waits for rank 2, which waits for rank 3, which does something else."""
+
+    def work(group: ReplicaGroup) -> Any:
+        pairs = group.subgroup(CommGroup("consecutive", 2))
+        across = group.subgroup(CommGroup("orthogonal", 2))
+        group.barrier()
+        told = ""
+        if group.rank != 3:
+            with pytest.raises(DeadlineExceeded) as caught:
+                # Rank 2 waits for 3, rank 0 for 2; rank 1 for 3, too.
+                (pairs if group.rank == 2 else across).barrier()
+            told = str(caught.value)
+        time.sleep(1.0)  # nobody has left before all have been told
+        return told
+
+    zero, one, two, _ = run_members(4, work, deadline_s=0.6)
+    assert "rank 2" in zero
+    assert "rank 3" in one
+    assert "rank 3" in two
+    assert "rank 3 is elsewhere" in one
+    assert "rank 2 is in all_gather of uint8 [], waiting for rank 3; rank 3 is elsewhere" in zero
+
+
+def test_one_whose_end_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(requests: list[Any]) -> bool:
+        raise lane.MPI.Exception(lane.MPI.ERR_OTHER)
+
+    breaking = SimpleNamespace(**vars(lane.MPI))
+    breaking.Request = SimpleNamespace(Testall=give_up)
+
+    def work(group: ReplicaGroup) -> Any:
+        group.barrier()
+        if group.rank == 3:
+            time.sleep(0.3)
+            return "gone"
+        with monkeypatch.context() as patch:
+            patch.setattr(lane, "MPI", breaking)
+            with pytest.raises(Unavailable) as caught:
+                group.barrier()
+        with pytest.raises(Unavailable, match="rank 3"):
+            group.barrier()  # it stays broken, for the same reason
+        return str(caught.value)
+
+    assert run_members(4, work) == ["rank 3 has left the group: its work is done"] * 3 + ["gone"]
+
+
+@pytest.mark.parametrize("in_pairs", [False, True])
+@pytest.mark.parametrize("victim", range(MEMBERS))
+def test_one_that_is_stopped_in_the_middle_is_named(victim: int, in_pairs: bool) -> None:
+    block = np.zeros((2, 200_000))
+
+    def work(group: ReplicaGroup) -> Any:
+        pids = group.all_gather(np.int64(os.getpid()))
+        part = group.subgroup(CommGroup("consecutive", 2 if in_pairs else 4))
+        if group.rank == victim:
+            threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+        told = ""
+        try:
+            for _ in range(10 if victim not in part.ranks else 1_000_000):
+                part.all_to_all(np.resize(block, (part.size, 100_000)))
+            group.barrier()
+        except (DeadlineExceeded, Unavailable) as error:
+            told = str(error)
+        if group.rank != victim:
+            others = [rank for rank in range(MEMBERS) if rank != victim]
+            with MpiGroup.of(world_communicator(60.0), others, 60.0) as told_all:
+                told_all.barrier()
+                os.kill(int(pids[victim]), signal.SIGCONT)
+        return told
+
+    found = run_members(MEMBERS, work, deadline_s=0.4)
+    for rank, told in enumerate(found):
+        if rank != victim:
+            assert f"rank {victim} " in told, found
+    near = victim ^ 1  # waits for the victim and for nobody else, whoever gives up first
+    if in_pairs:
+        assert f"rank {victim} has not come within 0.4 s; rank {victim} does not answer" in found[near]
+
+
+def test_members_on_several_hosts_meet_by_the_addresses_of_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = everyone().rank
+    monkeypatch.setattr(mpi, "this_host", lambda: f"host {rank // 2}")
+
+    def work(group: ReplicaGroup) -> Any:
+        assert group.all_gather(np.array(group.rank)).tolist() == list(range(MEMBERS))
+        if group.rank == 1:
+            return "left"
+        with pytest.raises(Unavailable, match="rank 1 has left the group: its work is done"):
+            group.barrier()
+        return "told"
+
+    assert run_members(MEMBERS, work) == ["told", "left", "told", "told"]
+
+
+def test_a_group_can_be_made_anew_after_one_has_failed() -> None:
+    def fail(group: ReplicaGroup) -> Any:
+        if group.rank == 1:
+            return "left"
+        with pytest.raises(Unavailable, match="rank 1"):
+            group.all_gather(np.zeros(1_000_000))
+        return "told"
+
+    for _ in range(3):
+        assert run_members(3, fail) == ["told", "left", "told"]
+        assert run_members(3, lambda group: group.all_reduce(np.int64(group.rank)).item()) == [3, 3, 3]

@@ -1,0 +1,118 @@
+"""Members find each other; strangers are sent away; one that does not come is named."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
+from elastable.replicas.groups.meeting_point import Address, MeetingPoint
+from elastable.replicas.groups.watch import Watch
+
+
+def meet(points: list[MeetingPoint], deadline_s: float = 20.0) -> list[Any]:
+    """What each member's `connect` gave or raised, by rank."""
+    found: list[Any] = [None] * len(points)
+    addresses = [Address.from_bytes(point.address.to_bytes()) for point in points]
+
+    def connect(rank: int) -> None:
+        try:
+            found[rank] = points[rank].connect(rank, addresses, deadline_s)
+        except Unavailable as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=connect, args=(rank,)) for rank in range(len(points))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+@pytest.mark.parametrize("one_host", [True, False])
+def test_every_two_members_have_a_connection(one_host: bool) -> None:
+    points = [MeetingPoint(one_host) for _ in range(4)]
+    found = meet(points)
+    for rank, connections in enumerate(found):
+        assert sorted(connections) == [other for other in range(4) if other != rank]
+        for other, connection in connections.items():
+            connection.sendall(bytes([rank, other]))
+    for rank, connections in enumerate(found):
+        for other, connection in connections.items():
+            assert connection.recv(2) == bytes([other, rank])
+            connection.close()
+    for point in points:
+        point.close()
+
+
+def test_strangers_are_not_taken_for_members() -> None:
+    points = [MeetingPoint(one_host=True) for _ in range(2)]
+    strangers = []
+    for said in (b'["wrong", 1]\n', b"GET / HTTP/1.1\r\n\r\n", b'[1]\n{"a": 2}\n', b"", b"\xff\n"):
+        stranger = socket.create_connection(("127.0.0.1", points[0].address.port), timeout=10)
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        strangers.append(stranger)
+    zero, one = meet(points)
+    one[0].sendall(b"it is me")
+    assert zero[1].recv(8) == b"it is me"
+    for connection in (zero[1], one[0], *strangers, *points):
+        connection.close()
+
+
+def test_one_that_does_not_come_is_named() -> None:
+    points = [MeetingPoint(one_host=True) for _ in range(3)]
+    addresses = [point.address for point in points]
+    with pytest.raises(DeadlineExceeded, match=r"rank 1, 2 has not connected to rank 0 within 0\.1 s"):
+        points[0].connect(0, addresses, 0.1)
+    points[1].close()
+    with pytest.raises(Unavailable, match=r"rank 1 cannot be reached: 127\.0\.0\.1:\d+: Connection refused"):
+        points[2].connect(2, addresses, 5.0)
+    for point in points:
+        point.close()
+
+
+def two_watches() -> tuple[Watch, Watch]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname(), timeout=10)
+        other, _ = server.accept()
+    return Watch(0, {1: one}), Watch(1, {0: other})
+
+
+def test_a_farewell_says_why_and_how_far_its_member_came() -> None:
+    zero, one = two_watches()
+    one.rounds[7] = 3
+    one.leave("its work is done")
+    assert zero.all_done(20)
+    assert zero.first_lost([1], lane=7, needed=3) is None  # all that it sent is on its way
+    assert zero.first_lost([1], lane=7, needed=4) == (1, "its work is done")
+    assert zero.first_lost([1], lane=8, needed=1) == (1, "its work is done")
+    assert zero.first_lost([0], lane=8, needed=1) is None
+    for watch in (zero, one):
+        watch.close()
+
+
+def test_an_end_without_a_farewell_is_a_death() -> None:
+    zero, one = two_watches()
+    one.close()
+    assert not zero.all_done(20)
+    assert zero.first_lost([1], lane=0, needed=1) == (1, "its process has ended without a word")
+    zero.close()
+
+
+def test_asked_members_say_where_they_are() -> None:
+    zero, one = two_watches()
+    assert "rank 1 does not answer" in zero.story([1])
+    for at, told in ((None, "rank 1 is elsewhere"), (("all_gather", (0,)), "rank 1 is in all_gather, waiting for")):
+        one.at = at
+        zero.ask_all()
+        give_up = time.monotonic() + 20
+        while "does not answer" in zero.story([1]) and time.monotonic() < give_up:
+            time.sleep(0.01)
+        assert told in zero.story([1])
+    for watch in (zero, one):
+        watch.close()

@@ -1,0 +1,46 @@
+"""Small graphs for the tests, and what all workers' batches of a step say together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from elastable.replicas.knowledge_graphs.batch import Int32, Int64, StepBatch
+from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding, types_of_offsets
+from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
+
+ENTITIES, RELATIONS, SHARDS = 501, 11, 5
+TYPE_OFFSETS = [0, 20, 60, 200, 341, 342]  # the peer's own test of its sharding: bess-kge, tests/test_sharding.py
+
+
+def random_triples(count: int = 2000, seed: int = 7) -> Int32:
+    """Triples of 501 entities and 11 relations, each once."""
+    rng = np.random.default_rng(seed)
+    draw = [rng.integers(high, size=2 * count) for high in (ENTITIES, RELATIONS, ENTITIES)]
+    return rng.permutation(np.unique(np.stack(draw, 1), axis=0))[:count].astype(np.int32)
+
+
+def typed_sharding(shards: int = SHARDS, seed: int = 1) -> Sharding:
+    """501 entities of six types, one of which has one entity only."""
+    return Sharding.create(ENTITIES, shards, seed=seed, entity_types=types_of_offsets(TYPE_OFFSETS, ENTITIES))
+
+
+def everyones(sampler: ShardedSampler, step: int) -> list[StepBatch]:
+    """All workers' batches of a step."""
+    return [sampler.batch(step, worker) for worker in range(sampler.partition.sharding.shards)]
+
+
+def assembled(partition: PartitionedTriples, batches: list[StepBatch]) -> Int64:
+    """The triples of a step as the workers see them after their all-to-all of tails: int64 `[n, n, p, 3]`.
+
+    From rows alone, so that a wrong row of a head or a tail is another triple.
+    """
+    entity_at = partition.sharding.entity_at
+    n, p = batches[0].head.shape
+    seen = np.empty((n, n, p, 3), np.int64)
+    for worker, batch in enumerate(batches):
+        seen[worker, :, :, 0] = entity_at[worker, batch.head]
+        seen[worker, :, :, 1] = batch.relation
+        for other in range(n):  # row `worker` of what shard `other` sends comes to `worker`, at row `other`
+            seen[worker, other, :, 2] = entity_at[other, batches[other].tail[worker]]
+    return seen

@@ -1,0 +1,97 @@
+"""Scores with all entities: ranks and best answers as the whole score matrix gives them, in any windows and shards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.knowledge_graphs.batch import Side
+from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
+from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from elastable.replicas.knowledge_graphs.trainer import Trainer
+
+ENTITIES, RELATIONS = 50, 4
+TRIPLES = np.random.default_rng(3).integers(0, [ENTITIES, RELATIONS, ENTITIES], (80, 3)).astype(np.int32)
+
+
+def _scores(model: str, side: Side) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """`[80, 50]`, by one process that holds all."""
+    settings = TrainSettings(model=model, dim=12, reciprocal=False, loss="log-sigmoid")
+
+    def work(group: ReplicaGroup) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        made = Trainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
+        table = made.sharding.whole_table(made.entities[None])
+        relations = made.relations[TRIPLES[:, 1]]
+        if side == "tail":
+            return made.score.score_tails(table[TRIPLES[:, 0]], relations, table)
+        return made.score.score_heads(table, relations, table[TRIPLES[:, 2]])
+
+    return run_threads(1, work)[0]
+
+
+@pytest.mark.parametrize("side", ["head", "tail"])
+@pytest.mark.parametrize("model", ["TransE", "PairRE", "ComplEx"])
+@pytest.mark.parametrize(("workers", "window"), [(1, 1 << 20), (3, 100), (2, 1)])
+def test_ranks_and_best_answers_are_those_of_the_whole(model: str, side: Side, workers: int, window: int) -> None:
+    settings = TrainSettings(model=model, dim=12, reciprocal=False, loss="log-sigmoid")
+    known = KnownTriples.create(ENTITIES, RELATIONS, TRIPLES)
+
+    def work(group: ReplicaGroup) -> dict[int, tuple[float, tuple[int, ...], tuple[int, ...]]]:
+        made = Trainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
+        scores, found = AllScores(made, window), {}
+        batches = QueryBatches(TRIPLES, made.sharding, side, 7)
+        for index in range(batches.batches):
+            queries = batches.batch(index, group.rank)
+            ranks = scores.ranks(queries, known).average
+            best, new = scores.top(queries, 3).entities, scores.top(queries, 3, known).entities
+            for place in np.flatnonzero(queries.mask):
+                found[int(queries.triple[place])] = (ranks[place], tuple(best[place]), tuple(new[place]))
+        return found
+
+    found = {triple: told for part in run_threads(workers, work) for triple, told in part.items()}
+    whole = _scores(model, side)
+    asked, given = (2, 0) if side == "tail" else (0, 2)
+    for place, triple in enumerate(TRIPLES):
+        row = whole[place].astype(np.float64)
+        same = TRIPLES[(TRIPLES[:, given] == triple[given]) & (TRIPLES[:, 1] == triple[1])][:, asked]
+        others = np.delete(row, same)
+        rank, best, new = found[place]
+        assert rank == 1 + (others > row[triple[asked]]).sum()
+        assert list(best) == sorted(range(ENTITIES), key=lambda e: (-row[e], e))[:3]
+        assert list(new) == sorted((e for e in range(ENTITIES) if e not in same), key=lambda e: (-row[e], e))[:3]
+
+
+@pytest.mark.parametrize("model", ["TransE", "RotatE", "DistMult", "ComplEx", "ConvE"])
+@pytest.mark.parametrize(("workers", "window"), [(1, 1 << 20), (3, 500), (2, 1)])
+def test_a_model_that_has_collapsed_ranks_in_the_middle(model: str, workers: int, window: int) -> None:
+    """All entities score the same; a matrix product that sums in another order makes no order of them."""
+    settings = TrainSettings(model=model, dim=64, reciprocal=model == "ConvE", loss="log-sigmoid")
+
+    def work(group: ReplicaGroup) -> list[float]:
+        made = Trainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
+        made.entities[:] = np.random.default_rng(5).normal(size=made.entities.shape[1])
+        scores, found = AllScores(made, window), list[float]()
+        batches = QueryBatches(TRIPLES, made.sharding, "tail", 7)
+        for index in range(batches.batches):
+            queries = batches.batch(index, group.rank)
+            found += scores.ranks(queries).average[queries.mask].tolist()
+        return found
+
+    ranks = [rank for part in run_threads(workers, work) for rank in part]
+    assert ranks == [(ENTITIES + 1) / 2] * len(TRIPLES)
+
+
+def test_more_answers_than_entities_are_refused() -> None:
+    def work(group: ReplicaGroup) -> None:
+        made = Trainer(group, TrainSettings(dim=4), ENTITIES, RELATIONS, TRIPLES).model
+        with pytest.raises(BadInput, match="ask for 1 to 50"):
+            AllScores(made).top(QueryBatches(TRIPLES, made.sharding, "tail", 2).batch(0, 0), 51)
+        with pytest.raises(BadInput, match="at least 1 score"):
+            AllScores(made, 0)
+
+    run_threads(1, work)

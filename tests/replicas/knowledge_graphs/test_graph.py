@@ -1,0 +1,186 @@
+"""Graphs from files: names, ids, splits, unseen names, malformed lines, types; and those inside pykeen's wheel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.graph.graph import INSTALLED_GRAPHS, KnowledgeGraph, load_graph
+from elastable.replicas.knowledge_graphs.graph.names import Names
+
+SHARED = Path(__file__).parents[4] / "shared" / "data"
+shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the graphs of ../shared/data are not here")
+
+
+def written(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / f"{name}.txt").write_bytes(text.encode())
+    return folder
+
+
+def told(graph: KnowledgeGraph, split: str) -> list[tuple[str, str, str]]:
+    triples = getattr(graph, split)
+    return [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in triples.tolist()]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return written(
+        tmp_path,
+        train="ann\tknows\tbob\ncid\tlikes\tann\nbob\tknows\tdee\n",
+        valid="dee\tlikes\tann\nann\tknows\teve\n",
+        test="eve\thates\tann\r\nbob\tlikes\tcid\r\n",
+    )
+
+
+def test_names_and_ids_in_the_order_they_are_met(small: Path) -> None:
+    graph = load_graph(small)
+    assert list(graph.entities) == ["ann", "bob", "cid", "dee", "eve"]
+    assert list(graph.relations) == ["knows", "likes", "hates"]
+    assert graph.train.tolist() == [[0, 0, 1], [2, 1, 0], [1, 0, 3]]
+    assert graph.train.dtype == np.int32
+    assert told(graph, "valid") == [("dee", "likes", "ann"), ("ann", "knows", "eve")]
+    assert told(graph, "test") == [("eve", "hates", "ann"), ("bob", "likes", "cid")]
+    assert graph.name == small.name
+    assert graph.entity_types is None
+
+
+def test_what_training_has_not_seen(small: Path) -> None:
+    kept = load_graph(small)
+    assert kept.unseen == {"valid": 1, "test": 1}
+    dropped = load_graph(small, unseen="drop")
+    assert dropped.unseen == {"valid": 1, "test": 1}
+    assert list(dropped.entities) == ["ann", "bob", "cid", "dee"]
+    assert list(dropped.relations) == ["knows", "likes"]
+    assert told(dropped, "valid") == [("dee", "likes", "ann")]
+    assert told(dropped, "test") == [("bob", "likes", "cid")]
+    with pytest.raises(BadInput, match=r"valid\.txt, line 2: no training triple has entity 'eve'"):
+        load_graph(small, unseen="refuse")
+    written(small, valid="\nbob\thates\tann\n")
+    with pytest.raises(BadInput, match=r"valid\.txt, line 2: no training triple has relation 'hates'"):
+        load_graph(small, unseen="refuse")
+    with pytest.raises(BadInput, match="known are keep, drop, refuse"):
+        load_graph(small, unseen="ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a\tr\tb\nc\tr\n", 2),
+        ("a\tr\tb\n\n\nc\tr\td\te\n", 4),
+        ("a\tr\tb\nc\t\td\n", 2),
+        ("\tr\tb\n", 1),
+        ("a r b\n", 1),
+        ("a\tr\tb\n" * 100_000 + "a\tr\n" + "a\tr\tb\n" * 10, 100_001),
+    ],
+)
+def test_malformed_lines_are_refused_by_file_and_number(tmp_path: Path, text: str, line: int) -> None:
+    written(tmp_path, train="a\tr\tb\n", valid=text)
+    with pytest.raises(BadInput, match=rf"valid\.txt, line {line}: .* is not 3 names \(head, relation, tail\)"):
+        load_graph(tmp_path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_bytes(b"a\tr\tb\na\tr\t\xff\n")
+    with pytest.raises(BadInput, match=r"train\.txt, line 2: not UTF-8"):
+        load_graph(tmp_path)
+
+
+def test_names_that_other_readers_would_change(tmp_path: Path) -> None:
+    written(tmp_path, train='\ufeffNA\t"r"\t"b\n1.0\tnull\t a \n#c\t"r"\tünï — 漢\n')
+    graph = load_graph(tmp_path)
+    assert told(graph, "train") == [("NA", '"r"', '"b'), ("1.0", "null", " a "), ("#c", '"r"', "ünï — 漢")]
+    assert graph.valid.shape == graph.test.shape == (0, 3)
+
+
+def test_a_tsv_file_will_do(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("a\tr\tb\n")
+    assert told(load_graph(tmp_path), "train") == [("a", "r", "b")]
+
+
+def test_what_is_no_graph_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="neither a folder nor a graph that may be installed"):
+        load_graph("umlz")
+    with pytest.raises(BadInput, match=r"no train\.txt"):
+        load_graph(tmp_path)
+    written(tmp_path, train="\n")
+    with pytest.raises(BadInput, match="no triple to train with"):
+        load_graph(tmp_path)
+
+
+def test_types(tmp_path: Path) -> None:
+    written(tmp_path, train="a\tr\tb\nc\tr\td\n", entity_types="b\tplace\nz\tperson\na\tperson\nd\tplace\na\tperson\n")
+    graph = load_graph(tmp_path)
+    assert graph.types is not None
+    assert graph.entity_types is not None
+    assert [graph.types[kind] for kind in graph.entity_types] == ["person", "place", "(none)", "place"]
+    written(tmp_path, entity_types="b\tplace\na\tperson\nb\tperson\n")
+    with pytest.raises(BadInput, match=r"entity_types\.txt, line 1: entity 'b' has another type"):
+        load_graph(tmp_path)
+
+
+def test_names_are_saved_with_a_run(small: Path, tmp_path: Path) -> None:
+    graph = load_graph(small)
+    graph.save_names(tmp_path)
+    assert Names.load(tmp_path / "entities.txt") == graph.entities
+    assert Names.load(tmp_path / "relations.txt", "relation") == graph.relations
+    (tmp_path / "entities.txt").write_text("ann\nbo")
+    with pytest.raises(BadInput, match="cut off"):
+        Names.load(tmp_path / "entities.txt")
+    with pytest.raises(BadInput, match="not a file of entity names"):
+        Names.load(tmp_path / "none.txt")
+
+
+def test_names_that_are_not_there() -> None:
+    names = Names(["physiologic_function", "alga"])
+    assert names.ids_of(["alga", "alga", "physiologic_function"]).tolist() == [1, 1, 0]
+    with pytest.raises(BadInput, match="no entity 'physiological_function' among 2; alike are 'physiologic_function'"):
+        names.id_of("physiological_function")
+    for bad in (["a", "b", "a"], ["a", ""], ["a\tb"]):
+        with pytest.raises(BadInput, match="entity names"):
+            Names(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    # entities, relations, triples: as pykeen documents them (src/pykeen/datasets)
+    [
+        ("nations", (14, 55, 1592, 199, 201)),
+        ("umls", (135, 46, 5216, 652, 661)),
+        ("kinships", (104, 25, 8544, 1068, 1074)),
+    ],
+)
+def test_graphs_inside_the_wheel_of_pykeen(name: str, sizes: tuple[int, ...]) -> None:
+    """Without importing it, nor the torch that it would need."""
+    assert name in INSTALLED_GRAPHS
+    graph = load_graph(name)
+    triples = [len(split) for split in (graph.train, graph.valid, graph.test)]
+    assert (len(graph.entities), len(graph.relations), *triples) == sizes
+    assert graph.name == name
+    assert "pykeen" not in sys.modules
+
+
+def test_an_installed_graph_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(
+        sys, "meta_path", [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+    )
+    with pytest.raises(BadInput, match="pip install --no-deps pykeen"):
+        load_graph("umls")
+
+
+@shared
+def test_codex_s_and_wn18rr() -> None:
+    """Sizes from the papers' own tables; WN18RR's 420 triples with unseen entities as LibKGE counts them."""
+    codex = load_graph(SHARED / "codex-s")
+    assert (len(codex.entities), len(codex.relations)) == (2034, 42)
+    assert [len(split) for split in (codex.train, codex.valid, codex.test)] == [32888, 1827, 1828]
+    assert codex.unseen == {"valid": 0, "test": 0}
+    wordnet = load_graph(SHARED / "wn18rr")
+    assert (len(wordnet.entities), len(wordnet.relations)) == (40943, 11)
+    assert wordnet.unseen == {"valid": 210, "test": 210}
+    assert len(load_graph(SHARED / "wn18rr", unseen="drop").test) == 3134 - 210

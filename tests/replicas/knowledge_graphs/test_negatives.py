@@ -1,0 +1,279 @@
+"""Candidates: whose rows, of which types, what is masked; and that a worker knows what the others draw for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastable.embedding_store.errors import BadInput, IdOutOfRange
+from elastable.replicas.knowledge_graphs.batch import CORRUPTIONS, Corruption, Int64, StepBatch
+from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.sampling.all_entities import AllEntities
+from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
+from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
+from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
+from elastable.replicas.knowledge_graphs.sampling.triple_negatives import TripleNegatives
+from tests.replicas.knowledge_graphs.graphs import (
+    ENTITIES,
+    RELATIONS,
+    SHARDS,
+    TYPE_OFFSETS,
+    everyones,
+    random_triples,
+    typed_sharding,
+)
+
+TRIPLES = random_triples()
+SHARDING = typed_sharding()
+PARTITION = PartitionedTriples.create(TRIPLES, SHARDING)
+KNOWN = KnownTriples.create(ENTITIES, RELATIONS, TRIPLES)
+TRUE = {tuple(triple) for triple in TRIPLES.tolist()}
+
+
+def received(batches: list[StepBatch], worker: int) -> Int64:
+    """What a worker's triples are scored with after the all-to-all, from the rows alone: int64 `[B, n, m]`."""
+    entity_at = SHARDING.entity_at
+    parts = [batches[worker] if batches[worker].negatives.local else batch for batch in batches]
+    rows = [part.negatives.rows[shard if part.negatives.local else worker] for shard, part in enumerate(parts)]
+    return np.stack([entity_at[part.worker][row] for part, row in zip(parts, rows, strict=True)], axis=1)
+
+
+def ends(batch: StepBatch, corruption: Corruption) -> Int64:
+    """0: the head of a triple is replaced, 2: its tail; int64 `[n * p]`."""
+    n, p = batch.head.shape
+    k = np.arange(n * p) % p
+    return {"h": 0 * k, "t": 2 + 0 * k, "ht": np.where(k < p // 2, 0, 2)}[corruption]
+
+
+def candidates(batch: StepBatch, received: Int64) -> Int64:
+    """The entities that each of a worker's triples is scored with, int64 `[n * p, n, m]`."""
+    negatives = batch.negatives
+    if negatives.per_triple:
+        return received
+    sets = ends(batch, negatives.corruption) // 2 if len(received) == 2 else np.zeros(batch.head.size, np.int64)
+    return received[sets]
+
+
+def made(batch: StepBatch, entities: Int64, corruption: Corruption) -> Int64:
+    """The triples that candidates make: int64 `[n * p, n, m, 3]`."""
+    triples = np.broadcast_to(PARTITION.triples[batch.triple].reshape(-1, 1, 1, 3), (*entities.shape, 3)).astype(
+        np.int64
+    )
+    which = np.broadcast_to(ends(batch, corruption)[:, None, None, None], (*entities.shape, 1))
+    np.put_along_axis(triples, which, entities[..., None], axis=-1)
+    return triples
+
+
+def known_among(triples: Int64) -> Any:
+    return np.array([tuple(triple) in TRUE for triple in triples.reshape(-1, 3).tolist()]).reshape(triples.shape[:-1])
+
+
+def kinds() -> list[tuple[str, Any]]:
+    lists = np.random.default_rng(2).integers(ENTITIES, size=(2, len(TRIPLES), 9))
+    return [
+        ("random", lambda **k: RandomNegatives(SHARDING, 7, **k)),
+        ("random, local", lambda **k: RandomNegatives(SHARDING, 7, local=True, **k)),
+        ("random, shared", lambda **k: RandomNegatives(SHARDING, 7, shared=True, **k)),
+        ("random, shared, local", lambda **k: RandomNegatives(SHARDING, 7, shared=True, local=True, **k)),
+        ("typed", lambda **k: TypedNegatives(SHARDING, 7, **k)),
+        ("typed, local", lambda **k: TypedNegatives(SHARDING, 7, local=True, **k)),
+        ("listed", lambda **k: TripleNegatives(SHARDING, heads=lists[0], tails=lists[1], **k)),
+        ("listed, shared", lambda **k: TripleNegatives(SHARDING, heads=lists[0, 0], tails=lists[1, 0], **k)),
+        ("all", lambda **k: AllEntities(SHARDING, **{"exclude": "nothing", **k})),
+    ]
+
+
+every_kind = pytest.mark.parametrize("make", [make for _, make in kinds()], ids=[name for name, _ in kinds()])
+every_corruption = pytest.mark.parametrize("corruption", CORRUPTIONS)
+
+
+@every_kind
+@every_corruption
+def test_a_worker_knows_what_it_receives(make: Any, corruption: Corruption) -> None:
+    sampler = RigidSampler(PARTITION, 30, negatives=make(corruption=corruption, tell_entities=True))
+    for step in (0, 3):
+        batches = everyones(sampler, step)
+        for batch in batches:
+            negatives = batch.negatives
+            assert negatives.rows.dtype == np.int32
+            sets = batch.head.size if negatives.per_triple else 2 if corruption == "ht" else 1
+            assert negatives.rows.shape[:2] == (SHARDS, 1 if isinstance(sampler.negatives, AllEntities) else sets)
+            got = received(batches, batch.worker)
+            there = negatives.entities >= 0
+            np.testing.assert_array_equal(negatives.entities[there], got[there])
+            if negatives.mask is None:
+                assert there.all()
+            else:  # nothing but padding is masked
+                everyone = np.broadcast_to(negatives.mask, (batch.head.size, *negatives.mask.shape[1:]))
+                np.testing.assert_array_equal(everyone, candidates(batch, there))
+
+
+@every_kind
+@every_corruption
+@pytest.mark.parametrize("exclude", ["answer", "known"])
+def test_true_triples_are_masked_and_nothing_else(make: Any, corruption: Corruption, exclude: str) -> None:
+    sampler = RigidSampler(PARTITION, 20, negatives=make(corruption=corruption, exclude=exclude, known=KNOWN))
+    met = 0
+    batches = everyones(sampler, 1)
+    plain = everyones(RigidSampler(PARTITION, 20, negatives=make(corruption=corruption)), 1)
+    for batch, unmasked in zip(batches, plain, strict=True):
+        triples = made(batch, candidates(batch, received(batches, batch.worker)), corruption)
+        own = (triples == PARTITION.triples[batch.triple].reshape(-1, 1, 1, 3)).all(-1)
+        excluded = own if exclude == "answer" else known_among(triples)
+        there = True if unmasked.negatives.mask is None else unmasked.negatives.mask
+        np.testing.assert_array_equal(batch.negatives.mask, there & ~excluded)
+        met += int(excluded.sum())
+    assert met or not isinstance(sampler.negatives, AllEntities)
+
+
+def test_known_answers_are_found_in_long_lists_too() -> None:
+    """A hub: 300 tails of one (head, relation), more than there are candidates, and fewer."""
+    triples = np.stack([np.full(300, 8), np.zeros(300, int), np.arange(100, 400)], 1)
+    partition = PartitionedTriples.create(triples, SHARDING)
+    known = KnownTriples.create(ENTITIES, 1, triples)
+    for shared, count in ((False, 40), (True, 20), (True, 400)):
+        negatives = RandomNegatives(
+            SHARDING, count, corruption="t", shared=shared, exclude="known", known=known, tell_entities=True
+        )
+        batch = RigidSampler(partition, 25, negatives=negatives).batch(0, int(SHARDING.shard_of[8]))
+        among = (batch.negatives.entities >= 100) & (batch.negatives.entities < 400)
+        assert 0.4 < among.mean() < 0.8
+        np.testing.assert_array_equal(batch.negatives.mask, np.broadcast_to(~among, batch.negatives.mask.shape))
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_typed_candidates_are_of_the_type_they_replace(local: bool) -> None:
+    negatives = TypedNegatives(SHARDING, 6, corruption="ht", local=local)
+    sampler = RigidSampler(PARTITION, 60, negatives=negatives)
+    masked = 0
+    for step in range(sampler.steps_per_epoch):
+        batches = everyones(sampler, step)
+        for batch in batches:
+            replaced = np.take_along_axis(
+                PARTITION.triples[batch.triple].reshape(-1, 3), ends(batch, "ht")[:, None], axis=1
+            )
+            wanted = SHARDING.entity_types[replaced][:, None]
+            found = SHARDING.entity_types[received(batches, batch.worker)]
+            np.testing.assert_array_equal((found == wanted)[batch.negatives.mask], True)
+            shards = np.full(SHARDS, batch.worker) if local else np.arange(SHARDS)
+            has_type = SHARDING.type_counts[shards[None], wanted[:, 0]] > 0
+            np.testing.assert_array_equal(batch.negatives.mask, np.broadcast_to(has_type[..., None], found.shape))
+            masked += int((~batch.negatives.mask).sum())
+    assert masked  # one type has one entity: four shards have none of it
+
+
+def test_the_last_entity_of_a_type_is_drawn_like_the_others() -> None:
+    """The peer's sampling by type never draws it."""
+    negatives = TypedNegatives(SHARDING, 64, corruption="t", tell_entities=True)
+    sampler = RigidSampler(PARTITION, 200, negatives=negatives)
+    drawn = np.zeros(ENTITIES, np.int64)
+    for step in range(sampler.steps_per_epoch):
+        for batch in everyones(sampler, step):
+            entities = batch.negatives.entities[batch.negatives.mask & (batch.negatives.entities >= 0)]
+            drawn += np.bincount(entities, minlength=ENTITIES)
+    for begin, end in zip(TYPE_OFFSETS, [*TYPE_OFFSETS[1:], ENTITIES], strict=True):
+        of_type = drawn[begin:end]
+        assert of_type.min() > 0.8 * of_type.mean()
+    assert drawn.min() > 0
+
+
+def test_random_candidates_are_drawn_evenly_and_never_of_the_padding() -> None:
+    sampler = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 40, corruption="h"))
+    drawn = np.zeros((SHARDS, SHARDING.rows), np.int64)
+    for step in range(4):
+        for batch in everyones(sampler, step):
+            drawn[batch.worker] += np.bincount(batch.negatives.rows.reshape(-1), minlength=SHARDING.rows)
+    there = SHARDING.entity_at >= 0
+    assert not drawn[~there].any()
+    # 40,000 draws over 100 rows: 400 each, standard deviation 20
+    np.testing.assert_allclose(drawn[there], 400, atol=100)
+
+
+def test_draws_differ_from_step_to_step_and_from_pair_to_pair() -> None:
+    sampler = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, shared=True, seed=3))
+    blocks = [tuple(rows.reshape(-1)) for step in (0, 1) for b in everyones(sampler, step) for rows in b.negatives.rows]
+    assert len(set(blocks)) == len(blocks) == 2 * SHARDS * SHARDS
+    other = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, shared=True, seed=4))
+    assert tuple(other.batch(0, 0).negatives.rows[0].reshape(-1)) not in blocks
+
+
+def test_listed_candidates_come_back_in_their_columns() -> None:
+    lists = np.random.default_rng(5).integers(-1, ENTITIES, size=(2, len(TRIPLES), 9))
+    negatives = TripleNegatives(SHARDING, heads=lists[0], tails=lists[1], tell_entities=True)
+    sampler = RigidSampler(PARTITION, 30, negatives=negatives)
+    for batch in everyones(sampler, 2):
+        wanted = np.where(
+            ends(batch, "ht")[:, None] == 0,
+            lists[0][PARTITION.source[batch.triple.reshape(-1)]],
+            lists[1][PARTITION.source[batch.triple.reshape(-1)]],
+        )
+        found = np.full(wanted.shape, -1)
+        triple, shard, k = np.nonzero(batch.negatives.column >= 0)
+        found[triple, batch.negatives.column[triple, shard, k]] = batch.negatives.entities[triple, shard, k]
+        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(batch.negatives.mask, batch.negatives.column >= 0)
+
+
+def test_everyones_shared_candidates_are_masked_for_whoever_scores_with_them() -> None:
+    negatives = RandomNegatives(SHARDING, 60, shared=True, exclude="known", known=KNOWN, mask_of_all=True)
+    batches = everyones(RigidSampler(PARTITION, 20, negatives=negatives), 0)
+    met = 0
+    for batch in batches:
+        everyone = np.stack([candidates(batch, received(batches, other)) for other in range(SHARDS)], axis=2)
+        entities = everyone.reshape(len(everyone), SHARDS, -1)
+        excluded = known_among(made(batch, entities, "ht")).reshape(everyone.shape)
+        np.testing.assert_array_equal(batch.negatives.mask_of_all, ~excluded)
+        np.testing.assert_array_equal(batch.negatives.mask, batch.negatives.mask_of_all[:, :, batch.worker])
+        met += int(excluded.sum())
+    assert met
+
+
+def test_all_entities_are_every_row_once() -> None:
+    batch = RigidSampler(PARTITION, 10, negatives=AllEntities(SHARDING, tell_entities=True)).batch(0, 1)
+    negatives = batch.negatives
+    assert negatives.common
+    np.testing.assert_array_equal(negatives.rows[:, 0], np.tile(np.arange(SHARDING.rows), (SHARDS, 1)))
+    np.testing.assert_array_equal(np.sort(negatives.entities[negatives.entities >= 0]), np.arange(ENTITIES))
+    assert (negatives.mask.sum((1, 2)) == ENTITIES - 1).all()  # its own answer does not count
+
+
+def _one(sampler: NegativeSampler) -> StepBatch:
+    return RigidSampler(PARTITION, 10, negatives=sampler).batch(0, 0)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(BadInput, match="at least 1 from each shard"):
+        RandomNegatives(SHARDING, 0)
+    with pytest.raises(BadInput, match="known are h, t, ht"):
+        RandomNegatives(SHARDING, 1, corruption="th")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="known are nothing, answer, known"):
+        RandomNegatives(SHARDING, 1, exclude="all")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="need `known`"):
+        RandomNegatives(SHARDING, 1, exclude="known")
+    with pytest.raises(BadInput, match="cannot be shared"):
+        TypedNegatives(SHARDING, 1, shared=True)
+    for settings in ({}, {"shared": True, "local": True}):
+        with pytest.raises(BadInput, match="shared and exchanged"):
+            RandomNegatives(SHARDING, 1, mask_of_all=True, **settings)
+    with pytest.raises(BadInput, match="no tails are given"):
+        TripleNegatives(SHARDING, heads=[[1]], corruption="ht")
+    with pytest.raises(BadInput, match="3 lists of heads for 2000 triples"):
+        _one(TripleNegatives(SHARDING, heads=[[1], [2], [3]], corruption="h"))
+    with pytest.raises(BadInput, match="both be"):
+        TripleNegatives(SHARDING, heads=[1], tails=[[1]])
+    with pytest.raises(BadInput, match="integers"):
+        TripleNegatives(SHARDING, heads=[0.5], corruption="h")
+    with pytest.raises(IdOutOfRange, match="501 entities"):
+        TripleNegatives(SHARDING, tails=[ENTITIES], corruption="t")
+
+
+def test_one_entity_a_worker() -> None:
+    sharding = Sharding.create(4, 4, entity_types=[0, 1, 1, 2])
+    partition = PartitionedTriples.create([[0, 0, 1], [2, 0, 3]], sharding)
+    for negatives in (RandomNegatives(sharding, 3), TypedNegatives(sharding, 3), AllEntities(sharding)):
+        sampler = RigidSampler(partition, 4, negatives=negatives)
+        assert len({batch.gathered_rows for batch in everyones(sampler, 0)}) == 1

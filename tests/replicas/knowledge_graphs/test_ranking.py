@@ -1,0 +1,236 @@
+"""Known triples, queries, ranks and metrics, against a ranking worked by hand and one by brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.batch import SIDES, Side
+from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, Ranks
+from elastable.replicas.knowledge_graphs.evaluation.ranking_metrics import RankingMetrics
+from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
+from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, SHARDS, random_triples, typed_sharding
+
+TRIPLES = random_triples()
+
+
+def test_ranks_by_hand() -> None:
+    """Candidates of two queries, the answers (entity 0, scores 5 and 1) left out:
+
+    query 0: 7 more, 5 5 same, 2 less -> optimistic 2, pessimistic 4, average 3
+    query 1: nothing more, 1 same     -> optimistic 1, pessimistic 2, average 1.5
+    """
+    scores = np.array([[5, 7, 5, 2, 5], [1, 0, 1, 0, 0]], np.float32)
+    counts = RankCounts(scores[:, 0])
+    own = (np.array([0, 1]), np.array([0, 0]))
+    counts.add(scores[:, :3], without=own)
+    counts.add(scores[:, 3:])
+    ranks = counts.ranks()
+    assert ranks.optimistic.tolist() == [2, 1]
+    assert ranks.pessimistic.tolist() == [4, 2]
+    assert ranks.average.tolist() == [3.0, 1.5]
+    # filtered: the candidate that scores 7, and the second that scores 1, are true as well
+    filtered = RankCounts(scores[:, 0])
+    filtered.add(scores, without=(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 2])))
+    assert filtered.ranks().optimistic.tolist() == [1, 1]
+    assert filtered.ranks().pessimistic.tolist() == [3, 1]
+
+
+def test_metrics_by_hand() -> None:
+    """Tail queries rank 1, 4 and 2.5 (and one is padding), head queries 3 and 12."""
+    metrics = RankingMetrics(hits=(1, 3, 10))
+    tail = Ranks(np.array([1, 2, 2, 1]), np.array([1, 6, 3, 1]))
+    metrics.add("tail", tail, np.array([True, True, True, False]))
+    result = metrics.result()
+    assert result["tail_mrr"] == pytest.approx((1 + 1 / 4 + 1 / 2.5) / 3)
+    assert result["mrr"] == result["tail_mrr"]
+    assert result["tail_mean_rank"] == pytest.approx(2.5)
+    assert (result["tail_hits@1"], result["tail_hits@3"], result["tail_hits@10"]) == pytest.approx((1 / 3, 2 / 3, 1))
+    head = Ranks(np.array([3, 12]), np.array([3, 12]))
+    metrics.add("head", head)
+    result = metrics.result()
+    assert result["head_mrr"] == pytest.approx((1 / 3 + 1 / 12) / 2)
+    assert result["mrr"] == pytest.approx((result["head_mrr"] + result["tail_mrr"]) / 2)
+    assert result["hits@10"] == pytest.approx((1 / 2 + 1) / 2)
+    optimistic, pessimistic = RankingMetrics(ties="optimistic"), RankingMetrics(ties="pessimistic")
+    for other in (optimistic, pessimistic):
+        other.add("tail", tail)
+    assert optimistic.result()["mrr"] == pytest.approx((1 + 1 / 2 + 1 / 2 + 1) / 4)
+    assert pessimistic.result()["mrr"] == pytest.approx((1 + 1 / 6 + 1 / 3 + 1) / 4)
+
+
+def test_metrics_of_parts_add_up() -> None:
+    ranks = Ranks(np.arange(1, 21), np.arange(1, 21) + 1)
+    whole, parts = RankingMetrics(), [RankingMetrics(), RankingMetrics()]
+    for side in SIDES:
+        whole.add(side, ranks)
+        for place, part in enumerate(parts):
+            half = slice(10 * place, 10 * place + 10)
+            part.add(side, Ranks(ranks.optimistic[half], ranks.pessimistic[half]))
+    summed = RankingMetrics()
+    summed.sums = parts[0].sums + parts[1].sums
+    assert summed.result() == pytest.approx(whole.result())
+
+
+@given(st.integers(0, 2**32), st.integers(1, 7), st.integers(1, 30), st.integers(1, 9))
+def test_windows_and_masks_change_nothing(seed: int, queries: int, candidates: int, window: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(4, size=(queries, candidates)).astype(np.float32)
+    true = rng.integers(4, size=queries).astype(np.float32)
+    counted = rng.random(scores.shape) < 0.7
+    without = rng.random(scores.shape) < 0.3
+    expected = counted & ~without
+    counts = RankCounts(true)
+    for begin in range(0, candidates, window):
+        part = slice(begin, begin + window)
+        counts.add(scores[:, part], counted=counted[:, part], without=np.nonzero(without[:, part]))
+    np.testing.assert_array_equal(counts.greater, ((scores > true[:, None]) & expected).sum(1))
+    np.testing.assert_array_equal(counts.equal, ((scores == true[:, None]) & expected).sum(1))
+    plain = RankCounts(true)
+    plain.add(scores, without=np.nonzero(without))
+    np.testing.assert_array_equal(plain.greater, ((scores > true[:, None]) & ~without).sum(1))
+    np.testing.assert_array_equal(plain.equal, ((scores == true[:, None]) & ~without).sum(1))
+
+
+def test_what_is_not_a_number_ranks_last() -> None:
+    counts = RankCounts(np.array([np.nan, 1.0], np.float32))
+    scores = np.array([[0.0, np.inf, np.nan], [0.0, np.nan, 2.0]], np.float32)
+    counts.add(scores)
+    assert counts.greater.tolist() == [3, 2]
+    counts.add(scores, counted=np.ones((1, 3), np.bool_))
+    assert counts.greater.tolist() == [6, 4]
+    counts.add(np.full((2, 1), np.nan, np.float32), without=(np.array([0, 1]), np.array([0, 0])))
+    assert counts.greater.tolist() == [6, 4]
+
+
+def test_known_triples() -> None:
+    known = KnownTriples.create(ENTITIES, RELATIONS, TRIPLES[:1200], TRIPLES[900:])  # 300 are given twice
+    assert len(known.tails.answers) == len(known.heads.answers) == len(TRIPLES)
+    assert known.contains(TRIPLES).all()
+    true = {tuple(triple) for triple in TRIPLES.tolist()}
+    rng = np.random.default_rng(1)
+    others = np.stack([rng.integers(high, size=3000) for high in (ENTITIES, RELATIONS, ENTITIES)], 1).astype(np.int32)
+    others = np.concatenate([others, TRIPLES[:5]])
+    np.testing.assert_array_equal(known.contains(others), [tuple(triple) in true for triple in others.tolist()])
+    nothing = KnownTriples.create(ENTITIES, RELATIONS)
+    assert not nothing.contains(TRIPLES).any()
+    with pytest.raises(BadInput, match="relation 10 is not one of 5"):
+        KnownTriples.create(ENTITIES, 5, TRIPLES)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("shards", [1, SHARDS])
+def test_filtered_ranks_over_shards_are_those_of_brute_force(side: Side, shards: int) -> None:
+    """The whole way of an evaluation: queries by worker, windows of each shard, exclusions, counts that add up."""
+    rng = np.random.default_rng(0)
+    table = rng.integers(6, size=(RELATIONS, ENTITIES, ENTITIES)).astype(np.float32)  # scores with many ties
+    sharding = typed_sharding(shards)
+    known = KnownTriples.create(ENTITIES, RELATIONS, TRIPLES)
+    batches = QueryBatches(TRIPLES[:300], sharding, side, 17)
+    found = np.zeros((300, 2), np.int64)
+    for index in range(batches.batches):
+        for worker in range(shards):
+            queries = batches.batch(index, worker)
+            rows = (
+                table[queries.relation, queries.given] if side == "tail" else table[queries.relation, :, queries.given]
+            )
+            counts = RankCounts(rows[np.arange(17), np.maximum(queries.answer, 0)])
+            excluded = known.exclusions(side, queries.given, queries.relation, queries.answer, sharding)
+            for shard in range(shards):
+                for begin in range(0, int(sharding.counts[shard]), 64):
+                    end = min(begin + 64, int(sharding.counts[shard]))
+                    window = sharding.entity_at[shard, begin:end]
+                    counts.add(rows[:, window], without=excluded.window(shard, begin, end))
+            ranks = counts.ranks()
+            at = queries.triple[queries.mask]
+            found[at] = np.stack([ranks.optimistic, ranks.pessimistic], 1)[queries.mask]
+    true = {tuple(triple) for triple in TRIPLES.tolist()}
+    for place, (head, relation, tail) in enumerate(TRIPLES[:300].tolist()):
+        made = [(e, relation, tail) if side == "head" else (head, relation, e) for e in range(ENTITIES)]
+        scores = np.array([table[r, h, t] for h, r, t in made if (h, r, t) not in true])
+        own = table[relation, head, tail]
+        expected = [1 + (scores > own).sum(), 1 + (scores >= own).sum()]
+        assert found[place].tolist() == expected
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_every_query_comes_once_to_the_worker_of_what_is_given(side: Side) -> None:
+    sharding = typed_sharding()
+    batches = QueryBatches(TRIPLES, sharding, side, 100)
+    met = []
+    for index in range(batches.batches):
+        for worker in range(SHARDS):
+            queries = batches.batch(index, worker)
+            assert queries.row.shape == queries.relation.shape == queries.answer.shape == (100,)
+            there = queries.mask
+            triples = TRIPLES[queries.triple[there]]
+            given_end, asked = (0, 2) if side == "tail" else (2, 0)
+            np.testing.assert_array_equal(sharding.entity_at[worker, queries.row], queries.given)
+            np.testing.assert_array_equal(queries.given[there], triples[:, given_end])
+            np.testing.assert_array_equal(queries.relation[there], triples[:, 1])
+            np.testing.assert_array_equal(queries.answer[there], triples[:, asked])
+            assert (queries.answer[~there] == -1).all()
+            assert (queries.triple[~there] == -1).all()
+            met.append(queries.triple[there])
+    np.testing.assert_array_equal(np.sort(np.concatenate(met)), np.arange(len(TRIPLES)))
+
+
+def test_queries_without_an_answer() -> None:
+    sharding = Sharding.create(10, 2)
+    batches = QueryBatches([[3, 0, -1], [4, 1, -1]], sharding, "tail", 4)
+    found = [batches.batch(0, worker) for worker in range(2)]
+    assert sorted(int(g) for queries in found for g in queries.given[queries.mask]) == [3, 4]
+    known = KnownTriples.create(10, 2, [[3, 0, 7]])
+    excluded = known.exclusions("tail", np.array([3, 4]), np.array([0, 1]), np.array([-1, -1]), sharding)
+    found = [
+        (int(q), shard, int(row)) for shard in range(2) for q, row in zip(*excluded.window(shard, 0, 5), strict=True)
+    ]
+    assert [(query, int(sharding.entity_at[shard, row])) for query, shard, row in found] == [(0, 7)]
+    none = QueryBatches(np.empty((0, 3), np.int32), sharding, "tail", 4)
+    assert none.batches == 0
+
+
+def test_exclusions_of_a_hub_are_cut_to_the_window() -> None:
+    """Every entity is an answer; a window lists its own columns alone, and the answer itself, known or not, once."""
+    sharding = typed_sharding()
+    known = KnownTriples.create(ENTITIES, 1, [[3, 0, tail] for tail in range(400)])
+    excluded = known.exclusions("tail", np.array([3, 3, 9]), np.zeros(3, int), np.array([7, 450, 12]), sharding)
+    pairs = []
+    for shard in range(SHARDS):
+        for begin in range(0, sharding.rows, 30):
+            query, column = excluded.window(shard, begin, begin + 30)
+            assert len(query) <= 3 * 30
+            pairs += [(int(q), int(e)) for q, e in zip(query, sharding.entity_at[shard, begin + column], strict=True)]
+    expected = [(q, e) for q in (0, 1) for e in range(400)] + [(1, 450), (2, 12)]
+    assert sorted(pairs) == sorted(expected)
+    other = typed_sharding(2)  # the same triples in other shards
+    again = known.exclusions("tail", np.array([3]), np.zeros(1, int), np.array([-1]), other)
+    found = np.concatenate([other.entity_at[shard, again.window(shard, 0, other.rows)[1]] for shard in range(2)])
+    np.testing.assert_array_equal(np.sort(found), np.arange(400))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"true scores must be \[q\]"):
+        RankCounts(np.zeros((2, 2)))
+    with pytest.raises(BadInput, match=r"scores must be \[2, c\]"):
+        RankCounts(np.zeros(2)).add(np.zeros((3, 4)))
+    with pytest.raises(BadInput, match="known are average"):
+        RankingMetrics(ties="mean")
+    with pytest.raises(BadInput, match="k counts from 1"):
+        RankingMetrics(hits=(0,))
+    with pytest.raises(BadInput, match="no queries at all"):
+        RankingMetrics().result()
+    with pytest.raises(BadInput, match="known are average"):
+        RankCounts(np.zeros(2)).ranks().of("mean")
+    sharding = Sharding.create(10, 2)
+    with pytest.raises(BadInput, match="not for 'both'"):
+        QueryBatches(TRIPLES[:0], sharding, "both", 4)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="at least 1 query"):
+        QueryBatches(TRIPLES[:0], sharding, "tail", 0)
+    with pytest.raises(BadInput, match="there are 0"):
+        QueryBatches(TRIPLES[:0], sharding, "tail", 1).batch(0, 0)

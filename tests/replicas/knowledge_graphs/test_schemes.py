@@ -1,0 +1,218 @@
+"""Schemes: embedding-moving equals score-moving, and both equal scores that know of no shards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.knowledge_graphs.batch import Corruption, StepBatch
+from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
+from elastable.replicas.knowledge_graphs.losses.losses import LogSigmoid
+from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives
+from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
+from elastable.replicas.knowledge_graphs.schemes.embedding_moving import EmbeddingMoving
+from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored, StepGradients, require_balance
+from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
+from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
+
+ENTITIES, RELATIONS = 500, 10
+Outcome = tuple[StepBatch, Scored, StepGradients]
+
+
+class Graph:
+    """A random graph over some shards, with its embeddings in the order of global ids."""
+
+    def __init__(
+        self, name: str, dim: int, shards: int, batch: int, count: int, norm: int = 1, **negatives: Any
+    ) -> None:
+        draw = np.random.default_rng(11)
+        self.score = score_function(name, dim, norm)
+        self.triples = np.stack([draw.integers(0, m, 2000) for m in (ENTITIES, RELATIONS, ENTITIES)], axis=1)
+        self.sharding = Sharding.create(ENTITIES, shards, seed=1)
+        self.entities = draw.standard_normal((ENTITIES, self.score.entity_width)).astype(np.float32)
+        self.relations = draw.standard_normal((RELATIONS, self.score.relation_width)).astype(np.float32)
+        self.partition = PartitionedTriples.create(self.triples, self.sharding)
+        drawn = RandomNegatives(self.sharding, count, seed=2, tell_entities=True, **negatives)
+        self.sampler = RigidSampler(self.partition, batch, seed=3, negatives=drawn)
+
+    def run(self, scheme: type[Scheme]) -> list[Outcome]:
+        """One step on every worker, with the gradients of a loss."""
+
+        def work(group: ReplicaGroup) -> Outcome:
+            batch = self.sampler.batch(0, group.rank)
+            made = scheme(
+                group, score_function(self.score.name, self.score.dim, getattr(self.score.comparison, "norm", 1))
+            )
+            scored = made.forward(batch, self.sharding.shard_table(self.entities, group.rank), self.relations)
+            require_balance(group, scored.gathered_rows)
+            loss = LogSigmoid(2.0, 1.0)(scored.positive, scored.negative, self.weight(batch), scored.counted)
+            return batch, scored, made.backward(scored, loss.positive, loss.negative)
+
+        return run_threads(self.sharding.shards, work)
+
+    def weight(self, batch: StepBatch) -> Any:
+        """Of a mean over the step's triples, as the trainer has it, `[b]`."""
+        return (batch.weight.reshape(-1) / np.float32(max(1, batch.present))).astype(np.float32)
+
+    def own(self, batch: StepBatch) -> Any:
+        """Global triples of a worker's batch, `[b, 3]`."""
+        return self.partition.triples[batch.triple.reshape(-1)]
+
+    def whole(self, found: list[Outcome]) -> tuple[Any, Any]:
+        """Gradients of all entities and relations, summed over the workers."""
+        entities = np.zeros(self.entities.shape)
+        for worker, (_, _, gradients) in enumerate(found):
+            entities[self.sharding.entity_at[worker, gradients.rows]] = gradients.entities
+        return entities, np.sum([gradients.relations.astype(np.float64) for *_, gradients in found], axis=0)
+
+
+@pytest.mark.parametrize("corruption", ["h", "t", "ht"])
+@pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
+@pytest.mark.parametrize("shared", [False, True])
+def test_scores_are_those_without_shards(scheme: type[Scheme], corruption: Corruption, shared: bool) -> None:
+    # The oracle's shapes: TransE, L1, dim 128, n=4, 48 triples a worker, 250 candidates, at rtol 1e-4
+    # (bess-kge, tests/test_bess.py).
+    graph = Graph("TransE", 128, 4, 48, 250 // 4, corruption=corruption, shared=shared)
+    found = graph.run(scheme)
+    for batch, scored, _ in found:
+        assert batch.negatives is not None
+        triples = graph.own(batch)
+        head, relation, tail = (
+            graph.entities[triples[:, 0]], graph.relations[triples[:, 1]], graph.entities[triples[:, 2]]
+        )  # fmt: skip
+        np.testing.assert_allclose(scored.positive, -np.abs(head + relation - tail).sum(1), rtol=1e-4)
+        for b in range(len(triples)):
+            heads = corruption == "h" or (corruption == "ht" and b % graph.sampler.block < graph.sampler.block // 2)
+            candidates = graph.entities[_candidates(graph, found, batch, scheme, b, heads)]
+            moved = candidates + relation[b] - tail[b] if heads else head[b] + relation[b] - candidates
+            np.testing.assert_allclose(scored.negative[b], -np.abs(moved).sum(1), rtol=1e-4)
+
+
+def _candidates(graph: Graph, found: list[Outcome], batch: StepBatch, scheme: type[Scheme], b: int, heads: bool) -> Any:
+    """Global ids of what triple b is scored with, in the order of its scores."""
+    negatives = batch.negatives
+    assert negatives is not None
+    assert negatives.entities is not None
+    if negatives.per_triple:
+        return negatives.entities[b].reshape(-1)
+    place = 0 if heads or negatives.corruption != "ht" else 1
+    if scheme is EmbeddingMoving:
+        return negatives.entities[place].reshape(-1)
+    rows = [other.negatives.rows[:, place] for other, *_ in found if other.negatives is not None]
+    return np.concatenate([graph.sharding.entity_at[shard, some].reshape(-1) for shard, some in enumerate(rows)])
+
+
+@pytest.mark.parametrize("corruption", ["h", "t", "ht"])
+@pytest.mark.parametrize("name", [name for name in SCORES if name != "ConvE"])
+def test_schemes_are_equal_to_the_bit_where_candidates_are_not_shared(name: str, corruption: Corruption) -> None:
+    graph = Graph(name, 32, 3, 24, 7, corruption=corruption)
+    moving, scoring = graph.run(EmbeddingMoving), graph.run(ScoreMoving)
+    for (_, one, _), (_, two, _) in zip(moving, scoring, strict=True):
+        np.testing.assert_array_equal(one.positive, two.positive)
+        np.testing.assert_array_equal(one.negative, two.negative)
+    for one, two in zip(graph.whole(moving), graph.whole(scoring), strict=True):
+        # The oracle: gradients to 2e-7 (bess-kge, tests/test_bess.py).
+        np.testing.assert_allclose(one, two, rtol=0, atol=2e-7)
+        assert np.abs(one).max() > 1e-3
+
+
+@pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
+@pytest.mark.parametrize("name", ["TransE", "ComplEx", "PairRE"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_are_those_without_shards(scheme: type[Scheme], name: str, shared: bool) -> None:
+    graph = Graph(name, 16, 3, 12, 5, corruption="ht", shared=shared)
+    found = graph.run(scheme)
+    entities, relations = graph.whole(found)
+    # The same in one process, with the candidates that each triple met.
+    to_entities, to_relations = np.zeros(graph.entities.shape), np.zeros(graph.relations.shape)
+    for batch, scored, _ in found:
+        triples, score = graph.own(batch), graph.score
+        loss = LogSigmoid(2.0, 1.0)(scored.positive, scored.negative, graph.weight(batch), scored.counted)
+        for b, (head, relation, tail) in enumerate(triples):
+            heads = b % graph.sampler.block < graph.sampler.block // 2
+            against = np.append(_candidates(graph, found, batch, scheme, b, heads), head if heads else tail)
+            slopes = np.append(loss.negative[b], loss.positive[b])[None].astype(np.float32)
+            given, raw = graph.entities[[tail if heads else head]], graph.entities[against]
+            side: Any = "head" if heads else "tail"
+            rows, mine = score.prepared(raw), score.prepared(given)
+            query = score.query(mine, graph.relations[[relation]], side)
+            places = np.arange(len(rows))[None]
+            to_rows = np.zeros_like(rows)
+            scores = score.comparison.scores(query, rows, places)
+            to_query = score.comparison.gradients(query, rows, places, scores, slopes, places, to_rows)
+            to_given, to_relation, _ = score.all_gradients(mine, graph.relations[[relation]], side, to_query)
+            np.add.at(to_entities, against, score.unprepared(raw, to_rows))
+            to_entities[tail if heads else head] += score.unprepared(given, to_given)[0]
+            to_relations[relation] += to_relation[0]
+    np.testing.assert_allclose(entities, to_entities, rtol=1e-4, atol=4e-7)
+    np.testing.assert_allclose(relations, to_relations, rtol=1e-4, atol=4e-7)
+
+
+@pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
+def test_conve_has_gradients_of_its_variables_in_every_scheme(scheme: type[Scheme]) -> None:
+    graph = Graph("ConvE", 8, 2, 8, 3, corruption="t")
+    for *_, gradients in graph.run(scheme):
+        assert set(gradients.dense) == set(graph.score.dense)
+        assert all(np.abs(gradient).max() > 0 for gradient in gradients.dense.values())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_bytes_sent_are_those_of_the_formula(workers: int) -> None:
+    graph = Graph("TransE", 32, workers, 24, 5, corruption="t")
+    p, m, width = graph.sampler.block, 5, 32 * 4
+    others, triples = workers - 1, workers * graph.sampler.block
+
+    def sent(scheme: type[Scheme]) -> list[int]:
+        def work(group: ReplicaGroup) -> int:
+            batch = graph.sampler.batch(0, group.rank)
+            made = scheme(group, score_function("TransE", 32))
+            made.forward(batch, graph.sharding.shard_table(graph.entities, group.rank), graph.relations)
+            return group.bytes_sent
+
+        return run_threads(workers, work)
+
+    assert sent(EmbeddingMoving) == [others * width * (p + triples * m)] * workers
+    assert sent(ScoreMoving) == [others * (width * p + width * triples + 4 * triples * m)] * workers
+
+
+def test_local_candidates_are_not_exchanged() -> None:
+    graph = Graph("DistMult", 16, 2, 8, 4, corruption="t", local=True)
+    for batch, scored, _ in graph.run(EmbeddingMoving):
+        assert batch.negatives is not None
+        assert batch.negatives.entities is not None
+        triples = graph.own(batch)
+        expected = np.einsum(
+            "bd,bnd->bn",
+            graph.entities[triples[:, 0]] * graph.relations[triples[:, 1]],
+            graph.entities[batch.negatives.entities.reshape(len(triples), -1)],
+        )
+        np.testing.assert_allclose(scored.negative, expected, rtol=1e-3, atol=1e-4)
+    with pytest.raises(BadInput, match="draw candidates from all shards"):
+        graph.run(ScoreMoving)
+
+
+def test_a_step_without_candidates_and_another_workers_batch_are_refused() -> None:
+    graph = Graph("DistMult", 16, 2, 8, 4, corruption="t")
+
+    def work(group: ReplicaGroup, change: dict[str, Any]) -> None:
+        batch = replace(graph.sampler.batch(0, group.rank), **change)
+        EmbeddingMoving(group, graph.score).forward(
+            batch, graph.sharding.shard_table(graph.entities, group.rank), graph.relations
+        )
+
+    with pytest.raises(BadInput, match="give its sampler negatives"):
+        run_threads(2, lambda group: work(group, {"negatives": None}))
+    with pytest.raises(BadInput, match="a batch of worker 7"):
+        run_threads(2, lambda group: work(group, {"worker": 7}))
+
+
+def test_what_is_out_of_balance_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"\[10, 11\] rows"):
+        run_threads(2, lambda group: require_balance(group, 10 + group.rank))

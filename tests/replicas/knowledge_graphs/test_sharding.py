@@ -1,0 +1,113 @@
+"""Entities over shards: ORACLES, "Balanced sharing" (bess-kge, tests/test_sharding.py), and what must always hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastable.embedding_store.errors import BadInput
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding, types_of_offsets
+from tests.replicas.knowledge_graphs.graphs import ENTITIES, SHARDS, TYPE_OFFSETS, typed_sharding
+
+
+def test_501_entities_over_5_shards() -> None:
+    sharding = typed_sharding()
+    assert sharding.rows == 101
+    assert sharding.counts.sum() == sharding.type_counts.sum() == ENTITIES
+    entities = np.arange(ENTITIES)
+    np.testing.assert_array_equal(sharding.entity_at[sharding.shard_of, sharding.row_of], entities)
+    for shard in range(SHARDS):
+        held = sharding.held_by(shard)
+        assert (held >= 0).all()
+        assert (sharding.entity_at[shard, len(held) :] == -1).all()
+        np.testing.assert_array_equal(sharding.shard_of[held], shard)
+        np.testing.assert_array_equal(sharding.row_of[held], np.arange(len(held)))
+
+
+def test_each_type_lies_evenly_and_together() -> None:
+    sharding = typed_sharding()
+    sizes = np.diff([*TYPE_OFFSETS, ENTITIES])
+    np.testing.assert_array_equal(sharding.type_counts.sum(0), sizes)
+    np.testing.assert_array_equal(sharding.type_counts.max(0), -(-sizes // SHARDS))
+    np.testing.assert_array_equal(sharding.type_counts.min(0), sizes // SHARDS)
+    for shard in range(SHARDS):
+        for kind in range(len(TYPE_OFFSETS)):
+            begin = sharding.type_offsets[shard, kind]
+            held = sharding.entity_at[shard, begin : begin + sharding.type_counts[shard, kind]]
+            assert (sharding.entity_types[held] == kind).all()
+
+
+@given(st.integers(1, 400), st.integers(1, 40), st.integers(0, 5), st.integers(-3, 2**63))
+def test_any_sharding_is_even_and_can_be_undone(entities: int, shards: int, kinds: int, seed: int) -> None:
+    shards = min(shards, entities)
+    types = np.random.default_rng(seed & 0xFFFF).integers(kinds, size=entities) if kinds else None
+    sharding = Sharding.create(entities, shards, seed=seed, entity_types=types)
+    assert sharding.counts.max() - sharding.counts.min() <= 1
+    assert sharding.rows == sharding.counts.max() == -(-entities // shards)
+    assert (sharding.type_counts.max(0) - sharding.type_counts.min(0) <= 1).all()
+    table = np.random.default_rng(0).normal(size=(entities, 3))
+    parts = np.stack([sharding.shard_table(table, shard) for shard in range(shards)])
+    assert parts.shape == (shards, sharding.rows, 3)
+    np.testing.assert_array_equal(sharding.whole_table(parts), table)
+
+
+def test_the_seed_decides() -> None:
+    assert typed_sharding(seed=4) == typed_sharding(seed=4)
+    assert typed_sharding(seed=4) != typed_sharding(seed=5)
+
+
+def test_saved_with_a_run(tmp_path: Path) -> None:
+    sharding = typed_sharding()
+    sharding.save(tmp_path / "sharding.npz")
+    again = Sharding.load(tmp_path / "sharding.npz")
+    assert again == sharding
+    for name in ("seed", "entity_at", "counts", "type_counts", "type_offsets"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(sharding, name))
+    assert [path.name for path in tmp_path.iterdir()] == ["sharding.npz"]
+
+
+def test_what_is_no_saved_sharding_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "sharding.npz"
+    with pytest.raises(BadInput, match=r"sharding\.npz"):
+        Sharding.load(path)
+    path.write_bytes(b"no archive")
+    with pytest.raises(BadInput, match="not a saved sharding"):
+        Sharding.load(path)
+    np.savez(path, other=np.arange(3))
+    with pytest.raises(BadInput, match="not a saved sharding"):
+        Sharding.load(path)
+    typed_sharding().save(path)
+    with np.load(path) as saved:
+        parts = dict(saved)
+    parts["row_of"][0] = parts["row_of"][1] = 0
+    parts["shard_of"][0] = parts["shard_of"][1] = 0
+    np.savez(path, **parts)
+    with pytest.raises(BadInput, match="two of them lie in one row"):
+        Sharding.load(path)
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(BadInput, match="not a saved sharding"):
+        Sharding.load(path)
+
+
+def test_more_workers_than_entities_are_refused() -> None:
+    with pytest.raises(BadInput, match="3 entities cannot be spread over 4 workers"):
+        Sharding.create(3, 4)
+    with pytest.raises(BadInput, match="at least 1"):
+        Sharding.create(3, 0)
+
+
+@pytest.mark.parametrize("types", [[0, 1], [0.0, 1.0, 2.0], [0, 1, -1], [[0, 1, 2]]])
+def test_types_that_do_not_fit_are_refused(types: list[int]) -> None:
+    with pytest.raises(BadInput, match="entity types"):
+        Sharding.create(3, 1, entity_types=types)
+
+
+def test_types_of_offsets() -> None:
+    np.testing.assert_array_equal(types_of_offsets([0, 2, 2, 4], 5), [0, 0, 2, 2, 3])
+    for offsets in ([], [1, 2], [0, 3, 2], [0, 9]):
+        with pytest.raises(BadInput, match="type offsets"):
+            types_of_offsets(offsets, 5)

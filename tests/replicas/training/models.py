@@ -1,0 +1,74 @@
+"""Small models, and trainings of them over threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.grouping import CommGroup
+from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.training.checkpoints import ReplicaTrainer
+
+_BUILDING = threading.Lock()
+"""Seeds are of the process: models of several threads are built one after the other."""
+
+
+def sharded(least: int = 2, domain: CommGroup | None = None) -> TensorLocationSettings:
+    """Settings that share every tensor of at least so many elements."""
+    return TensorLocationSettings(TensorLocation("memory", True, domain), 2, least)
+
+
+STATE = LocationSettings(optimizer_state=sharded())
+WEIGHTS = LocationSettings(weight=sharded())
+BOTH = LocationSettings(weight=sharded(), optimizer_state=sharded())
+
+
+def seeded(make: Callable[[], Any], seed: int = 1) -> Any:
+    """A model, whose initial values follow from the seed."""
+    with _BUILDING:
+        keras.utils.set_random_seed(seed)
+        return make()
+
+
+def perceptron() -> Any:
+    """Kernels and biases of 30, 5, 5 and 1 elements."""
+    layers = keras.layers
+    return keras.Sequential([keras.Input((6,)), layers.Dense(5, "tanh"), layers.Dense(1)], name="net")
+
+
+def records(count: int = 22) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """x float32 [count, 6], y float32 [count, 1]."""
+    x = np.random.default_rng(5).normal(size=(count, 6)).astype(np.float32)
+    return x, (2 * x[:, :1] - x[:, 1:2] * x[:, 2:3]).astype(np.float32)
+
+
+def trained(
+    size: int,
+    locations: LocationSettings | None = None,
+    make: Callable[[], Any] = perceptron,
+    optimizer: Callable[[], Any] = lambda: keras.optimizers.Adam(0.01),
+    metrics: Any = None,
+    then: Callable[[ReplicaTrainer], Any] = lambda trainer: None,
+    **fit: Any,
+) -> list[tuple[list[np.ndarray[Any, Any]], dict[str, Any], Any]]:
+    """Of every replica: the weights, the history, and what `then` returns."""
+
+    def work(group: ReplicaGroup) -> Any:
+        trainer = ReplicaTrainer(seeded(make), locations, group, seed=7)
+        trainer.compile(optimizer(), "mse", metrics=metrics)
+        x, y = records()
+        history = trainer.fit(x, y, **{"batch_size": 4, "epochs": 2, "verbose": 0, **fit}).history
+        return [np.array(weight) for weight in trainer.model.get_weights()], history, then(trainer)
+
+    return run_threads(size, work)
+
+
+def same_bits(first: Any, second: Any) -> bool:
+    """Whether two lists of arrays are equal to the bit."""
+    return [array.tobytes() for array in first] == [array.tobytes() for array in second]

@@ -1,0 +1,123 @@
+"""Callbacks on replicas: what one wants all do, and what they see is of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.threads import alone, run_threads
+from elastable.replicas.training.checkpoints import ReplicaTrainer
+from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
+from tests.replicas.training.models import BOTH, perceptron, records, same_bits, seeded
+
+X, Y = records()
+
+
+class Batches(keras.callbacks.Callback):  # type: ignore[misc]
+    """Notes logs and weights behind every batch, and stops behind `most`."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+        self.logs: list[dict[str, float]] = []
+        self.weights: list[np.ndarray[Any, Any]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.logs.append(dict(logs))
+        self.weights = [np.array(weight) for weight in self.model.get_weights()]
+        if len(self.logs) == self.most:
+            self.model.stop_training = True
+
+
+class Halves(keras.callbacks.Callback):  # type: ignore[misc]
+    """Halves the learning rate, and sets a bias, behind every epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
+        self.model.layers[0].bias.assign(np.full(5, epoch, np.float32))
+
+
+def fitted(group: ReplicaGroup, callbacks: list[Any], locations: Any = BOTH, **named: Any) -> Any:
+    trainer = ReplicaTrainer(seeded(perceptron), locations, group, seed=7)
+    trainer.compile(keras.optimizers.SGD(0.1), "mse")
+    return trainer, trainer.fit(X, Y, **{"batch_size": 4, "epochs": 2, "verbose": 0, "callbacks": callbacks, **named})
+
+
+def test_what_one_replica_stops_all_stop_and_batches_have_logs_of_all() -> None:
+    def work(group: ReplicaGroup) -> Any:
+        batches = Batches(3)
+        trainer, history = fitted(group, [batches] if group.rank == 1 else [])
+        assert same_bits(batches.weights, trainer.model.get_weights() if group.rank == 1 else [])
+        return batches.logs, history.history, trainer.step
+
+    (_, first, steps), (logs, second, _) = run_threads(2, work)
+    assert steps == 3
+    assert first == second == {"loss": [logs[-1]["loss"]]}
+    plain = seeded(perceptron)
+    assert plain.get_weights()[0].shape == (6, 5)
+
+
+def test_learning_rates_and_weights_that_callbacks_set_count() -> None:
+    def work(group: ReplicaGroup, locations: Any) -> Any:
+        trainer, _ = fitted(group, [Halves()], locations)
+        assert trainer.optimizer.learning_rate.numpy() == pytest.approx(0.025)
+        return trainer.model.get_weights()
+
+    sharded = run_threads(2, lambda group: work(group, BOTH))
+    whole = run_threads(2, lambda group: work(group, None))
+    assert same_bits(sharded[0], whole[0])
+    assert same_bits(sharded[1], whole[0])
+    np.testing.assert_array_equal(sharded[0][1], 1)
+
+
+def test_a_learning_rate_that_only_one_replica_sets_is_refused() -> None:
+    def work(group: ReplicaGroup) -> None:
+        fitted(group, [Halves()] if group.rank == 1 else [])
+
+    with pytest.raises(BadInput, match=r"rank 1 goes on at learning rate 0\.05, and rank 0 at 0\.1"):
+        run_threads(2, work)
+
+
+def test_early_stopping_and_its_best_weights() -> None:
+    def work(group: ReplicaGroup) -> Any:
+        stopping = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+        trainer = ReplicaTrainer(seeded(perceptron), BOTH, group, seed=7)
+        trainer.compile(keras.optimizers.SGD(10.0), "mse")  # far too fast: the first epoch is the best
+        told = trainer.fit(X, Y, 4, 9, verbose=0, callbacks=[stopping], validation_data=(X, Y))
+        return told.history["val_loss"], trainer.evaluate(X, Y), trainer.model.get_weights()
+
+    (losses, after, weights), (_, _, others) = run_threads(2, work)
+    assert len(losses) < 9
+    assert after == pytest.approx(min(losses), rel=1e-5)
+    assert same_bits(weights, others)
+
+
+def test_rank_0_shows_a_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+    run_threads(2, lambda group: fitted(group, [], verbose=1) and None)
+    shown = capsys.readouterr().out
+    assert shown.count("Epoch 1/2") == 1
+    assert shown.count("loss:") == 2
+
+
+def test_callbacks_that_cannot_be_honoured(tmp_path: Any) -> None:
+    kinds, model = keras.callbacks, perceptron()
+    refused = [
+        (kinds.BackupAndRestore(str(tmp_path)), r"use ReplicaTrainer\.save and load"),
+        (kinds.SwapEMAWeights(), "moving averages"),
+        (kinds.ModelCheckpoint(str(tmp_path / "m.keras")), "save_weights_only=True"),
+        ("early", "callback str: not a keras.callbacks.Callback"),
+    ]
+    for callback, told in refused:
+        with pytest.raises(Unsupported, match=told):
+            ReplicaCallbacks([callback], model, alone(), 1, 1, 0)
+    weights_only = kinds.ModelCheckpoint(str(tmp_path / "m.weights.h5"), save_weights_only=True)
+    ReplicaCallbacks([weights_only], model, alone(), 1, 1, 0)
+    noted = ReplicaCallbacks([kinds.LambdaCallback(on_epoch_end=lambda epoch, logs: None)], model, alone(), 1, 1, 0)
+    assert not noted.sees_batches
+    noted = ReplicaCallbacks([kinds.LambdaCallback(on_train_batch_end=lambda b, logs: None)], model, alone(), 1, 1, 0)
+    assert noted.sees_batches
