@@ -16,6 +16,8 @@
 * tables in replicas' own memory: `create_host_embedding`, `HostEmbedding`, `HostEmbeddingOptimizerSpec`,
   `HostEmbeddingSGDGAOptimizerSpec`, `save_host_embedding`, `load_host_embedding`
 * errors: `ElastableError`; its kinds are in `elastable.embedding_store.errors`
+
+A name whose libraries are not installed raises `NotInstalled`, which says which extra of `elastable` brings them.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from elastable.embedding_store.extras import needs
 from elastable.worker.keras_backend import require_tensorflow
 from elastable.worker.trainers import register_trainers
 
 if TYPE_CHECKING:
+    __version__: str
+
     from elastable.embedding_store.errors import ElastableError
     from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
     from elastable.embedding_store.memory.store import MemoryStore
@@ -62,8 +67,6 @@ if TYPE_CHECKING:
         SparseArray,
         StreamReader,
     )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AdmissionSpec",
@@ -153,6 +156,7 @@ _HOMES = {
     "step": "elastable.tape_step",
     "summed": "elastable.worker.loss_terms",
 }
+_WITHOUT_KERAS = ("elastable.embedding_store", "elastable.worker.readers", "elastable.replicas.groups")
 
 
 # What keras.Model's own methods do for models with tables in a store.
@@ -163,11 +167,15 @@ register_trainers(
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("elastable.version").distribution_version()
     if name not in _HOMES:
         raise AttributeError(f"module 'elastable' has no attribute {name!r}; it has {', '.join(__all__)}")
-    if not _HOMES[name].startswith(("elastable.embedding_store", "elastable.worker.readers")):
-        require_tensorflow()
-    value = getattr(import_module(_HOMES[name]), name)
+    home = _HOMES[name]
+    with needs(f"elastable.{name}", "replicas" if home.startswith("elastable.replicas") else None):
+        if not home.startswith(_WITHOUT_KERAS):
+            require_tensorflow()
+        value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 

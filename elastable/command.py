@@ -20,6 +20,7 @@ from elastable.commands.serve import serve
 from elastable.commands.use import evaluate, export, predict
 from elastable.commands.work import worker
 from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.extras import not_installed
 from elastable.embedding_store.rpc.credentials import ENVIRONMENT
 from elastable.exit_codes import ExitCode, exit_code_of, exit_code_table
 from elastable.heap import keep_freed_memory
@@ -65,7 +66,11 @@ def main() -> None:
     keep_freed_memory()
     try:
         app()
-    except ElastableError as error:
+    except (ElastableError, ModuleNotFoundError) as caught:
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+        error = caught if isinstance(caught, ElastableError) else not_installed(caught, f"elastable {command}")
+        if error is None:
+            raise
         with suppress(OSError):  # its log may lie on the disk that is full; the exit code tells of it, too
             Console(stderr=True).print(
                 f"[bold red]{type(error).__name__}[/bold red]: {escape(str(error))}", highlight=False, soft_wrap=True

@@ -10,6 +10,7 @@ from elastable.embedding_store.errors import (
     ElastableError,
     JobFailed,
     ModelError,
+    NotInstalled,
     StoreFailed,
     Unauthenticated,
     Unavailable,
@@ -32,6 +33,7 @@ class ExitCode(IntEnum):
     JOB_FAILED = 7
     BAD_CHECKPOINT = 8
     UNAUTHENTICATED = 9
+    NOT_INSTALLED = 10
     INTERRUPTED = 130
 
     @property
@@ -51,11 +53,13 @@ _MEANINGS = {
     ExitCode.JOB_FAILED: "the job ended before its last version",
     ExitCode.BAD_CHECKPOINT: "a checkpoint is missing, damaged or of another model",
     ExitCode.UNAUTHENTICATED: "a token or certificate is missing, or not one that the other end accepts",
+    ExitCode.NOT_INSTALLED: "a library that an extra brings is not installed; the error says which extra",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C); stopped cleanly, with a checkpoint",
 }
 
 _CODES: tuple[tuple[type[ElastableError], ExitCode], ...] = (
     (CheckpointError, ExitCode.BAD_CHECKPOINT),
+    (NotInstalled, ExitCode.NOT_INSTALLED),
     (ModelError, ExitCode.BAD_MODEL),
     (Unavailable, ExitCode.UNAVAILABLE),
     (StoreFailed, ExitCode.STORE_FAILED),

@@ -16,8 +16,9 @@ from elastable.embedding_store.shared.store import outboxes_of
 from elastable.embedding_store.warm import warming
 from elastable.exit_codes import ExitCode
 from elastable.master.api import JobSpec
-from elastable.master.core import Master
+from elastable.master.bare import BareMaster
 from elastable.master.hooks import MasterOptions
+from elastable.master.row_optimizers import make_known
 from elastable.master.service import master_service
 from elastable.options import require_transport
 from elastable.stopping import stopping_on_signals
@@ -60,13 +61,14 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
         BadInput: clients are to read from shared memory, and the store has none.
         ElastableError: the store cannot be opened, or the address not be used.
     """
+    make_known()
     job = JobSpec(job="bare", mode="async", not_finite=options.not_finite)
     deadline_s, shared = operation_deadline(options.deadline_s), options.transport != "grpc"
     with open_store(options.store, shared=shared, deadline_s=deadline_s) as store, warming(store):
         outboxes = outboxes_of(store)
         if outboxes is None and options.transport == "shared":
             raise BadInput(f"--transport shared: rows of the store {redacted(options.store)} are not in shared memory")
-        master = Master.bare(store, job, MasterOptions(commit_deadline_s=options.deadline_s))
+        master = BareMaster(store, job, MasterOptions(commit_deadline_s=options.deadline_s))
         stopped = threading.Event()
 
         def stop(reason: str) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "JobFailed",
     "ModelError",
     "NotFinite",
+    "NotInstalled",
     "NotJoined",
     "NotReady",
     "SpecConflict",
@@ -120,6 +121,10 @@ class ModelError(ElastableError):
 
 class Unsupported(ModelError):
     """Something that was asked for, by name, and that is not honoured."""
+
+
+class NotInstalled(Unsupported, ImportError):
+    """Something that needs a library which is not installed here; the message says which extra brings it."""
 
 
 class CheckpointError(ElastableError):

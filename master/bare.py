@@ -26,7 +26,7 @@ from elastable.master.api import (
     WorkerStatus,
 )
 from elastable.master.committing import Committer
-from elastable.master.dense import NoDense
+from elastable.master.dense_part import NoDense
 from elastable.master.hooks import MasterOptions
 from elastable.master.progress import Progress
 from elastable.master.push_check import Expected, check_finite, check_push

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from elastable.embedding_store.store import TableUpdate
 from elastable.master.accumulate import Accumulated
 from elastable.master.api import Tensor
-from elastable.master.keras_optimizer import Clipping
 
-__all__ = ["clip"]
+__all__ = ["Clipping", "clip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """At most one of Keras' three ways to clip; None: not that one."""
+
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+    clipvalue: float | None = None
 
 
 def clip(gradient: Accumulated, clipping: Clipping, own: Mapping[str, Clipping] | None = None) -> Accumulated:

@@ -15,9 +15,8 @@ from elastable.embedding_store.row_optimizer import follows_steps
 from elastable.embedding_store.store import Commit, EmbeddingStore
 from elastable.master.accumulate import Accumulated, accumulate
 from elastable.master.api import JobSpec, Push
-from elastable.master.clipping import clip
-from elastable.master.dense import DensePart, OwnStep
-from elastable.master.keras_optimizer import Clipping
+from elastable.master.clipping import Clipping, clip
+from elastable.master.dense_part import DensePart, OwnStep
 from elastable.master.progress import Progress
 from elastable.master.version_record import VersionRecord, job_as_json
 

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 
 from elastable.embedding_store.errors import BadSpec, Unsupported
@@ -17,6 +16,8 @@ from elastable.embedding_store.store import Float32, Int64
 __all__ = ["ConstrainedRowOptimizer", "constrained"]
 
 _CONSTRAINED = "constrained"
+# Keras' own; `constrained` notes another one, so that a server without Keras computes with it, too.
+_EPSILON = 1e-7
 _SUPPORTED = "NonNeg, and MaxNorm, MinMaxNorm and UnitNorm with axis=1"
 
 Constrain = Callable[[Float32], Float32]
@@ -44,13 +45,16 @@ def constrained(layer: str, optimizer: OptimizerSpec, constraint: Any) -> Optimi
             "lazy=False promises that every row follows every step; leave one of them out, or say lazy=True on the "
             "layer"
         )
-    config = keras.constraints.serialize(constraint)
+    import keras  # not above: servers without Keras import this module, too
+
+    config, epsilon = keras.constraints.serialize(constraint), float(keras.config.epsilon())
     try:
-        _numpy_constraint(config)
+        _numpy_constraint(config, epsilon)
     except BadSpec as error:
         raise Unsupported(f"embedding layer {layer!r}: {error}") from error
     inner = {"name": optimizer.name, "hyperparameters": optimizer.hyperparameters, "config": optimizer.keras_config}
-    text = json.dumps({"optimizer": inner, "constraint": config}, sort_keys=True)
+    other = {} if epsilon == _EPSILON else {"epsilon": epsilon}
+    text = json.dumps({"optimizer": inner, "constraint": config, **other}, sort_keys=True)
     return OptimizerSpec(_CONSTRAINED, (("learning_rate", optimizer.get("learning_rate", 0.01)),), text)
 
 
@@ -63,7 +67,7 @@ class ConstrainedRowOptimizer(RowOptimizer):
             inner = config["optimizer"]
             pairs = tuple((str(name), float(value)) for name, value in inner["hyperparameters"])
             self._inner = row_optimizer(OptimizerSpec(inner["name"], pairs, inner["config"]))
-            self._constrain = _numpy_constraint(config["constraint"])
+            self._constrain = _numpy_constraint(config["constraint"], float(config.get("epsilon", _EPSILON)))
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, BadSpec):
                 raise
@@ -101,7 +105,7 @@ class ConstrainedRowOptimizer(RowOptimizer):
         weights[positions] = self._constrain(weights[positions])
 
 
-def _numpy_constraint(config: Any) -> Constrain:
+def _numpy_constraint(config: Any, epsilon: float) -> Constrain:
     """float32 `[n, dim]` -> `[n, dim]`, as Keras 3.15 computes it (`keras/src/constraints/constraints.py`)."""
     name = config.get("class_name") if isinstance(config, dict) else None
     values = config.get("config", {}) if isinstance(config, dict) else {}
@@ -116,12 +120,12 @@ def _numpy_constraint(config: Any) -> Constrain:
             f"use axis=1 (supported: {_SUPPORTED})"
         )
     if name == "UnitNorm":
-        return lambda rows: rows / (np.float32(keras.config.epsilon()) + _norms(rows))
+        return lambda rows: rows / (np.float32(epsilon) + _norms(rows))
     if name == "MaxNorm":
         highest = np.float32(values["max_value"])
-        return lambda rows: _scaled(rows, lambda norms: np.clip(norms, 0, highest))
+        return lambda rows: _scaled(rows, epsilon, lambda norms: np.clip(norms, 0, highest))
     low, high, rate = (np.float32(values[key]) for key in ("min_value", "max_value", "rate"))
-    return lambda rows: _scaled(rows, lambda norms: rate * np.clip(norms, low, high) + (1 - rate) * norms)
+    return lambda rows: _scaled(rows, epsilon, lambda norms: rate * np.clip(norms, low, high) + (1 - rate) * norms)
 
 
 def _norms(rows: Float32) -> Float32:
@@ -129,10 +133,10 @@ def _norms(rows: Float32) -> Float32:
     return norms
 
 
-def _scaled(rows: Float32, desired: Callable[[Float32], Float32]) -> Float32:
+def _scaled(rows: Float32, epsilon: float, desired: Callable[[Float32], Float32]) -> Float32:
     """Rows whose L2 norms are brought to `desired(norms)`."""
     norms = _norms(rows)
-    scaled: Float32 = rows * (desired(norms) / (np.float32(keras.config.epsilon()) + norms))
+    scaled: Float32 = rows * (desired(norms) / (np.float32(epsilon) + norms))
     return scaled
 
 

@@ -26,9 +26,8 @@ from elastable.master.api import (
     Tensor,
     WorkerIdentity,
 )
-from elastable.master.bare import BareMaster
 from elastable.master.committing import Committer
-from elastable.master.dense import DensePart
+from elastable.master.dense_part import DensePart
 from elastable.master.driver import Driver
 from elastable.master.hooks import Hooks, MasterOptions, is_due
 from elastable.master.job_state import JobState
@@ -115,11 +114,6 @@ class Master:
             ),
         )
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
-
-    @staticmethod
-    def bare(store: EmbeddingStore, job: JobSpec | None = None, options: MasterOptions | None = None) -> BareMaster:
-        """A parameter server without a model: every push is one commit."""
-        return BareMaster(store, job, options)
 
     # What the process that holds the master does.
 

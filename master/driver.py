@@ -11,7 +11,7 @@ from elastable.embedding_store.pins import Pin
 from elastable.master.accumulate import Accumulated
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.committing import Committer
-from elastable.master.dense import DensePart
+from elastable.master.dense_part import DensePart
 from elastable.master.hooks import Hooks, MasterOptions
 from elastable.master.job_state import JobState, Work, as_failure
 from elastable.master.metrics import LazyLogs, MetricBook

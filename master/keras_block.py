@@ -16,10 +16,9 @@ from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, regi
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.embedding_store.store import Float32, Int64
 from elastable.master.optimizer_config import optimizer_config
+from elastable.master.row_optimizers import KERAS_BLOCK
 
-__all__ = ["KERAS_BLOCK", "KerasBlockOptimizer", "canonical_config"]
-
-KERAS_BLOCK = "keras"
+__all__ = ["KerasBlockOptimizer", "canonical_config"]
 
 # Rows that one call of Keras updates. Always as many, the last block padded: one compiled function a
 # dim, and every element takes the same vectorised path wherever its row stands.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -14,10 +13,11 @@ from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.master.averaging import averaged
-from elastable.master.keras_block import KERAS_BLOCK, canonical_config
+from elastable.master.clipping import Clipping
+from elastable.master.keras_block import canonical_config
+from elastable.master.row_optimizers import KERAS_BLOCK
 
 __all__ = [
-    "Clipping",
     "accumulated_by",
     "accumulation_of",
     "clipping_of",
@@ -69,15 +69,6 @@ _COMMON = {
     "loss_scale_factor",
     "gradient_accumulation_steps",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Clipping:
-    """At most one of Keras' three ways to clip; None: not that one."""
-
-    clipnorm: float | None = None
-    global_clipnorm: float | None = None
-    clipvalue: float | None = None
 
 
 def clipping_of(optimizer: Any) -> Clipping:

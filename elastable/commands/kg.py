@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.extras import needs
 from elastable.quiet import import_tensorflow
 
 __all__ = ["kg"]
@@ -105,9 +106,10 @@ def train(
     ] = None,
 ) -> None:
     """Train a model; the best one by validation is kept and tested."""
-    import_tensorflow()
-    from elastable.graph_run import run_graph, to_go_on
-    from elastable.replicas.knowledge_graphs.training.defaults import settings_of
+    with needs("elastable kg", "replicas"):
+        import_tensorflow()
+        from elastable.graph_run import run_graph, to_go_on
+        from elastable.replicas.knowledge_graphs.training.defaults import settings_of
 
     given = {
         "epochs": epochs, "dim": dim, "norm": norm, "loss": loss, "margin": margin, "adversarial": adversarial,
@@ -137,8 +139,9 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Answer (head, relation, ?) or (?, relation, tail)."""
-    import_tensorflow()
-    from elastable.replicas.knowledge_graphs.training.answering import AnsweringModel
+    with needs("elastable kg", "replicas"):
+        import_tensorflow()
+        from elastable.replicas.knowledge_graphs.training.answering import AnsweringModel
 
     answers = AnsweringModel(run).answers(relation, head=head, tail=tail, k=k, new=new)
     if as_json:

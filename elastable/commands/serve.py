@@ -8,7 +8,6 @@ import typer
 
 from elastable.commands.arguments import Insecure
 from elastable.progress import JobConsole
-from elastable.quiet import import_tensorflow
 
 __all__ = ["serve"]
 
@@ -37,7 +36,6 @@ def serve(
     ] = "auto",
 ) -> None:
     """Serve the tables of a store to any gRPC client, without a model: clients create tables, look up and push."""
-    import_tensorflow()
     from elastable.parameter_server import ServerOptions, run_parameter_server
 
     options = ServerOptions(store, listen, not_finite, deadline, transport, insecure)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from elastable.embedding_store.errors import ElastableError, JobFailed, Unsupported
+from elastable.embedding_store.errors import ElastableError, JobFailed, NotInstalled
 from elastable.exit_codes import ExitCode, error_of
 from elastable.launch.door import Door
 from elastable.launch.program import Program
@@ -89,7 +89,7 @@ class Launch:
         grace_s: For the others to end by themselves once one has failed, or all were told to end.
 
     Raises:
-        Unsupported: mpi4py or MPICH's mpiexec is not installed.
+        NotInstalled: mpi4py or MPICH's mpiexec is not installed.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ def _error(code: int | None) -> type[ElastableError]:
 def _command(size: int, hosts: str | None) -> Sequence[str]:
     mpiexec = Path(sys.executable).with_name("mpiexec")
     if not mpiexec.exists() or find_spec("mpi4py") is None:
-        raise Unsupported("replicas need mpi4py and MPICH: pip install 'elastable[replicas]'")
+        raise NotInstalled('elastable replicas needs mpi4py and MPICH: pip install "elastable[replicas]"')
     # Without it mpiexec kills all members as one fails, before they could say so and save what they have.
     command = [str(mpiexec), "-disable-auto-cleanup", "-n", str(size)]
     return [*command, "-hosts", hosts] if hosts else command

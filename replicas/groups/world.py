@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from elastable.embedding_store.errors import DeadlineExceeded, Unsupported
+from elastable.embedding_store.errors import DeadlineExceeded, NotInstalled
 from elastable.replicas.groups import leftovers
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.threads import alone
@@ -58,7 +58,7 @@ def replica_group(deadline_s: float | None = None) -> ReplicaGroup:
 
     Raises:
         DeadlineExceeded: not all have called it.
-        Unsupported: there are several, and mpi4py is not installed.
+        NotInstalled: there are several, and mpi4py is not installed.
     """
     if deadline_s is None:
         deadline_s = float(os.environ.get(DEADLINE_VARIABLE, _DEADLINE_S))
@@ -88,7 +88,7 @@ def world_communicator(deadline_s: float) -> MPI.Intracomm:
 
     Raises:
         DeadlineExceeded: not all have called it.
-        Unsupported: mpi4py is not installed.
+        NotInstalled: mpi4py is not installed.
     """
     global _world
     if _world is None:
@@ -101,8 +101,9 @@ def world_communicator(deadline_s: float) -> MPI.Intracomm:
 def _start(deadline_s: float) -> MPI.Intracomm:
     try:
         from elastable.replicas.groups.start import MPI
-    except ImportError:
-        raise Unsupported("several replicas need mpi4py: pip install 'elastable[replicas]'") from None
+    except ImportError as error:  # mpi4py, or the MPI library that it loads
+        told = f'a group of several replicas needs MPI ({error}): pip install "elastable[replicas]"'
+        raise NotInstalled(told) from error
     with _no_longer_than(deadline_s):
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)

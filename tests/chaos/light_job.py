@@ -63,13 +63,13 @@ def _tables(seed: int, lazy: bool) -> dict[str, TableSpec]:
 class _Dense:
     """Variables with momentum, a state, and a rate that falls with the steps.
 
-    Keeps `elastable.master.dense.DensePart`.
+    Keeps `elastable.master.dense_part.DensePart`.
     """
 
     frozen_tables = ()
 
     def __init__(self, model: Any) -> None:
-        from elastable.master.keras_optimizer import Clipping
+        from elastable.master.clipping import Clipping
         from elastable.master.push_check import TensorSpec
 
         width = _USER + _WORDS

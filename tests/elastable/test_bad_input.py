@@ -17,7 +17,7 @@ from elastable.exit_codes import ExitCode, exit_code_of
 from elastable.master.api import JobSpec, Push, Slices, SyncPushId
 from elastable.master.client import MasterClient
 from elastable.master.core import Master
-from elastable.master.dense import NoDense
+from elastable.master.dense_part import NoDense
 from elastable.master.service import master_service
 from elastable.options import JobOptions
 from elastable.prepare import prepare_job

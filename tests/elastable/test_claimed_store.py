@@ -13,7 +13,7 @@ from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import RowBlock
 from elastable.master.api import JobSpec
-from elastable.master.dense import NoDense
+from elastable.master.dense_part import NoDense
 from elastable.master.progress import Progress
 from elastable.resume import fill_store
 

@@ -13,7 +13,7 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.places import find_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.dense import NoDense
+from elastable.master.dense_part import NoDense
 from elastable.resume import Beginning, fill_store
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, created, dense_of, progress_of, rows, train
 from tests.servers import running_server

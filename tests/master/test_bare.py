@@ -23,7 +23,6 @@ from elastable.master.api import (
     WorkerIdentity,
 )
 from elastable.master.bare import BareMaster
-from elastable.master.core import Master
 
 SPEC = TableSpec(
     "t",
@@ -51,7 +50,7 @@ def rows(store: MemoryStore, ids: list[int]) -> list[float]:
 
 
 def test_a_push_is_a_commit_once(store: MemoryStore) -> None:
-    master = Master.bare(store)
+    master = BareMaster(store)
     store.create_table(SPEC)
     first = master.report_gradient(push(1, [3, 3, 4]))
     assert (first.outcome, first.version) == (PushOutcome.ACCEPTED, 1)
@@ -64,7 +63,7 @@ def test_a_push_is_a_commit_once(store: MemoryStore) -> None:
 
 
 def test_what_does_not_fit_changes_nothing(store: MemoryStore) -> None:
-    master = Master.bare(store)
+    master = BareMaster(store)
     store.create_table(SPEC)
     with pytest.raises(TableNotFound, match="'u'"):
         master.report_gradient(push(1, [1], table="u"))
@@ -87,7 +86,7 @@ def test_pushes_that_are_not_finite_can_be_skipped(store: MemoryStore) -> None:
 
 
 def test_many_clients_lose_nothing(store: MemoryStore) -> None:
-    master = Master.bare(store)
+    master = BareMaster(store)
     store.create_table(SPEC)
 
     def client(name: str) -> None:
@@ -103,7 +102,7 @@ def test_many_clients_lose_nothing(store: MemoryStore) -> None:
 
 
 def test_workers_may_join_but_there_is_nothing_to_do(store: MemoryStore) -> None:
-    master = Master.bare(store)
+    master = BareMaster(store)
     session = master.join(WorkerIdentity("w", "here", 1))
     assert session.job.mode == "async"
     assert master.lease_tasks("w", 3, 0.01).tasks == ()

@@ -10,8 +10,8 @@ import pytest
 
 from elastable.embedding_store.store import TableUpdate
 from elastable.master.accumulate import Accumulated
-from elastable.master.clipping import clip
-from elastable.master.keras_optimizer import Clipping, clipping_of
+from elastable.master.clipping import Clipping, clip
+from elastable.master.keras_optimizer import clipping_of
 
 IDS = np.array([7, 1, 4])
 

@@ -45,6 +45,24 @@ def test_touched_rows_are_constrained_as_in_keras(constraint: Any) -> None:
     assert rows.slot_width(8) == 8
 
 
+def test_another_epsilon_of_keras_goes_with_the_spec() -> None:
+    """The rows may be updated in another process, which has an epsilon of its own, or no Keras at all."""
+    spec, before = OptimizerSpec.of("sgd", learning_rate=0.5), keras.config.epsilon()
+    usual = constrained("e", spec, C.UnitNorm(axis=1))
+    assert "epsilon" not in usual.keras_config
+    weights = np.full((1, 2), 0.1, np.float32)
+    keras.config.set_epsilon(0.5)
+    try:
+        said = constrained("e", spec, C.UnitNorm(axis=1))
+        expected = np.asarray(C.UnitNorm(axis=1)(weights))
+    finally:
+        keras.config.set_epsilon(before)
+    row_optimizer(said).apply(
+        weights, np.zeros((1, 0), np.float32), np.array([0]), np.zeros((1, 2), np.float32), 0, 0.5
+    )
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+
+
 def test_without_a_constraint_nothing_changes() -> None:
     spec = OptimizerSpec.of("sgd", learning_rate=0.5)
     assert constrained("e", spec, None) is spec

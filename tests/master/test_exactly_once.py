@@ -40,7 +40,7 @@ from elastable.master.api import (
 )
 from elastable.master.client import MasterClient
 from elastable.master.core import Master
-from elastable.master.dense import NoDense
+from elastable.master.dense_part import NoDense
 from elastable.master.hooks import Hooks, MasterOptions
 from elastable.master.progress import Progress
 from elastable.master.record_order import record_order

@@ -14,7 +14,8 @@ from elastable.embedding_store.errors import BadSpec, ModelError, Unsupported
 from elastable.embedding_store.row_optimizer import row_optimizer
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.embedding_store.store import Float32
-from elastable.master.keras_optimizer import Clipping, clipping_of, learning_rate_of, table_optimizer
+from elastable.master.clipping import Clipping
+from elastable.master.keras_optimizer import clipping_of, learning_rate_of, table_optimizer
 
 K = keras.optimizers
 

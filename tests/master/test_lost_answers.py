@@ -18,7 +18,7 @@ from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, Table
 from elastable.master.api import JobSpec, Push, PushOutcome, Slices, SyncPushId, WorkerIdentity
 from elastable.master.client import MasterClient
 from elastable.master.core import Master
-from elastable.master.dense import NoDense
+from elastable.master.dense_part import NoDense
 from elastable.master.hooks import MasterOptions
 from elastable.master.service import master_service
 from tests.losing_proxy import LosingProxy, losing_proxy

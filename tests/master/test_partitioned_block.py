@@ -14,7 +14,8 @@ from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.partitions.store import PartitionedStore
 from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
-from elastable.master.keras_block import KERAS_BLOCK, canonical_config
+from elastable.master.keras_block import canonical_config
+from elastable.master.row_optimizers import KERAS_BLOCK
 
 
 @keras.saving.register_keras_serializable(package="test")

@@ -22,7 +22,7 @@ from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
 from elastable.embedding_store.v1 import store_pb2
-from elastable.master.core import Master
+from elastable.master.bare import BareMaster
 from elastable.master.messages import MASTER_SERVICE
 from elastable.master.service import master_service
 from elastable.master.v1 import master_pb2
@@ -41,7 +41,7 @@ def block(language: str) -> str:
 def address() -> Iterator[str]:
     with (
         MemoryStore() as store,
-        GrpcServer("127.0.0.1:0", [store_service(store, writable=True), master_service(Master.bare(store))]) as server,
+        GrpcServer("127.0.0.1:0", [store_service(store, writable=True), master_service(BareMaster(store))]) as server,
     ):
         yield server.address
 

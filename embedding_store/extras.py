@@ -1,0 +1,57 @@
+"""What `pip install elastable` leaves out, and the extra that brings it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from elastable.embedding_store.errors import NotInstalled
+
+__all__ = ["EXTRAS", "needs", "not_installed"]
+
+EXTRAS = {
+    "tensorflow": ("TensorFlow", "keras"),
+    "keras": ("Keras", "keras"),
+    "pyarrow": ("pyarrow", "keras"),
+    "tensorboard": ("TensorBoard", "keras"),
+    "matplotlib": ("matplotlib", "keras"),
+    "ml_dtypes": ("ml_dtypes", "keras"),
+    "mpi4py": ("mpi4py", "replicas"),
+}
+"""Package that is imported -> its name, and the extra of `elastable` that installs it."""
+
+
+def not_installed(error: BaseException, what: str, extra: str | None = None) -> NotInstalled | None:
+    """The error that says which extra to install, where an import failed for want of it; None of any other error.
+
+    Args:
+        error: What was raised.
+        what: That needs the library, as the subject of a sentence.
+        extra: Brings all that it needs; None: the extra that brings the library.
+    """
+    if not isinstance(error, ModuleNotFoundError) or error.name not in EXTRAS:
+        return None
+    library, brings_it = EXTRAS[error.name]
+    return NotInstalled(
+        f'{what} needs {library}, which is not installed: pip install "elastable[{extra or brings_it}]"'
+    )
+
+
+class needs:  # noqa: N801 - reads as the `with` statement that it is for
+    """Around imports of what an extra brings: one that is not installed becomes `NotInstalled`.
+
+    Args:
+        what, extra: As of `not_installed`.
+    """
+
+    def __init__(self, what: str, extra: str | None = None) -> None:
+        self._what, self._extra = what, extra
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        told = None if error is None else not_installed(error, self._what, self._extra)
+        if told is not None:
+            raise told from error

@@ -1,0 +1,91 @@
+"""Tables in memory and in files, and a client of `elastable serve`, on what `pip install elastable` brings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+import elastable as et
+import master
+import proto
+import worker
+from elastable.embedding_store import (
+    FileStore,
+    IndexedSlices,
+    InitializerSpec,
+    MemoryStore,
+    OptimizerSpec,
+    RemoteStore,
+    TableSpec,
+)
+from elastable.embedding_store.errors import NotInstalled
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
+from elastable.master.client import MasterClient
+
+address, folder = sys.argv[1:]
+assert {module.WHOSE for module in (master, proto, worker)} == {"mine"}
+
+SPEC = TableSpec(
+    "cities",
+    dim=2,
+    initializer=InitializerSpec("zeros"),
+    optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5),
+)
+IDS, GRADIENTS = np.array([3, 2**60, 3]), np.ones((3, 2), np.float32)
+
+
+def refusal(call: Callable[..., object], *arguments: object) -> str:
+    """Why a call is refused for want of a library."""
+    try:
+        call(*arguments)
+    except NotInstalled as error:
+        return str(error)
+    raise AssertionError(f"{call}{arguments} was not refused")
+
+
+def trained(store: EmbeddingStore) -> list[float]:
+    """Two rows after one step, of which the first has twice the other's gradient."""
+    table = store.table(SPEC)
+    assert not table.lookup(IDS).any()
+    table.update(None, IndexedSlices(GRADIENTS, IDS))
+    return [float(value) for value in table.lookup(IDS[:2])[:, 0]]
+
+
+with MemoryStore() as memory, FileStore(folder) as files:
+    expected = trained(memory)
+    assert trained(files) == expected
+    assert expected[0] < expected[1] < 0
+
+client = MasterClient(address, deadline_s=120.0)
+with client.store() as store:
+    store.create_table(SPEC)
+    push = Push(AsyncPushId("client", 1), 3, slices={"cities": Slices(IDS, GRADIENTS)})
+    assert client.report_gradient(push).outcome == PushOutcome.ACCEPTED
+    assert client.report_gradient(push).outcome == PushOutcome.DUPLICATE
+    served = store.lookup({"cities": IDS[:2]})["cities"][:, 0]
+    assert [float(value) for value in served] == expected, served
+    block = TableSpec("block", dim=2, optimizer=OptimizerSpec("keras", (("learning_rate", 0.5),), "{}"))
+    assert refusal(store.create_table, block).endswith('not installed: pip install "elastable[keras]"')
+with RemoteStore(address) as reader:
+    assert reader.version() == 1
+
+here = ("AdmissionSpec", "ElastableError", "MemoryStore", "RedisStore", "TableSpec", "hash_ids", "open_store")
+assert all(getattr(et, name) is not None for name in here)
+assert et.replica_group().size == 1
+EXTRAS = {
+    "keras": ("DistributedEmbedding", "Embedding", "NumpyReader", "averaged", "export_keras", "fit", "save", "step"),
+    "replicas": ("HostEmbedding", "ReplicaTrainer", "create_host_embedding"),
+}
+for extra, names in EXTRAS.items():
+    for name in names:
+        told = refusal(getattr, et, name)
+        assert told.startswith(f"elastable.{name} needs "), told
+        assert told.endswith(f'not installed: pip install "elastable[{extra}]"'), told
+
+heavy = {"tensorflow", "keras", "pyarrow", "mpi4py", "matplotlib", "tensorboard"}
+assert not heavy & {name.partition(".")[0] for name in sys.modules}
+assert {module for name, module in sys.modules.items() if name == "worker"} == {worker}
+print("all of it runs, version", et.__version__)

@@ -1,0 +1,43 @@
+"""One wheel, built once, and environments that hold it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.wheel.environments import Environment, make_environment, run
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("embedding_store", "master", "worker", "replicas")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout, built from a copy: builds leave files behind."""
+    home = tmp_path_factory.mktemp("wheel")
+    source = home / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in (*FOLDERS, "elastable", "tests", "benchmarks", "examples"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    offline = ("--no-deps", "--no-index", "--disable-pip-version-check", "--quiet")
+    python = Path(sys.executable)
+    run(home, python, "-m", "pip", "wheel", *offline, "--no-build-isolation", "--wheel-dir", str(home), str(source))
+    (built,) = home.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """`pip install elastable`."""
+    return make_environment(tmp_path_factory.mktemp("bare"), wheel)
+
+
+@pytest.fixture(scope="session")
+def with_keras(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """`pip install "elastable[keras]"`."""
+    return make_environment(tmp_path_factory.mktemp("keras"), wheel, ["keras"])

@@ -1,0 +1,215 @@
+"""What a built wheel installs, and what runs with which extra, beside a program's own modules of our folders' names."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.elastable.processes import LIMIT_S
+from tests.wheel.conftest import FOLDERS, ROOT
+from tests.wheel.environments import Environment, run, wheel_metadata
+
+NAMES = (*FOLDERS, "proto", "tests", "benchmarks", "examples", "deploy", "elastable_utils", "conftest")
+HERE = Path(sys.executable)
+
+MODEL = """
+import keras
+import numpy as np
+
+import elastable as et
+{imports}
+
+MINE = {{module.__name__: module.WHOSE for module in ({names})}}
+assert set(MINE.values()) == {{"mine"}}, MINE
+
+
+def model():
+    import worker  # again, where a worker process builds the model
+
+    assert worker.WHOSE == "mine", worker
+    ids = keras.Input((2,), dtype="int64", name="ids")
+    rows = et.Embedding(worker.ROWS, 4, name="things")(ids)
+    made = keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+    made.compile("adam", "mse")
+    return made
+
+
+def data(split):
+    chance = np.random.default_rng(5)
+    return chance.integers(0, worker.ROWS, (64, 2)), chance.normal(size=(64, 1)).astype("float32")
+"""
+
+SCRIPT = """
+import sys
+
+import elastable as et
+import model
+import worker
+
+x, y = model.data("train")
+trained = model.model()
+history = et.fit(trained, (x, y), batch_size=16, epochs=2, verbose=0, seed=1)
+assert history.history["loss"][1] < history.history["loss"][0], history.history
+assert worker.WHOSE == "mine"
+assert sys.modules["elastable.worker"] is not worker
+print("trained")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A program's folder."""
+    home = tmp_path / "program"
+    home.mkdir()
+    for name in NAMES:
+        (home / f"{name}.py").write_text('WHOSE = "mine"\nROWS = 40\n')
+    imports = "\n".join(f"import {name}" for name in NAMES)
+    (home / "model.py").write_text(MODEL.format(imports=imports, names=", ".join(NAMES)))
+    (home / "script.py").write_text(SCRIPT)
+    (home / "bare_program.py").write_text((Path(__file__).parent / "bare_program.py").read_text())
+    return home
+
+
+@contextmanager
+def serving(environment: Environment, folder: Path) -> Iterator[str]:
+    """`elastable serve` of an environment; its address."""
+    command = [str(environment.python.with_name("elastable")), "serve", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            assert server.stdout is not None
+            told = server.stdout.readline()
+            found = re.match(r"parameter server at (\S+), store memory", told)
+            assert found, told + server.stdout.read()
+            yield found[1]
+        finally:
+            server.terminate()
+            server.wait(LIMIT_S)
+
+
+@pytest.mark.timeout(900)
+def test_a_model_file_trains_and_resumes_beside_them(folder: Path) -> None:
+    job = ["-m", "elastable", "train", "model.py", "--workers", "1", "--micro-batch-size", "16"]
+    run(folder, HERE, *job, "--checkpoint-dir", "c")
+    told = run(folder, HERE, *job, "--checkpoint-dir", "c", "--epochs", "2", "--resume")
+    assert "resuming at version 4" in told
+    result = json.loads((folder / "runs" / "latest" / "result.json").read_text())
+    assert (result["version"], result["examples"]) == (8, 64)
+
+
+def test_a_wheel_holds_one_name_and_all_of_ours(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    information = {name.partition("/")[0] for name in held if ".dist-info/" in name}
+    assert len(information) == 1
+    assert {name.partition("/")[0] for name in held} == {"elastable", *information}
+    ours = {
+        f"elastable/{file.relative_to(ROOT)}" if folder != "elastable" else str(file.relative_to(ROOT))
+        for folder in (*FOLDERS, "elastable")
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in (".py", ".pyi", ".typed") and file.resolve().relative_to(ROOT).parts[0] == folder
+    }
+    assert len(ours) > 400
+    assert {name for name in held if name.startswith("elastable/")} == ours
+
+
+@pytest.mark.parametrize("stub", ["embedding_store.v1.store_pb2", "master.v1.master_pb2"])
+def test_stubs_have_names_of_ours_in_the_pool_of_protobuf(stub: str) -> None:
+    """One process cannot have two files or two messages of one name."""
+    described = import_module(f"elastable.{stub}").DESCRIPTOR
+    package, _, file = stub.rpartition(".")
+    assert described.package == f"elastable.{package}"
+    assert described.name == f"elastable/{package.replace('.', '/')}/{file.removesuffix('_pb2')}.proto"
+
+
+def test_the_wheel_asks_for_what_pyproject_says(wheel: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    metadata = wheel_metadata(wheel)
+    assert metadata.version == project["version"]
+    needs = [Requirement(line) for line in metadata.requires or ()]
+    unasked = {need.name for need in needs if need.marker is None}
+    assert unasked == {Requirement(line).name for line in project["dependencies"]}
+    assert not {"tensorflow", "keras", "pyarrow", "mpi4py"} & unasked
+
+
+def test_a_bare_install_adds_one_name(bare: Environment, with_keras: Environment) -> None:
+    for environment in (bare, with_keras):
+        names = {name for name in environment.added if not name.endswith(".dist-info")}
+        assert names == {"elastable"}
+        assert len(environment.added) == 2
+
+
+def test_a_bare_install_has_tables_a_server_and_a_client(bare: Environment, folder: Path) -> None:
+    for name in ("tensorflow", "keras", "pyarrow", "mpi4py"):
+        run(folder, bare.python, "-c", f"import {name}", code=1)
+    with serving(bare, folder) as address:
+        told = run(folder, bare.python, "bare_program.py", address, str(folder / "rows"))
+        version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+        assert told == f"all of it runs, version {version}\n"
+        status = json.loads(run(folder, bare.python, "-m", "elastable", "status", "--master", address, "--json"))
+        assert (status["version"], status["job"]) == (1, "bare")
+
+
+COMMANDS = {
+    "train model.py": "keras",
+    "master model.py": "keras",
+    "worker model.py --master 127.0.0.1:1": "keras",
+    "plan model.py": "keras",
+    "evaluate model.py --checkpoint c": "keras",
+    "kg train umls": "replicas",
+    "replicas -n 2 script.py": "replicas",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_say_which_extra_they_need(bare: Environment, folder: Path, command: str) -> None:
+    told = run(folder, bare.python, "-m", "elastable", *command.split(), code=10)
+    assert re.match(rf"NotInstalled: elastable {command.split()[0]} needs ", told), told
+    assert told.endswith(f'pip install "elastable[{COMMANDS[command]}]"\n'), told
+
+
+def test_help_and_version_need_no_extra(bare: Environment, folder: Path) -> None:
+    assert "serve" in run(folder, bare.python, "-m", "elastable", "--help")
+    run(folder, bare.python, "-m", "elastable", "train", "--help")
+    assert re.fullmatch(r"elastable \d+\.\d+\.\d+\S*\n", run(folder, bare.python, "-m", "elastable", "--version"))
+
+
+def test_every_module_of_the_store_is_there_without_an_extra(bare: Environment, folder: Path) -> None:
+    program = """
+import pkgutil
+from importlib import import_module
+
+import elastable.embedding_store as store
+
+found = [module.name for module in pkgutil.walk_packages(store.__path__, "elastable.embedding_store.")]
+for name in found:
+    import_module(name)
+print(len(found))
+"""
+    assert int(run(folder, bare.python, "-c", program)) > 150
+
+
+def test_keras_is_the_extra_that_trains(with_keras: Environment, folder: Path) -> None:
+    run(folder, with_keras.python, "-c", "import mpi4py", code=1)
+    assert run(folder, with_keras.python, "script.py") == "trained\n"
+    asked = "import elastable as et; print([getattr(et, name).__name__ for name in et.__all__])"
+    assert len(json.loads(run(folder, with_keras.python, "-c", asked).replace("'", '"'))) > 40
+
+
+def test_nothing_of_ours_imports_what_is_not_installed() -> None:
+    """Benchmarks, examples and tests are in the checkout alone; a program's modules may have their names."""
+    for folder in (*FOLDERS, "elastable"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for line in file.read_text().splitlines():
+                words = line.split()
+                if words[:1] in (["import"], ["from"]):
+                    assert words[1].split(".")[0] not in NAMES, f"{file}: {line}"
