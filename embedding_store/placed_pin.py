@@ -9,11 +9,12 @@ from elastable.embedding_store.pins import Pin
 from elastable.embedding_store.refusals import refuse_other_version
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32, Int64, RowBlock, UInt8
+from elastable.embedding_store.tables.base_store import BaseSource
 
 __all__ = ["PlacedPin"]
 
 
-class PlacedPin(Pin):
+class PlacedPin(BaseSource, Pin):
     """As `Pin`.
 
     Args:

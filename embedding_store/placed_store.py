@@ -13,12 +13,13 @@ from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.refusals import refuse_other_version
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableStatistics, UInt8
+from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.unfinished_commit import UnfinishedCommit
 
 __all__ = ["PlacedStore"]
 
 
-class PlacedStore(EmbeddingStore):
+class PlacedStore(BaseStore):
     """Tables in different kinds of stores, at one version.
 
     A commit goes to every store, also where none of its tables is, so that all

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from elastable.embedding_store.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput
 
 __all__ = ["Commit", "Float32", "Int64", "RowBlock", "TableStatistics", "TableUpdate", "UInt8"]
-
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
-UInt8 = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ class RowSource(ABC):
             StoreFailed, Unavailable: the backend failed; no value is made up.
         """
 
+    @abstractmethod
     def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
         """Answers requests, each into memory of its own.
 
@@ -69,9 +70,6 @@ class RowSource(ABC):
         Raises:
             As `lookup`; outputs may be half written then.
         """
-        from elastable.embedding_store.tables.plain_lookup import lookup_through  # which needs this module
-
-        lookup_through(self, requests, version)
 
     def lookup_in_order(
         self, requests: Sequence[LookupRequest], version: int | None, done: Callable[[int], object]
@@ -142,6 +140,7 @@ class EmbeddingStore(RowSource):
             SpecConflict: a table of that name has another spec.
         """
 
+    @abstractmethod
     def table(self, of: TableSpec | str) -> EmbeddingTable:
         """A view of one table; created here when a spec is given and there is none of that name.
 
@@ -149,11 +148,6 @@ class EmbeddingStore(RowSource):
             TableNotFound: there is no table of that name.
             SpecConflict: a table of that name has another spec.
         """
-        from elastable.embedding_store.tables.table import EmbeddingTable  # which needs this module
-
-        if isinstance(of, TableSpec):
-            self.create_table(of)
-        return EmbeddingTable(self, of.name if isinstance(of, TableSpec) else of)
 
     @abstractmethod
     def drop_table(self, table: str) -> None:
@@ -269,17 +263,13 @@ class EmbeddingStore(RowSource):
             BadInput: `block_rows` is below 1.
         """
 
+    @abstractmethod
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
         """Rows with their slots: of `ids` int64 `[n]`, each once, those that hold a value of their own, in that order.
-
-        A store that knows no better way scans the whole table.
 
         Raises:
             TableNotFound, BadIds, IdOutOfRange: as `lookup`.
         """
-        from elastable.embedding_store.row_blocks import rows_by_scan  # which needs this module
-
-        return rows_by_scan(self, table, ids)
 
     @abstractmethod
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:

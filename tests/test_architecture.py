@@ -68,6 +68,78 @@ EVERY_MODULE = [path for package in ALLOWED for path in modules(package)]
 named = pytest.mark.parametrize("path", EVERY_MODULE, ids=lambda path: str(path.relative_to(ROOT)))
 
 
+def module_of(path: Path) -> str:
+    """Dotted name of a module of ours."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    name = ".".join(parts if parts[0] == "elastable" else ("elastable", *parts))
+    return name.removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in EVERY_MODULE}
+
+
+def needed(path: Path) -> dict[str, int]:
+    """What a module imports of ours when it runs, at its top or inside a function -> the line that says so."""
+    found: dict[str, int] = {}
+    unseen: list[ast.AST] = [ast.parse(path.read_text())]
+    while unseen:
+        node = unseen.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            unseen.extend(node.orelse)
+            continue
+        unseen.extend(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES else node.module for name in whole]
+        else:
+            continue
+        for name in names:
+            if name in MODULES:
+                found.setdefault(name, node.lineno)
+    return found
+
+
+IMPORTS = {name: needed(path) for name, path in MODULES.items()}
+
+
+def circles() -> list[list[str]]:
+    """Groups of modules each of which needs all the others (Tarjan's strongly connected components)."""
+    number, low, stack, found = dict[str, int](), dict[str, int](), list[str](), list[list[str]]()
+
+    def visit(module: str) -> None:
+        number[module] = low[module] = len(number)
+        stack.append(module)
+        for other in IMPORTS[module]:
+            if other not in number:
+                visit(other)
+            if other in stack:
+                low[module] = min(low[module], low[other])
+        if low[module] == number[module]:
+            place = stack.index(module)
+            if len(stack) - place > 1 or module in IMPORTS[module]:
+                found.append(sorted(stack[place:]))
+            del stack[place:]
+
+    for module in IMPORTS:
+        if module not in number:
+            visit(module)
+    return found
+
+
+def test_no_modules_need_each_other() -> None:
+    """Also where an import stands inside a function: that hides a circle from Python, and not from a reader."""
+    told = [
+        f"{MODULES[module].relative_to(ROOT)}:{IMPORTS[module][other]} imports {other}"
+        for circle in circles()
+        for module in circle
+        for other in circle
+        if other in IMPORTS[module]
+    ]
+    assert not told, "import circles:\n" + "\n".join(told)
+
+
 @named
 def test_imports_run_downwards(path: Path) -> None:
     package = path.relative_to(ROOT).parts[0]

@@ -21,6 +21,7 @@ from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.row_optimizer import follows_steps
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.tables.base_store import BaseSource
 from elastable.embedding_store.tables.grouping import Int32, unique_ids
 
 __all__ = ["CachedSource"]
@@ -40,7 +41,7 @@ class _Fetched:
     inverse: Int32
 
 
-class CachedSource(RowSource):
+class CachedSource(BaseSource):
     """Keeps hot rows of a source that others change.
 
     All rows held are of one version. A lookup that names this version is

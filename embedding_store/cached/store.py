@@ -18,11 +18,12 @@ from elastable.embedding_store.store import (
     TableStatistics,
     UInt8,
 )
+from elastable.embedding_store.tables.base_store import BaseStore
 
 __all__ = ["CachedStore"]
 
 
-class CachedStore(CachedSource, EmbeddingStore):
+class CachedStore(CachedSource, BaseStore):
     """Keeps hot rows of a store that this process alone changes.
 
     Changes go through to the store, and rows they change are held no more, so

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.tables.base_store import BaseSource
 
 __all__ = ["UnpromotedSource"]
 
 
-class UnpromotedSource(RowSource):
+class UnpromotedSource(BaseSource):
     """Another source's rows, looked up in another way; closing this closes nothing."""
 
     def __init__(

@@ -20,7 +20,7 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.fused.power import adam_rate, float32_power
-from elastable.embedding_store.row_optimizer import RowOptimizer
+from elastable.embedding_store.optimizer_base import RowOptimizer
 
 __all__ = ["DenseForm", "dense_form", "known_dense_forms"]
 

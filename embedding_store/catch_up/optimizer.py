@@ -8,7 +8,7 @@ from elastable.embedding_store.catch_up.one_pass import update_adam
 from elastable.embedding_store.catch_up.steps_at import PIECE_BYTES
 from elastable.embedding_store.catch_up.table_steps import TableSteps
 from elastable.embedding_store.fused.adam import Adam
-from elastable.embedding_store.row_optimizer import FusedOptimizer, RowOptimizer, SlotSpec
+from elastable.embedding_store.optimizer_base import FusedOptimizer, RowOptimizer, SlotSpec
 from elastable.embedding_store.store import Float32, Int64
 
 __all__ = ["CatchUpOptimizer", "stamped"]

@@ -19,7 +19,7 @@ from elastable.embedding_store.fused.nadam import Nadam
 from elastable.embedding_store.fused.rmsprop import RMSprop
 from elastable.embedding_store.fused.rowwise_adagrad import RowwiseAdagrad
 from elastable.embedding_store.fused.sgd import SGD
-from elastable.embedding_store.row_optimizer import Factory
+from elastable.embedding_store.optimizer_base import Factory
 
 __all__ = ["FUSED"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.optimizer_base import FusedOptimizer, SlotSpec, hyperparameters, require_share
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.embedding_store.store import Float32, Int64
 

@@ -14,7 +14,7 @@ from elastable.embedding_store.kernel import (
     prefetch_distance,
     prefetch_line,
 )
-from elastable.embedding_store.row_optimizer import FusedOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.optimizer_base import FusedOptimizer, SlotSpec, hyperparameters, require_share
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.embedding_store.store import Float32, Int64
 

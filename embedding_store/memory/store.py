@@ -19,7 +19,8 @@ from elastable.embedding_store.range_pool import RangePool, available_cores
 from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.refusals import refuse_conflict, refuse_other_version
 from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
+from elastable.embedding_store.store import Commit, Int64, RowBlock, TableStatistics, UInt8
+from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.tables.table_reader import TableReader
 
 __all__ = ["MemoryStore"]
@@ -31,7 +32,7 @@ _Staged = tuple[MemoryTable, StagedUpdate, float]
 """A table, its update, and the learning rate."""
 
 
-class MemoryStore(TableLookups, EmbeddingStore):
+class MemoryStore(TableLookups, BaseStore):
     """Rows in memory. Lookups share the store, commits have it alone, so a
     lookup sees one version whole, whether it names one or not.
     """

@@ -21,11 +21,12 @@ from elastable.embedding_store.refusals import refuse_conflict
 from elastable.embedding_store.row_optimizer import row_optimizer
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics, UInt8
+from elastable.embedding_store.tables.base_store import BaseStore
 
 __all__ = ["PartitionedStore"]
 
 
-class PartitionedStore(PartitionedSource, EmbeddingStore):
+class PartitionedStore(PartitionedSource, BaseStore):
     """Embedding tables over several stores, each shard a store of any kind.
 
     A lookup sees one version whole, over all shards, where commits and lookups

@@ -16,6 +16,7 @@ from elastable.embedding_store.refusals import refuse_other_version
 from elastable.embedding_store.row_blocks import joined_rows
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32, Int64, RowBlock, UInt8
+from elastable.embedding_store.tables.base_store import BaseSource
 
 if TYPE_CHECKING:
     from elastable.embedding_store.redis.store import RedisStore
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["RedisPin"]
 
 
-class RedisPin(Pin):
+class RedisPin(BaseSource, Pin):
     """As `Pin`: of every process that asks, as it stands in Redis.
 
     Reads go through the store that it was made from, and end with it.

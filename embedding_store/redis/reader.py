@@ -19,13 +19,14 @@ from elastable.embedding_store.redis.topology import Topology
 from elastable.embedding_store.redis.transfer import Reading, read_block
 from elastable.embedding_store.redis.url import RedisUrl
 from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.tables.base_store import BaseSource
 from elastable.embedding_store.tables.lookup_request import LookupRequest, require_width
 
 __all__ = ["RedisReader"]
 
 
-class RedisReader(RowSource):
+class RedisReader(BaseSource):
     """Rows from Redis or Valkey, one server or a Cluster, straight from where they lie.
 
     A lookup that names a version reads exactly that version, if the version

@@ -40,14 +40,15 @@ from elastable.embedding_store.refusals import refuse_conflict
 from elastable.embedding_store.row_blocks import joined_rows
 from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
 from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableStatistics
+from elastable.embedding_store.store import Commit, Int64, RowBlock, TableStatistics
+from elastable.embedding_store.tables.base_store import BaseStore
 
 __all__ = ["RedisStore"]
 
 _NEVER_CHANGED = bytes(8)  # the stamp 0
 
 
-class RedisStore(RedisReader, EmbeddingStore):
+class RedisStore(RedisReader, BaseStore):
     """Embedding tables in Redis. One process writes; any number read.
 
     A commit reads the rows and slots it changes, but for those that it

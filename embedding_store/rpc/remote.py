@@ -16,7 +16,8 @@ from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE, spec_from
 from elastable.embedding_store.rpc.store_messages import LONGEST_WAIT_S, require_wire_ids
 from elastable.embedding_store.rpc.upload import StreamingUpload
 from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.tables.base_store import BaseSource
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 
 __all__ = ["RemoteSource"]
@@ -25,7 +26,7 @@ _FLOAT32 = np.dtype(np.float32)
 _FEW_TABLES = 1_000  # whose names leave room for rows in a reply of one frame
 
 
-class RemoteSource(RowSource):
+class RemoteSource(BaseSource):
     """Looks rows up at a store that another process serves; one call for all tables.
 
     Every call ends within the deadline: a server that is not reached is tried

@@ -13,6 +13,7 @@ from elastable.embedding_store.rpc.connection import Connection
 from elastable.embedding_store.rpc.remote_reads import RemoteReads
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32, Int64, RowBlock, UInt8
+from elastable.embedding_store.tables.base_store import BaseSource
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 
 __all__ = ["RemotePin", "remote_pins"]
@@ -20,7 +21,7 @@ __all__ = ["RemotePin", "remote_pins"]
 _LookUp = Callable[[Mapping[str, Int64], bytes], dict[str, Float32]]
 
 
-class RemotePin(Pin):
+class RemotePin(BaseSource, Pin):
     """As `Pin`. The server keeps the version, for as long as the lease: also where this process is gone.
 
     Args:

@@ -21,13 +21,14 @@ from elastable.embedding_store.rpc.store_messages import (
 )
 from elastable.embedding_store.rpc.upload import Upload
 from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableStatistics, UInt8
+from elastable.embedding_store.store import Commit, Float32, Int64, RowBlock, TableStatistics, UInt8
+from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.v1 import store_pb2
 
 __all__ = ["RemoteStore"]
 
 
-class RemoteStore(RemoteSource, EmbeddingStore):
+class RemoteStore(RemoteSource, BaseStore):
     """Everything that the store of a server that allows writing can do.
 
     Calls whose answer is lost are repeated until the deadline, and count once:

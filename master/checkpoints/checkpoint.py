@@ -15,7 +15,8 @@ from elastable.embedding_store.store import RowBlock
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.files import MANIFEST, Bytes, CheckpointFiles
 from elastable.master.checkpoints.manifest import Manifest
-from elastable.master.checkpoints.places import checkpoint_names, located, version_named
+from elastable.master.checkpoints.names import version_named
+from elastable.master.checkpoints.places import checkpoint_names, located
 from elastable.master.checkpoints.row_chain import chained_rows
 from elastable.master.checkpoints.tensor_file import tensors_in
 from elastable.master.checkpoints.threads import in_order

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.embedding_store.redis.url import redacted
 from elastable.master.checkpoints.files import MANIFEST, CheckpointFiles, LocalFiles
+from elastable.master.checkpoints.names import version_named
 
 __all__ = [
-    "checkpoint_name",
     "checkpoint_names",
     "files_at",
     "find_checkpoint",
     "located",
     "newest_checkpoint",
     "require_place",
-    "version_named",
 ]
-
-_NAME = re.compile(r"ckpt-(\d{10,})(?:-(\d+))?")
 
 
 def files_at(place: str | Path | CheckpointFiles) -> CheckpointFiles:
@@ -48,19 +44,6 @@ def require_place(place: str | Path) -> None:
         files_at(place).probe()
     except OSError as error:
         raise BadInput(f"checkpoints cannot be written to {redacted(str(place))}: {error}") from error
-
-
-def checkpoint_name(version: int, taken: list[str]) -> str:
-    """A name for a checkpoint of this version that sorts behind those of the same version in `taken`."""
-    plain = f"ckpt-{version:010d}"
-    again = [int(found[2] or 1) for name in taken if (found := _NAME.fullmatch(name)) and int(found[1]) == version]
-    return f"{plain}-{max(again) + 1}" if again else plain
-
-
-def version_named(name: str) -> tuple[int, int] | None:
-    """(version, which one of this version) that the name of a checkpoint says; None: it is none of ours."""
-    found = _NAME.fullmatch(name)
-    return None if found is None else (int(found[1]), int(found[2] or 1))
 
 
 def checkpoint_names(files: CheckpointFiles) -> list[str]:

@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.redis.url import redacted
 from elastable.master.checkpoints.files import MANIFEST, Bytes, CheckpointFiles, LocalFiles, Part
-from elastable.master.checkpoints.places import version_named
+from elastable.master.checkpoints.names import version_named
 
 __all__ = ["RemoteFiles", "files_at_url"]
 

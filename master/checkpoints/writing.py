@@ -18,7 +18,8 @@ from elastable.master.checkpoints.dirty_rows import Changes
 from elastable.master.checkpoints.file_writer import FileWriter
 from elastable.master.checkpoints.files import CheckpointFiles
 from elastable.master.checkpoints.manifest import Base, Manifest, TableEntry
-from elastable.master.checkpoints.places import checkpoint_name, files_at
+from elastable.master.checkpoints.names import checkpoint_name
+from elastable.master.checkpoints.places import files_at
 from elastable.master.checkpoints.retention import remove_old
 from elastable.master.checkpoints.row_files import write_rows
 from elastable.master.progress import Progress

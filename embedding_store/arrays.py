@@ -1,0 +1,12 @@
+"""What arrays hold, as annotations say it. Shapes stand in docstrings."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Float32", "Int64", "UInt8"]
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+UInt8 = npt.NDArray[np.uint8]

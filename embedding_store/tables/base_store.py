@@ -1,0 +1,37 @@
+"""What most stores and sources of rows share: defaults made of what each of them implements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastable.embedding_store.row_blocks import rows_by_scan
+from elastable.embedding_store.row_data import Int64, RowBlock
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import EmbeddingStore, RowSource
+from elastable.embedding_store.tables.lookup_request import LookupRequest
+from elastable.embedding_store.tables.plain_lookup import lookup_through
+from elastable.embedding_store.tables.table import EmbeddingTable
+
+__all__ = ["BaseSource", "BaseStore"]
+
+
+class BaseSource(RowSource):
+    """A source that answers requests by its plain `lookup`, one for all of them."""
+
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        """As in `RowSource.lookup_into`."""
+        lookup_through(self, requests, version)
+
+
+class BaseStore(BaseSource, EmbeddingStore):
+    """A store whose tables are `EmbeddingTable`s, and which scans for rows."""
+
+    def table(self, of: TableSpec | str) -> EmbeddingTable:
+        """As in `EmbeddingStore.table`."""
+        if isinstance(of, TableSpec):
+            self.create_table(of)
+        return EmbeddingTable(self, of.name if isinstance(of, TableSpec) else of)
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As in `EmbeddingStore.read_rows`."""
+        return rows_by_scan(self, table, ids)
