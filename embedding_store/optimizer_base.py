@@ -24,7 +24,10 @@ from elastable.embedding_store.spec import OptimizerSpec
 if TYPE_CHECKING:
     from elastable.embedding_store.catch_up.dense_form import DenseForm
 
-__all__ = ["Factory", "FusedOptimizer", "RowOptimizer", "SlotSpec", "hyperparameters", "require_share"]
+__all__ = ["KERAS_BLOCK", "Factory", "FusedOptimizer", "RowOptimizer", "SlotSpec", "hyperparameters", "require_share"]
+
+KERAS_BLOCK = "keras"
+"""Name in specs of the optimizers that Keras itself runs; the master registers them."""
 
 
 @dataclass(frozen=True, slots=True)

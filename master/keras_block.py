@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.embedding_store.optimizer_base import KERAS_BLOCK
 from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.embedding_store.store import Float32, Int64
 from elastable.master.optimizer_config import optimizer_config
-from elastable.master.row_optimizers import KERAS_BLOCK
 
 __all__ = ["KerasBlockOptimizer", "canonical_config"]
 

@@ -10,12 +10,12 @@ from typing import Any
 import keras
 
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
+from elastable.embedding_store.optimizer_base import KERAS_BLOCK
 from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.master.averaging import averaged
 from elastable.master.clipping import Clipping
 from elastable.master.keras_block import canonical_config
-from elastable.master.row_optimizers import KERAS_BLOCK
 
 __all__ = [
     "accumulated_by",

@@ -7,14 +7,12 @@ whose optimizer has no kernel, so such a server also runs where Keras is not ins
 from __future__ import annotations
 
 from elastable.embedding_store.extras import needs
+from elastable.embedding_store.optimizer_base import KERAS_BLOCK
 from elastable.embedding_store.row_optimizer import RowOptimizer, register_row_optimizer
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.master import averaging, constraints  # noqa: F401 - they register their optimizers
 
-__all__ = ["KERAS_BLOCK", "make_known"]
-
-KERAS_BLOCK = "keras"
-"""Name of the specs of Keras optimizers without a kernel."""
+__all__ = ["make_known"]
 
 
 def make_known() -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.optimizer_base import KERAS_BLOCK
 from elastable.embedding_store.partitions.store import PartitionedStore
 from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
 from elastable.master.keras_block import canonical_config
-from elastable.master.row_optimizers import KERAS_BLOCK
 
 
 @keras.saving.register_keras_serializable(package="test")
