@@ -6,16 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
 
 from tests.servers import Server, redis_binary, running_cluster, running_server, valkey_binary
 
 pytest.register_assert_rewrite("tests.contracts")  # a contract that is broken says what it saw
 
-# Kernels compile at their first call: a time limit on each example would fail on a fresh machine.
-hypothesis.settings.register_profile("elastable", deadline=None)
-hypothesis.settings.load_profile("elastable")
+pytest_plugins = [f"tests.plugins.{name}" for name in ("seeds", "order", "skips", "quick")]
 
 
 def _needed(binary: Path | None, what: str) -> Path:

@@ -48,9 +48,10 @@ class Trained:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """`click_job` trained with two workers, without any accident."""
+    """`click_job` trained with two workers, without any accident, all in new interpreters."""
     home = tmp_path_factory.mktemp("trained")
-    ran = run_elastable("train", CLICK_JOB, "--workers", "2", *JOB, "--run-dir", home / "runs", "--deadline", "30")
+    options = ("--run-dir", home / "runs", "--deadline", "30")
+    ran = run_elastable("train", CLICK_JOB, "--workers", "2", *JOB, *options, new=True)
     assert ran.code == 0, f"{ran.out}\n{ran.err}"
     run = (home / "runs" / "latest").resolve()
     return Trained(ran, home, run, run / "checkpoints" / "ckpt-0000000040")

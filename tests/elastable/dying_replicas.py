@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +19,11 @@ from elastable.replicas.groups.world import world_communicator
 DEADLINE_S = 100.0
 
 
-def survive(alive: list[int], victim: int) -> tuple[str, float]:
-    """What this member is told as `victim` is killed, and how many seconds after the beginning."""
+def survive(alive: list[int], victim: int) -> str:
+    """What this member is told as `victim` is killed."""
     comm = world_communicator(DEADLINE_S)
     group = MpiGroup.of(comm, alive, DEADLINE_S)
     part = group.subgroup(CommGroup("consecutive", 2)) if len(alive) == 4 else group
-    began = time.monotonic()
     if comm.rank == victim:
         threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGKILL)).start()
     try:
@@ -34,13 +32,13 @@ def survive(alive: list[int], victim: int) -> tuple[str, float]:
         group.barrier()
     except Unavailable as error:
         group.leave(str(error))
-        return str(error), time.monotonic() - began
-    return "nothing", time.monotonic() - began
+        return str(error)
+    return "nothing"
 
 
 def main(home: Path) -> None:
     """Rank 3 dies while all exchange in pairs, then ranks 0 and 2; rank 1 stays."""
-    alive, told = [0, 1, 2, 3], list[tuple[str, float]]()
+    alive, told = [0, 1, 2, 3], list[str]()
     rank = world_communicator(DEADLINE_S).rank
     for victim in (3, 0, 2):
         (home / f"{rank}.json").write_text(json.dumps(told))

@@ -1,19 +1,24 @@
-"""Real `elastable` processes for tests: started, waited for with a limit, and always ended."""
+"""Real `elastable` processes for tests: started, waited for with a limit, and always ended.
+
+They are forks of a process that has imported TensorFlow (`tests.preloaded`), and so are the workers that they start:
+importing it takes five seconds of a core, training a small model takes one. With `new=True` all are new interpreters.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.preloaded.client import PreloadedProcess, run_preloaded
 
 __all__ = [
     "CLICK_JOB",
@@ -23,28 +28,12 @@ __all__ = [
     "counted_by_workers",
     "elastable",
     "run_elastable",
-    "run_in_one_process",
     "wait_until",
 ]
 
 LIMIT_S = 280.0  # TensorFlow takes seconds to load, and many times that on a busy machine
 CLICK_JOB = Path(__file__).with_name("click_job.py")
 _ROOT = Path(__file__).parents[2]
-
-_ONE_AFTER_ANOTHER = """
-import contextlib, io, json, sys
-from elastable.command import main
-
-for line in sys.stdin:
-    out, err, code = io.StringIO(), io.StringIO(), 0
-    sys.argv = ["elastable", *json.loads(line)]
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as ended:
-            code = ended.code
-    print("\\x00" + json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
-"""
 
 
 def counted_by_workers(run: Path) -> list[int]:
@@ -67,7 +56,7 @@ class Finished:
 class Running:
     """One `elastable` process; its output goes to files."""
 
-    process: subprocess.Popen[bytes]
+    process: PreloadedProcess | subprocess.Popen[bytes]
     out_file: Path
     err_file: Path
 
@@ -129,20 +118,25 @@ class Hold:
 
 @contextmanager
 def elastable(
-    home: Path, *arguments: str | Path, env: dict[str, str] | None = None, name: str = "process"
+    home: Path, *arguments: str | Path, env: dict[str, str] | None = None, name: str = "process", new: bool = False
 ) -> Iterator[Running]:
     """Starts `elastable ARGUMENTS`; what of it runs at the end of the block is killed, workers included."""
     home.mkdir(parents=True, exist_ok=True)
     files = home / f"{name}.out", home / f"{name}.err"
+    words = ["-m", "elastable", *map(str, arguments)]
     with files[0].open("wb") as out, files[1].open("wb") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "elastable", *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            cwd=_ROOT,
-            env=_environment(env),
-        )
+        process: PreloadedProcess | subprocess.Popen[bytes]
+        if new:
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=_ROOT,
+                env=_environment(env),
+            )
+        else:
+            process = PreloadedProcess(words, out, err, _ROOT, _environment(env))
     running = Running(process, *files)
     try:
         yield running
@@ -153,36 +147,22 @@ def elastable(
         process.wait(30)
 
 
-def run_elastable(*arguments: str | Path, env: dict[str, str] | None = None) -> Finished:
+def run_elastable(*arguments: str | Path, env: dict[str, str] | None = None, new: bool = False) -> Finished:
     """Runs `elastable ARGUMENTS` to its end."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "elastable", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        cwd=_ROOT,
-        env=_environment(env),
-    )
+    words = ["-m", "elastable", *map(str, arguments)]
+    if new:
+        ran = subprocess.run(
+            [sys.executable, *words],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            cwd=_ROOT,
+            env=_environment(env),
+        )
+    else:
+        ran = run_preloaded(words, _ROOT, _environment(env), LIMIT_S)
     return Finished(ran.returncode, ran.stdout, ran.stderr)
-
-
-def run_in_one_process(commands: Sequence[Sequence[str | Path]]) -> list[Finished]:
-    """Runs commands one after another in one process, which loads TensorFlow once for all."""
-    lines = "".join(json.dumps([str(word) for word in command]) + "\n" for command in commands)
-    ran = subprocess.run(
-        [sys.executable, "-c", _ONE_AFTER_ANOTHER],
-        input=lines,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-        cwd=_ROOT,
-        env=_environment(None),
-    )
-    found = [Finished(*json.loads(line)) for line in ran.stdout.split("\x00")[1:]]
-    assert len(found) == len(commands), ran.stderr
-    return found
 
 
 def wait_until(condition: Callable[[], Any], what: str, process: Running, limit_s: float = LIMIT_S) -> None:

@@ -25,7 +25,7 @@ from elastable.embedding_store.string_ids import hash_ids
 from elastable.exit_codes import ExitCode, error_of, exit_code_of
 from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
 from elastable.master.client import MasterClient
-from tests.elastable.processes import CLICK_JOB, Finished, elastable, run_elastable, run_in_one_process
+from tests.elastable.processes import CLICK_JOB, Finished, elastable, run_elastable
 
 COMMANDS = ("train", "master", "worker", "serve", "evaluate", "predict", "export", "plan", "status", "lookup")
 
@@ -173,7 +173,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Finished]:
     }
     with elastable(home, "serve", "--listen", "127.0.0.1:0") as bare:
         commands["no_model_there"] = ("worker", CLICK_JOB, "--master", bare.address())
-        ran = run_in_one_process(list(commands.values()))
+        ran = [run_elastable(*command) for command in commands.values()]
         bare.signal(signal.SIGTERM)
         assert bare.wait() == ExitCode.DONE, bare.err
     return dict(zip(commands, ran, strict=True))

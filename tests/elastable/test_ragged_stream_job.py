@@ -11,7 +11,7 @@ import pytest
 
 import elastable as et
 from tests.elastable import ragged_stream_job as job
-from tests.elastable.processes import run_elastable, run_in_one_process
+from tests.elastable.processes import run_elastable
 
 MODEL = Path(job.__file__)
 
@@ -26,13 +26,9 @@ def test_a_job_trains_each_record_once_and_its_checkpoint_can_be_used(tmp_path: 
         )
         assert ran.code == 0, ran.err
     used = ("--checkpoint", saved)
-    evaluated, predicted, found = run_in_one_process(
-        [
-            ("evaluate", MODEL, *used),
-            ("predict", MODEL, *used, "--output", out, "--batch-size", "7"),
-            ("lookup", "items_table", "item 3", "item 999", *used),
-        ]
-    )
+    evaluated = run_elastable("evaluate", MODEL, *used)
+    predicted = run_elastable("predict", MODEL, *used, "--output", out, "--batch-size", "7")
+    found = run_elastable("lookup", "items_table", "item 3", "item 999", *used)
     assert (evaluated.code, predicted.code, found.code) == (0, 0, 0), evaluated.err + predicted.err + found.err
 
     # As the job was: from one seed, in one process.

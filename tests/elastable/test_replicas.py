@@ -24,14 +24,14 @@ def pids(home: Path, count: int) -> list[int]:
 
 
 def test_replicas_do_their_work_and_say_who_says_what(tmp_path: Path) -> None:
-    ran = run_elastable("replicas", "-n", "3", PROGRAM, "add", tmp_path)
+    ran = run_elastable("replicas", "-n", "3", PROGRAM, "add", tmp_path, new=True)
     assert ran.code == 0, ran.err
     assert sorted(ran.out.splitlines()) == [f"[{rank}] 3 replicas add up to 6.0" for rank in range(3)]
     assert not any(is_running(pid) for pid in pids(tmp_path, 3))
 
 
 def test_one_that_fails_is_named_and_ends_the_others(tmp_path: Path) -> None:
-    ran = run_elastable("replicas", "-n", "3", "-m", "tests.elastable.replica_program", "fail", tmp_path)
+    ran = run_elastable("replicas", "-n", "3", "-m", "tests.elastable.replica_program", "fail", tmp_path, new=True)
     assert ran.code == ExitCode.BAD_INPUT
     assert ran.err.splitlines()[-1].startswith("BadInput: rank 1 on ")
     assert ran.err.splitlines()[-1].endswith("failed with exit code 3: BadInput: no such entity")
@@ -42,14 +42,14 @@ def test_one_that_fails_is_named_and_ends_the_others(tmp_path: Path) -> None:
 
 
 def test_one_that_crashes_is_named_and_the_others_are_ended_whatever_they_do(tmp_path: Path) -> None:
-    ran = run_elastable("replicas", "-n", "2", "--grace", "0.5", PROGRAM, "ignore", tmp_path)
+    ran = run_elastable("replicas", "-n", "2", "--grace", "0.5", PROGRAM, "ignore", tmp_path, new=True)
     assert ran.code == ExitCode.JOB_FAILED
     assert "was killed by signal 11 (Segmentation fault); rank 0 did not end, and was ended" in ran.err
     assert not any(is_running(pid) for pid in pids(tmp_path, 2))
 
 
 def test_ctrl_c_ends_all(tmp_path: Path) -> None:
-    with elastable(tmp_path, "replicas", "-n", "2", PROGRAM, "wait", tmp_path) as running:
+    with elastable(tmp_path, "replicas", "-n", "2", PROGRAM, "wait", tmp_path, new=True) as running:
         wait_until(lambda: len(list(tmp_path.glob("*.waits"))) == 2, "replicas", running)
         running.signal(signal.SIGINT)
         assert running.wait(60) == ExitCode.INTERRUPTED
@@ -58,7 +58,7 @@ def test_ctrl_c_ends_all(tmp_path: Path) -> None:
 
 
 def test_replicas_end_with_whoever_started_them(tmp_path: Path) -> None:
-    with elastable(tmp_path, "replicas", "-n", "2", PROGRAM, "wait", tmp_path) as running:
+    with elastable(tmp_path, "replicas", "-n", "2", PROGRAM, "wait", tmp_path, new=True) as running:
         wait_until(lambda: len(list(tmp_path.glob("*.waits"))) == 2, "replicas", running)
         running.signal(signal.SIGKILL)
         wait_until(lambda: not any(is_running(pid) for pid in pids(tmp_path, 2)), "end of the replicas", running)
@@ -67,28 +67,27 @@ def test_replicas_end_with_whoever_started_them(tmp_path: Path) -> None:
 def test_those_that_are_killed_in_the_middle_are_named_at_once(tmp_path: Path) -> None:
     """One after another, rank 0 among them; the rest go on in a new group."""
     module = ["-m", "tests.elastable.dying_replicas"]
-    ran = run_elastable("replicas", "-n", "4", "--grace", "100", *module, tmp_path)
+    ran = run_elastable("replicas", "-n", "4", "--grace", "100", *module, tmp_path, new=True)
     told = {rank: json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)}
     died = "has left the group: its process has ended without a word"
     # Ranks are those of the group: of 0, 1, 2 the first; of 1, 2 the second.
     expected = {0: [f"rank 3 {died}"], 1: [f"rank 3 {died}", f"rank 0 {died}", f"rank 1 {died}"], 3: []}
     expected[2] = expected[1][:2]
-    assert {rank: [story for story, _ in stories] for rank, stories in told.items()} == expected, ran.err
-    assert all(seconds < 50 for stories in told.values() for _, seconds in stories)  # of a deadline of 100
+    assert told == expected, ran.err
     assert "[1] alone" in ran.out
     assert "was killed by signal 9 (Killed)" in ran.err
     assert ran.code == ExitCode.JOB_FAILED
 
 
 def test_a_child_of_a_replica_is_none(tmp_path: Path) -> None:
-    ran = run_elastable("replicas", "-n", "2", PROGRAM, "child", tmp_path)
+    ran = run_elastable("replicas", "-n", "2", PROGRAM, "child", tmp_path, new=True)
     assert ran.code == 0, ran.err
     assert "[1] 1 replicas add up to 1.0\n" in ran.out
 
 
 def test_replicas_that_cannot_be_started_are_named(tmp_path: Path) -> None:
     ran = run_elastable(
-        "replicas", "-n", "2", "--deadline", "20", "--hosts", "no.such.host.invalid", PROGRAM, "add", "."
+        "replicas", "-n", "2", "--deadline", "20", "--hosts", "no.such.host.invalid", PROGRAM, "add", ".", new=True
     )
     assert ran.code == ExitCode.JOB_FAILED
     assert "JobFailed: rank 0, 1 did not start; mpiexec says: " in ran.err

@@ -181,10 +181,9 @@ def test_who_is_not_there_is_not_waited_for_longer_than_the_deadline() -> None:
         timeouts.append(timeout)
         return call_nobody(b"", timeout=timeout)
 
-    begin = time.monotonic()
+    # Were the hour of the wait waited for, the test would end by its time limit.
     with pytest.raises(Unavailable, match=r"cannot be reached within the deadline of 0\.3 s"):
         nobody.call(attempt, wait_s=3600.0)
-    assert time.monotonic() - begin < 600.0
     assert all(timeout > 3599.0 for timeout in timeouts)  # one that is there again has all the time that it is given
     nobody.close()
 
@@ -206,12 +205,17 @@ def test_a_closed_connection_says_so(connection: Connection) -> None:
 
 
 def test_nobody_there_is_unavailable_within_the_deadline_and_names_both() -> None:
-    nobody = Connection("127.0.0.1:1", deadline_s=0.3)
-    begin = time.monotonic()
-    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 .*deadline of 0\.3 s"):
-        call(nobody, "Unary")
-    # No claim on speed: it neither hangs on nor gives up at the first refusal.
-    assert 0.1 < time.monotonic() - begin < 30
+    nobody = Connection("127.0.0.1:1", deadline_s=5)
+    attempts = []
+    call_nobody = nobody.channel.unary_unary(f"/{STATUS}/Unary", None, None)
+
+    def attempt(timeout: float) -> bytes:
+        attempts.append(timeout)
+        return call_nobody(b"", timeout=timeout)
+
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 .*deadline of 5 s"):
+        nobody.call(attempt)
+    assert len(attempts) > 1  # it does not give up at the first refusal
     nobody.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -44,15 +43,12 @@ def served(held: ExitStack) -> tuple[MemoryStore, RemoteStore, grpc.Channel]:
 
 def test_a_million_empty_entries_are_refused_before_they_are_parsed(held: ExitStack) -> None:
     _, client, channel = served(held)
-    header = b"\x0a\x00" * 1_400_000
+    header = b"\x0a\x00" * 1_400_000 + b"\xff"  # a parser would refuse the last byte, by another message
     frame = next(encode(header, []))
     lookup = channel.unary_unary(f"/{STORE_SERVICE}/LookupSmall", None, None)
-    begun = time.process_time()
-    for _ in range(5):
-        with pytest.raises(grpc.RpcError, match=f"more than {MAX_ENTRIES} entries in its header") as caught:
-            lookup(frame, timeout=WAIT_S)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert time.process_time() - begun < 3.0  # of the processor; parsing them took that for each
+    with pytest.raises(grpc.RpcError, match=f"more than {MAX_ENTRIES} entries in its header") as caught:
+        lookup(frame, timeout=WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert client.version() == 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -504,17 +503,15 @@ def test_a_late_worker_helps() -> None:
 
 
 def test_waits_end_when_something_happens() -> None:
-    """A worker that waits for a version gets it long before its wait is over."""
+    """A worker that waits for a version gets it long before its wait of an hour is over."""
     with Running(Bench()) as job:
         got: list[Any] = []
-        waiting = threading.Thread(target=lambda: got.append(job.master.pull_dense("me", 1, 60.0)), daemon=True)
+        waiting = threading.Thread(target=lambda: got.append(job.master.pull_dense("me", 1, 3600.0)), daemon=True)
         waiting.start()
-        began = time.monotonic()
         for task in job.tasks(2):
             job.master.report_gradient(job.push(task))
-        waiting.join(timeout=30)
+        waiting.join(timeout=240)
         assert got[0].version == 1
-        assert time.monotonic() - began < 30
 
 
 def test_slices_of_every_size_and_none() -> None:

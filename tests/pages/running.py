@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.pages.blocks import Block, blocks_of
+from tests.preloaded.client import preloaded_python
 
 __all__ = ["PageRun", "assert_printed", "missing_commands"]
 
@@ -30,6 +31,8 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 class PageRun:
     """Everything that a page's blocks leave to those after them.
+
+    `python` and `elastable` in shell blocks are forks of a process that has imported TensorFlow (`tests.preloaded`).
 
     Python blocks share one namespace. Shell blocks share their working directory and exported variables.
     Addresses that a page names are replaced by those of this run: every `redis://HOST:6379` by a server of its
@@ -129,7 +132,8 @@ class PageRun:
     ) -> Iterator[subprocess.Popen[str]]:
         told = f"{script}\nexport -p > {self._exports}\npwd > {self._folder}/.cwd\n" if keep_state else script
         before = f"[ -e {self._exports} ] && source {self._exports}\n"
-        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"}
+        folders = f"{preloaded_python().parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": folders, "COLUMNS": "120"}
         process = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", f"{before if self._exports.exists() else ''}cd {self._working}\n{told}"],
             env=environment,

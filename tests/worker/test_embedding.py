@@ -205,12 +205,16 @@ def test_config_round_trip() -> None:
     ],
 )  # fmt: skip
 def test_initializers_keep_their_distribution(name: object, kind: str) -> None:
-    """Mean and deviation of many initial values equal those of Keras' own draw."""
+    """Mean and deviation of many initial values equal those of Keras' own draw.
+
+    The means of two draws of n values differ by 1.4 deviations / sqrt(n), one standard error: the bound is seven of
+    them, so that it holds for nearly any seed.
+    """
     layer = Embedding(4000, 16, embeddings_initializer=name, name="table")
     assert layer.table_spec().initializer.kind == kind
     ours = layer.read_rows(np.arange(4000))
     theirs = np.asarray(keras.initializers.get(name)((4000, 16)))
-    assert ours.mean() == pytest.approx(theirs.mean(), abs=4 * theirs.std() / np.sqrt(theirs.size) + 1e-7)
+    assert ours.mean() == pytest.approx(theirs.mean(), abs=10 * theirs.std() / np.sqrt(theirs.size) + 1e-7)
     assert ours.std() == pytest.approx(theirs.std(), rel=0.02)
     assert ours.max() <= theirs.max() + 0.1 * abs(theirs.max()) + 1e-7 or kind == "normal"
 

@@ -1,0 +1,92 @@
+"""Chance in tests comes from one seed: `--seed 7`, or `--seed random`, which is printed.
+
+Before each test, and before each fixture that several tests share, Python's, NumPy's and TensorFlow's generators are
+set to a function of the seed and of its name. So a test draws the same whatever ran before it. Hypothesis follows:
+its examples are a function of the test, unless the seed is random.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import zlib
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_fixture_setup",
+    "pytest_report_header",
+    "pytest_runtest_call",
+]
+
+# Kernels compile at their first call: a time limit on each example would fail on a fresh machine.
+hypothesis.settings.register_profile("elastable", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("elastable-random", deadline=None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--seed`."""
+    parser.addoption("--seed", default="0", help="what tests draw: a number [0], or 'random'")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draws a random seed once, for all processes of the run."""
+    drawn = config.option.seed == "random"
+    hypothesis.settings.load_profile("elastable-random" if drawn else "elastable")
+    if drawn:
+        config.option.seed = f"random {random.SystemRandom().randrange(2**31)}"
+    elif config.option.seed.startswith("random "):  # the controller of this process has drawn it
+        hypothesis.settings.load_profile("elastable-random")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """The seed, to run the same again."""
+    return f"seed: {_seed_of(config)}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
+    """Before a fixture that tests share: which of them comes first must not decide what it draws."""
+    if fixturedef.scope != "function":
+        _begin(request.config, f"{fixturedef.baseid}/{fixturedef.argname}/{getattr(request, 'param_index', 0)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the fixtures of one test."""
+    _begin(item.config, item.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Before the test itself."""
+    _begin(item.config, item.nodeid)
+
+
+def _seed_of(config: pytest.Config) -> int:
+    return int(str(config.option.seed).rpartition(" ")[2])
+
+
+def _begin(config: pytest.Config, name: str) -> None:
+    seed = zlib.crc32(f"{_seed_of(config)}/{name}".encode())
+    random.seed(seed)
+    np.random.seed(seed)
+    if "keras" in sys.modules and "tensorflow" in sys.modules:
+        _begin_keras(seed)
+
+
+def _begin_keras(seed: int) -> None:
+    """A new process' Keras has no seed of its own: `keras.utils.set_random_seed` of an earlier test is taken back."""
+    import tensorflow as tf
+    from keras.src.backend.common import global_state
+    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+    from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
+
+    tf.random.set_seed(seed)
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
+    global_state.set_global_attribute(GLOBAL_RANDOM_SEED, None)

@@ -1,0 +1,57 @@
+"""In CI a skipped test is a failure, unless its reason stands here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+
+__all__ = ["MAY_BE_SKIPPED", "pytest_make_collect_report", "pytest_runtest_makereport"]
+
+#: Reason -> why it is no gap. A new one is a decision, not a way to pass.
+MAY_BE_SKIPPED = {
+    "this store says that a lookup may meet a commit halfway": "its contract does not promise what is tested",
+    "the shared test data are not beside this checkout": "reference data of another repository, too large for this one",
+    "the graphs of ../shared/data are not here": "data sets of other people, which may not be copied",
+    "grpcio-tools is part of the dev extra": "`make proto-check`, a step of its own in .ci/run, compares the stubs",
+    "another C library keeps or gives back as it likes": "CI has glibc, and the promise is made for it alone",
+}
+
+
+def _is_gap(report: pytest.TestReport | pytest.CollectReport) -> bool:
+    return (
+        report.skipped and not hasattr(report, "wasxfail") and os.environ.get("CI") == "true" and not _allowed(report)
+    )
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    # A skip tells of file, line and reason.
+    return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+def _allowed(report: pytest.TestReport | pytest.CollectReport) -> bool:
+    return any(reason in _reason(report) for reason in MAY_BE_SKIPPED)
+
+
+def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
+    report.longrepr = f"{report.nodeid} is skipped in CI: {_reason(report)}\nMake it run, or see {__name__}"
+    report.outcome = "failed"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that is skipped fails by name."""
+    report = yield
+    if _is_gap(report):
+        _fail(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A module that is skipped fails by name."""
+    report = yield
+    if _is_gap(report):
+        _fail(report)
+    return report

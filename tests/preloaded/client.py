@@ -1,0 +1,163 @@
+"""Starts processes of the preloaded server, from a test and from what a test starts."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from tests.preloaded.server import Wanted
+
+__all__ = ["PreloadedProcess", "preloaded_python", "run_preloaded"]
+
+ROOT = Path(__file__).parents[2]
+START_S = 240.0
+
+# Stands for `python` where a test's processes start others. Signals are handed on; who kills it kills its process.
+_STAND_IN = """#!{python} -IS
+import json, os, signal, socket, sys
+inherited = [int(number) for number in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + number)]
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect({path!r})
+wanted = {{"arguments": sys.argv[1:], "executable": sys.argv[0], "environment": dict(os.environ),
+          "folder": os.getcwd(), "descriptors": inherited, "new_session": True}}
+signals = {{signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}}
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+socket.send_fds(server, [json.dumps(wanted).encode()], inherited)
+pid = int(server.recv(64))
+for number in signals:
+    signal.signal(number, lambda number, frame: os.kill(pid, number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+code = os.waitstatus_to_exitcode(int(server.recv(64)))
+if code >= 0:
+    os._exit(code)
+signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+os.kill(os.getpid(), -code)
+"""
+
+
+@functools.cache
+def preloaded_python() -> Path:
+    """An executable that stands for this Python; the server that it asks is started with the first call.
+
+    It takes `-m MODULE`, `-c PROGRAM` or a file, with arguments. Beside it lie the `elastable` command and `mpiexec`.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="preloaded-"))
+    path = folder / "socket"
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.preloaded.server", str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # whose threads would not survive a fork
+    )
+    atexit.register(_end, server, folder)
+    assert server.stdout is not None
+    if server.stdout.readline() != b"ready\n":
+        raise RuntimeError(f"the server of preloaded processes ended with code {server.wait()}")
+    python = folder / "python"
+    python.write_text(_STAND_IN.format(python=sys.executable, path=str(path)))
+    command = folder / "elastable"
+    command.write_text(f'#!/bin/sh\nexec {python} -m elastable "$@"\n')
+    for file in (python, command):
+        file.chmod(0o755)
+    for file in Path(sys.executable).parent.iterdir():
+        if file.name.startswith(("mpi", "hydra")):  # which the command looks for beside its Python
+            (folder / file.name).symlink_to(file)
+    return python
+
+
+def _end(server: subprocess.Popen[bytes], folder: Path) -> None:
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.close()
+    server.wait(60)
+    server.stdout.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class PreloadedProcess:
+    """A process as of `subprocess.Popen(["python", *arguments])`: same id, same signals, same exit code."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        stdout: int | IO[Any],
+        stderr: int | IO[Any],
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        python = preloaded_python()
+        environment = dict(os.environ if env is None else env)
+        wanted = Wanted(list(arguments), str(python), environment, str(cwd), [0, 1, 2])
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server.connect(str(python.with_name("socket")))
+        with open(os.devnull, "rb") as nothing:
+            descriptors = [nothing.fileno(), _descriptor(stdout), _descriptor(stderr)]
+            socket.send_fds(self._server, [json.dumps(asdict(wanted)).encode()], descriptors)
+        self._server.settimeout(START_S)
+        self.args = ["python", *arguments]
+        self.pid = int(self._server.recv(64))
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code; None: it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, negative for a signal. Raises `subprocess.TimeoutExpired`."""
+        if self.returncode is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._server, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = os.waitstatus_to_exitcode(int(self._server.recv(64)))
+            self._server.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """As of `subprocess.Popen`: nothing happens to a process that has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def run_preloaded(
+    arguments: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, timeout: float = START_S
+) -> subprocess.CompletedProcess[str]:
+    """As `subprocess.run(["python", *arguments], capture_output=True, text=True)`."""
+    with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
+        process = PreloadedProcess(arguments, out, err, cwd, env)
+        try:
+            code = process.wait(timeout)
+        except BaseException:
+            process.kill()
+            process.wait(30)
+            raise
+        told = []
+        for file in (out, err):
+            file.seek(0)
+            told.append(file.read().decode())
+    return subprocess.CompletedProcess(process.args, code, *told)
+
+
+def _descriptor(file: int | IO[Any]) -> int:
+    return file if isinstance(file, int) else file.fileno()

@@ -1,0 +1,133 @@
+"""The suite's own habits: its seeds, its order, its skips, and its quick run. Each is tried on a small suite."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.order import DEAREST, ROOT
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = 'pytest_plugins = [f"tests.plugins.{name}" for name in ("seeds", "order", "skips", "quick")]\n'
+DRAWS = """
+import random
+import numpy as np
+import pytest
+
+@pytest.fixture(scope="module")
+def shared():
+    return random.random()
+
+def test_one(shared):
+    print("drawn one", shared, random.random(), np.random.normal())
+
+def test_other(shared):
+    print("drawn other", shared, random.random(), np.random.normal())
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A folder with this suite's plugins and without its own settings."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the suite that runs in a process of its own
+    monkeypatch.delenv("CI", raising=False)
+    pytester.makeconftest(CONFTEST)
+    pytester.makeini("[pytest]\nmarkers =\n  process\n  slow\n")
+    return pytester
+
+
+def drawn(suite: pytest.Pytester, *options: str) -> list[str]:
+    """What the tests of `DRAWS` say they drew, sorted."""
+    ran = suite.runpytest_inprocess("-s", *options)
+    ran.assert_outcomes(passed=2 if "-k" not in options else 1)
+    return sorted(line.split("drawn ")[1] for line in ran.outlines if "drawn " in line)
+
+
+class TestSeeds:
+    def test_a_test_draws_the_same_whatever_ran_before(self, suite: pytest.Pytester) -> None:
+        suite.makepyfile(DRAWS)
+        both = drawn(suite)
+        assert both[0].split()[1:] != both[1].split()[1:]
+        assert drawn(suite, "-k", "other") == both[1:]
+        assert drawn(suite, "--random-order", "--seed", "0") == both
+
+    def test_another_seed_draws_otherwise(self, suite: pytest.Pytester) -> None:
+        suite.makepyfile(DRAWS)
+        assert drawn(suite, "--seed", "1") != drawn(suite)
+        assert drawn(suite, "--seed", "random") != drawn(suite, "--seed", "random")
+
+    def test_a_random_seed_is_told_and_can_be_given_again(self, suite: pytest.Pytester) -> None:
+        suite.makepyfile(DRAWS)
+        ran = suite.runpytest_inprocess("-s", "--seed", "random")
+        (line,) = [line for line in ran.outlines if line.startswith("seed: ")]
+        told = sorted(line.split("drawn ")[1] for line in ran.outlines if "drawn " in line)
+        assert drawn(suite, "--seed", line.removeprefix("seed: ")) == told
+
+
+class TestOrder:
+    def test_random_order_keeps_modules_and_classes_together(self, suite: pytest.Pytester) -> None:
+        tests = "class Test{}:\n    def test_1(self): pass\n    def test_2(self): pass\n"
+        for name in "abc":
+            suite.makepyfile(**{f"test_{name}": tests.format("One") + tests.format("Other")})
+        orders = set()
+        for seed in range(6):
+            ran = suite.runpytest_inprocess("--collect-only", "-q", "--random-order", "--seed", str(seed))
+            names = [line for line in ran.outlines if "::" in line]
+            assert len(set(names)) == 12
+            for depth, groups in ((1, 3), (2, 6)):
+                prefixes = ["::".join(name.split("::")[:depth]) for name in names]
+                assert sum(one != other for one, other in itertools.pairwise(prefixes)) == groups - 1
+            orders.add(tuple(names))
+        assert len(orders) == 6
+
+    def test_the_dearest_modules_exist(self) -> None:
+        assert [name for name in DEAREST if not (ROOT / name).is_file()] == []
+        assert len(set(DEAREST)) == len(DEAREST)
+
+
+class TestSkips:
+    SKIPS = "import pytest\n\ndef test_it():\n    pytest.skip({!r})\n"
+
+    def test_a_skip_is_a_failure_in_ci_alone(self, suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        suite.makepyfile(self.SKIPS.format("no engine here"))
+        suite.runpytest_inprocess().assert_outcomes(skipped=1)
+        monkeypatch.setenv("CI", "true")
+        ran = suite.runpytest_inprocess()
+        ran.assert_outcomes(failed=1)
+        ran.stdout.fnmatch_lines(["*::test_it is skipped in CI: Skipped: no engine here"])
+
+    def test_so_is_a_module_that_is_skipped(self, suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        suite.makepyfile("import pytest\npytest.importorskip('no_such_module')\n")
+        monkeypatch.setenv("CI", "true")
+        suite.runpytest_inprocess().assert_outcomes(errors=1)
+
+    def test_reasons_of_the_list_pass(self, suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        suite.makepyfile(self.SKIPS.format("this store says that a lookup may meet a commit halfway"))
+        monkeypatch.setenv("CI", "true")
+        suite.runpytest_inprocess().assert_outcomes(skipped=1)
+
+
+class TestQuick:
+    def test_what_is_marked_or_needs_a_server_is_left_out(self, suite: pytest.Pytester) -> None:
+        suite.makepyfile(
+            "import pytest\n\n"
+            "@pytest.fixture\ndef server_binary(): return 1\n\n"
+            "@pytest.mark.process\ndef test_process(): pass\n\n"
+            "@pytest.mark.slow\ndef test_slow(): pass\n\n"
+            "def test_server(server_binary): pass\n\n"
+            "def test_quick(): pass\n"
+        )
+        suite.runpytest_inprocess("--quick").assert_outcomes(passed=1, deselected=3)
+
+    def test_a_process_that_nobody_announced_fails_its_test(self, suite: pytest.Pytester) -> None:
+        suite.makepyfile("import subprocess\n\ndef test_it():\n    subprocess.run(['true'])\n")
+        ran = suite.runpytest_subprocess("--quick")
+        ran.assert_outcomes(failed=1)
+        ran.stdout.fnmatch_lines(["*mark it with pytest.mark.process*"])
+
+
+def test_the_suite_of_this_repository_has_the_same_plugins() -> None:
+    assert CONFTEST.strip() in (Path(__file__).parent / "conftest.py").read_text()
