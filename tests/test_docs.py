@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,9 @@ def test_links_of_a_page(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)\)", text):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_the_picture_is_what_its_source_draws() -> None:
+    source = ROOT / "docs" / "diagrams" / "data_flow.py"
+    drawn = runpy.run_path(str(source))["svg"]()
+    assert source.with_name("data-flow.svg").read_text() == drawn, f"run python {source.relative_to(ROOT)}"
