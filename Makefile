@@ -28,7 +28,7 @@ DEV_STAMP  := $(VENV)/.installed-dev
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format types proto proto-check chaos soak keras-table bench bench-peers bench-kg compose-test clean distclean
+.PHONY: help install run test lint format types proto proto-check hooks wheel coverage chaos soak keras-table bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,17 @@ proto-check: $(DEV_STAMP) ## fail when the stubs are not what proto/ generates
 	  diff -ru -x __init__.py -x __pycache__ $$package build/stubs/elastable/$$package >&2 || { \
 	    echo "make: $$package differs from what proto/ generates; run 'make proto' and commit the result" >&2; exit 1; }; \
 	done
+
+hooks: $(DEV_STAMP) ## lint, types and quick tests before every commit (pre-commit)
+	$(BIN)/pre-commit install
+
+wheel: $(BIN)/python ## build dist/elastable-*.whl
+	@rm -rf build/lib
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+coverage: $(DEV_STAMP) ## run all tests and report what they do not reach, in build/coverage (ARGS= narrows them)
+	@mkdir -p build/coverage
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --cov --cov-report=html --cov-report=term:skip-covered $(ARGS)
 
 chaos: $(TEST_STAMP) ## hundreds of seeded schedules of faults on real processes (ARGS="--kind redis --seed 17")
 	$(BIN)/python -m tests.chaos $(ARGS)
