@@ -25,8 +25,8 @@ import numpy as np
 from benchmarks.harness import Rounds, Row, compare, interleaved, publish
 from elastable.heap import keep_freed_memory
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
-from elastable.replicas.groups.world import replica_group
+from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.processes.world import replica_group
 
 __all__ = ["main"]
 

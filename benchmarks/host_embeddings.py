@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.harness import Row, compare, publish
 from elastable.embedding_store.range_pool import available_cores
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec

@@ -25,9 +25,9 @@ from benchmarks.peers import workloads
 from benchmarks.peers.environments import OURS, PYKEEN
 from benchmarks.peers.races import Pairing, Race, Runner, run
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.trainer import Trainer
 
 __all__ = ["main", "peer_rows", "scheme_rows"]
 
@@ -96,7 +96,7 @@ def _pace(scheme: str, dim: int, negatives: int) -> Callable[[], float]:
     )  # fmt: skip
 
     def work(group: ReplicaGroup) -> float:
-        trainer = Trainer(group, settings, entities, relations, triples)
+        trainer = GraphTrainer(group, settings, entities, relations, triples)
         trainer.run_step()
         seconds = []
         for _ in range(_SCHEME_STEPS):

@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import RESULTS, Row, compare, interleaved, publish, rate
+from elastable.embedding_store.arrays import Float32
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import alone, run_threads
-from elastable.replicas.knowledge_graphs.batch import Float32, Int32
+from elastable.replicas.groups.thread_group import alone, run_threads
+from elastable.replicas.knowledge_graphs.graph.batch import Int32
 from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from elastable.embedding_store.string_ids import hash_ids
     from elastable.in_process import fit
     from elastable.replicas.groups.grouping import CommGroup
-    from elastable.replicas.groups.world import replica_group
     from elastable.replicas.host_embeddings.embedding import HostEmbedding, create_host_embedding
     from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
     from elastable.replicas.host_embeddings.optimizer_spec import (
         HostEmbeddingOptimizerSpec,
         HostEmbeddingSGDGAOptimizerSpec,
     )
-    from elastable.replicas.training.checkpoints import ReplicaTrainer
+    from elastable.replicas.processes.world import replica_group
+    from elastable.replicas.training.replica_trainer import ReplicaTrainer
     from elastable.saving import save
     from elastable.tape_step import step
     from elastable.worker.distributed_embedding import DistributedEmbedding
@@ -136,7 +136,7 @@ _HOMES = {
     "RaggedArray": "elastable.worker.readers",
     "Reader": "elastable.worker.readers",
     "RedisStore": "elastable.embedding_store.redis.store",
-    "ReplicaTrainer": "elastable.replicas.training.checkpoints",
+    "ReplicaTrainer": "elastable.replicas.training.replica_trainer",
     "SparseArray": "elastable.worker.readers",
     "StreamReader": "elastable.worker.readers",
     "TableConfig": "elastable.worker.feature_configs",
@@ -150,7 +150,7 @@ _HOMES = {
     "hash_ids": "elastable.embedding_store.string_ids",
     "load_host_embedding": "elastable.replicas.host_embeddings.file",
     "open_store": "elastable.embedding_store.open_store",
-    "replica_group": "elastable.replicas.groups.world",
+    "replica_group": "elastable.replicas.processes.world",
     "save": "elastable.saving",
     "save_host_embedding": "elastable.replicas.host_embeddings.file",
     "step": "elastable.tape_step",

@@ -108,7 +108,7 @@ def train(
     """Train a model; the best one by validation is kept and tested."""
     with needs("elastable kg", "replicas"):
         import_tensorflow()
-        from elastable.graph_run import run_graph, to_go_on
+        from elastable.kg_train import run_graph, to_go_on
         from elastable.replicas.knowledge_graphs.training.defaults import settings_of
 
     given = {

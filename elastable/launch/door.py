@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from elastable.launch.link import PLACE, TOKEN, read_line
-from elastable.replicas.groups.hosts import own_addresses
+from elastable.replicas.processes.hosts import own_addresses
 
 __all__ = ["Door"]
 

@@ -22,8 +22,8 @@ from elastable.exit_codes import ExitCode, error_of
 from elastable.launch.door import Door
 from elastable.launch.program import Program
 from elastable.launch.streams import RankStream
-from elastable.replicas.groups.hosts import this_host
-from elastable.replicas.groups.world import DEADLINE_VARIABLE
+from elastable.replicas.processes.hosts import this_host
+from elastable.replicas.processes.world import DEADLINE_VARIABLE
 
 __all__ = ["Launch"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from elastable.replicas.groups.hosts import this_host
+from elastable.replicas.processes.hosts import this_host
 
 __all__ = ["PLACE", "TOKEN", "Link", "read_line"]
 

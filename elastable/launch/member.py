@@ -16,7 +16,7 @@ import threading
 from contextlib import suppress
 
 from elastable.launch.link import Link
-from elastable.replicas.groups import leftovers
+from elastable.replicas.processes import leftovers
 
 __all__ = ["main"]
 
@@ -47,7 +47,7 @@ class _Child:
             with suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(_POLL_S)
                 break
-        leftovers.remove(files)
+        leftovers.remove_files(files)
         os.set_blocking(self._why, False)  # a child of the child may hold the other end
         with suppress(BlockingIOError), os.fdopen(self._why, "rb") as why:
             return code, (why.read() or b"").decode(errors="replace")

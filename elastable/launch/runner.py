@@ -70,7 +70,7 @@ def _said(error: BaseException | None) -> str:
 
 
 def _leave_groups(why: str) -> None:
-    world = sys.modules.get("elastable.replicas.groups.world")
+    world = sys.modules.get("elastable.replicas.processes.world")
     if world is not None:
         world.leave_all(why)
 

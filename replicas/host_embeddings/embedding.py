@@ -21,7 +21,7 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.range_pool import available_cores
 from elastable.embedding_store.store import EmbeddingStore, Float32, Int64
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import ThreadGroup
+from elastable.replicas.groups.thread_group import ThreadGroup
 from elastable.replicas.host_embeddings.create import Initial, create_host_table
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec

@@ -13,9 +13,9 @@ from elastable.embedding_store.checks import require_gradients
 from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32
+from elastable.replicas.groups.agreement import raise_together
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings import lease
-from elastable.replicas.host_embeddings.agreement import raise_together
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.host_embeddings.pending_sums import PendingSums
 from elastable.replicas.host_embeddings.state import State, block_of, require_state, state_of

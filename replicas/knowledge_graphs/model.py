@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from elastable.embedding_store.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.initial_values import initial_rows
 from elastable.embedding_store.row_optimizer import row_optimizer
 from elastable.embedding_store.spec import InitializerSpec, TableSpec
 from elastable.replicas.groups.group import Array, ReplicaGroup
-from elastable.replicas.knowledge_graphs.batch import Float32, Int64
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
 from elastable.replicas.knowledge_graphs.scores import score_function

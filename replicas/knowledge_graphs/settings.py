@@ -9,7 +9,7 @@ from typing import Any, Self
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.row_optimizer import row_optimizer
 from elastable.embedding_store.spec import OptimizerSpec
-from elastable.replicas.knowledge_graphs.batch import CORRUPTIONS, Corruption
+from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
 from elastable.replicas.knowledge_graphs.losses.losses import LOSSES
 from elastable.replicas.knowledge_graphs.losses.regularizer import REGULARIZERS
 from elastable.replicas.knowledge_graphs.scores import score_function

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.replicas.groups.at_root import at_root
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.host_embeddings.embedding import HostEmbedding
 from elastable.replicas.host_embeddings.state import require_state
-from elastable.replicas.training.at_root import at_root
 from elastable.worker.seeds import layers_of
 
 __all__ = ["HOST", "host_embeddings", "host_tensors", "restore_hosts"]

@@ -11,10 +11,10 @@ from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.training.variables.variable_memory import put, value_of
 from elastable.worker.seeds import layers_of
 
-__all__ = ["ReplicaStates", "states_of"]
+__all__ = ["ReplicaStates", "model_states"]
 
 
-def states_of(model: Any) -> list[Any]:
+def model_states(model: Any) -> list[Any]:
     """Variables that layers move as they compute: no weights of frozen layers, no seeds, which follow the step."""
     layers = layers_of(model)
     found = [variable for layer in layers for variable in getattr(layer, "_non_trainable_variables", ())]
@@ -37,7 +37,7 @@ class ReplicaStates:
 
     def __init__(self, model: Any, group: ReplicaGroup) -> None:
         self._group = group
-        self._variables = states_of(model) if group.size > 1 else []
+        self._variables = model_states(model) if group.size > 1 else []
 
     def share(self, shares: Sequence[float]) -> None:
         """Makes the states one; every replica calls it.

@@ -13,7 +13,7 @@ from elastable.replicas.groups.group import Array
 from elastable.worker.seeds import seed_states, set_seeds
 from elastable.worker.tensor_specs import batch_spec, flat_spec, pack_flat, records_in
 
-__all__ = ["EvaluateStep", "GradientStep", "PredictStep"]
+__all__ = ["GradientStep", "PredictStep", "ReplicaEvaluateStep"]
 
 
 class _Step:
@@ -94,7 +94,7 @@ class GradientStep(_Step):
         ]
 
 
-class EvaluateStep(_Step):
+class ReplicaEvaluateStep(_Step):
     """Moves the metrics on by a replica's part of a batch, as in inference."""
 
     def __call__(self, batch: Any) -> None:

@@ -10,17 +10,17 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput, ModelError
 from elastable.embedding_store.locations import LocationSettings
+from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import Array, ReplicaGroup
-from elastable.replicas.groups.world import replica_group
-from elastable.replicas.host_embeddings.agreement import require_same
+from elastable.replicas.processes.world import replica_group
 from elastable.replicas.training.data.feed import Feed
 from elastable.replicas.training.data.given import reader_of, require_batch_size, split_off
-from elastable.replicas.training.data.predicting import predict_all
 from elastable.replicas.training.epochs import run_epochs
 from elastable.replicas.training.host_states import HOST, host_embeddings, host_tensors, restore_hosts
-from elastable.replicas.training.refusals import refuse_losses, refuse_model
+from elastable.replicas.training.model_refusals import refuse_losses, refuse_model
+from elastable.replicas.training.predicting import predict_all
 from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
-from elastable.replicas.training.step import EvaluateStep, GradientStep, PredictStep
+from elastable.replicas.training.step import GradientStep, PredictStep, ReplicaEvaluateStep
 from elastable.replicas.training.training import ReplicaMemory, Training
 from elastable.replicas.training.variables.placing import VariablePlacement
 from elastable.worker.build import build_model, sample_batch
@@ -271,7 +271,7 @@ class ShardedTrainer:
     def _evaluate(self, reader: Reader, batch_size: int) -> dict[str, float]:
         training = self._training
         assert training is not None  # _ready came before
-        step = self._step(EvaluateStep, sample_batch(reader))
+        step = self._step(ReplicaEvaluateStep, sample_batch(reader))
         training.metrics.reset()
         for part in Feed(reader, batch_size, self.group.rank, self.group.size, together=self._together()).parts():
             if part.batch is not None:

@@ -10,14 +10,14 @@ import numpy as np
 
 from elastable.embedding_store.errors import ModelError
 from elastable.embedding_store.locations import LocationSettings
+from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import Array, ReplicaGroup
-from elastable.replicas.host_embeddings.agreement import require_same
-from elastable.replicas.training.data.feed import Part
+from elastable.replicas.training.data.feed import BatchPart
 from elastable.replicas.training.replica_metrics import ReplicaMetrics
 from elastable.replicas.training.states import ReplicaStates
 from elastable.replicas.training.step import GradientStep
 from elastable.replicas.training.variables.canonical import CanonicalTensors
-from elastable.replicas.training.variables.norms import clip
+from elastable.replicas.training.variables.norms import clip_parts
 from elastable.replicas.training.variables.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
 from elastable.replicas.training.variables.placing import DenseVariable, plan_variables, update_domains
 from elastable.replicas.training.variables.variable_memory import held_bytes, put, value_of
@@ -90,14 +90,14 @@ class Training:
         """The compiled forward and backward pass for batches as `sample`."""
         return GradientStep(self._model, sample, self._seed, self.optimizer.keras.scale_loss)
 
-    def train(self, compute: GradientStep, part: Part, measure: bool = False) -> None:
+    def train(self, compute: GradientStep, part: BatchPart, measure: bool = False) -> None:
         """One step of all replicas; every one calls it with its part of the same batch."""
         self.weights.make_whole()
         gradients = self._computed(compute, part)
         self.weights.give_back()
         layouts = [layout for layout, here in zip(self.weights.layouts, compute.reached, strict=True) if here]
         gradients = self.weights.exchange.reduce(gradients, layouts)
-        gradients = clip(self._group, self.optimizer.clipping, gradients, layouts)
+        gradients = clip_parts(self._group, self.optimizer.clipping, gradients, layouts)
         self.weights.begin_update()
         self.optimizer.apply(gradients, compute.reached)
         self.weights.end_update()
@@ -115,7 +115,7 @@ class Training:
             self.weights.end_update()
             self.weights.make_whole()
 
-    def _computed(self, compute: GradientStep, part: Part) -> list[Array]:
+    def _computed(self, compute: GradientStep, part: BatchPart) -> list[Array]:
         if part.batch is not None:
             number = self.step * self._group.size + self._group.rank
             return compute(part.batch, number, part.shares[self._group.rank])

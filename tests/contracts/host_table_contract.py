@@ -16,7 +16,7 @@ from elastable.embedding_store.row_optimizer import row_optimizer
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec

@@ -14,8 +14,8 @@ from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.replicas.knowledge_graphs.scores import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 from elastable.replicas.knowledge_graphs.training.answering import AnsweringModel
-from elastable.replicas.knowledge_graphs.training.checkpoints import GraphCheckpoints, Place
 from elastable.replicas.knowledge_graphs.training.defaults import default_settings, settings_of
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunPlace
 from tests.elastable.processes import run_elastable
 
 CITIES = 24
@@ -107,7 +107,7 @@ def test_resuming_gives_the_run_that_was_never_broken(graph: Path, tmp_path: Pat
     settings = settings_of("ComplEx", {"dim": 8, "batch": 32, "evaluate_every": 2, "patience": 0, "epochs": 6})
     stood = GraphCheckpoints(tmp_path / "first" / "latest" / "checkpoints").newest()
     killed = tmp_path / "killed"
-    GraphCheckpoints(killed / "checkpoints").write(first, settings, Place(4, stood.place.step), stood.graph)
+    GraphCheckpoints(killed / "checkpoints").write(first, settings, RunPlace(4, stood.place.step), stood.graph)
     resumed = trained(tmp_path / "resumed", "--resume", str(killed), "--workers", "2")
     assert set(resumed) == set(straight)
     for name, value in straight.items():
@@ -171,7 +171,7 @@ def test_the_newest_and_the_best_checkpoint_stay(tmp_path: Path) -> None:
     checkpoints, settings = GraphCheckpoints(tmp_path), TrainSettings()
     for step, best in ((1, 1), (2, 2), (3, 2), (4, 2)):
         state = {"entities": np.full((2, 2), step, np.float32)}
-        checkpoints.write(state, settings, Place(step, step, 0.5, best), {})
+        checkpoints.write(state, settings, RunPlace(step, step, 0.5, best), {})
     assert checkpoints.names() == ["ckpt-0000000002", "ckpt-0000000004"]
     assert checkpoints.best().state["entities"][0, 0] == 2
     assert checkpoints.newest().place.step == 4

@@ -9,9 +9,9 @@ from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 from elastable.embedding_store.range_pool import RangePool
 from elastable.heap import keep_freed_memory
-from elastable.replicas.groups.threads import alone
+from elastable.replicas.groups.thread_group import alone
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.trainer import Trainer
 
 __all__ = ["prepare"]
 
@@ -33,5 +33,5 @@ def prepare(race: str, settings: Mapping[str, Any]) -> Turn:
         learning_rate=1e-3,
     )
     pool = RangePool(workloads.THREADS)
-    trainer = Trainer(alone(), chosen, settings["entities"], settings["relations"], triples.astype("int32"), pool)
+    trainer = GraphTrainer(alone(), chosen, settings["entities"], settings["relations"], triples.astype("int32"), pool)
     return Turn("elastable", trainer.run_step, settings["batch"])

@@ -18,8 +18,8 @@ from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
 from elastable.embedding_store.tables.grouping import GradientPart
 from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
+from elastable.replicas.groups.agreement import raise_together
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.host_embeddings.agreement import raise_together
 from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds
 from elastable.replicas.host_embeddings.ways.row_exchange import RowExchange, rows_with_slots
 

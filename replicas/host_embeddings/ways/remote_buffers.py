@@ -30,7 +30,7 @@ from elastable.embedding_store.tables.grouping import GradientPart
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds
 from elastable.replicas.host_embeddings.ways.row_exchange import RowExchange, rows_with_slots
-from elastable.replicas.host_embeddings.ways.row_layout import join_columns, own_ids, put_rows, spread_columns
+from elastable.replicas.host_embeddings.ways.row_layout import join_columns, lay_rows, own_ids, spread_columns
 
 __all__ = ["EncodingBuffers", "RemoteBuffers", "TokenBuffers", "TokenSums"]
 
@@ -135,7 +135,7 @@ class TokenBuffers(RemoteBuffers):
         out = np.empty((len(places), dim), np.float32)
         start = 0
         for block in group.all_to_all_uneven(np.split(rows, ends[:-1]), lengths):
-            put_rows(block, places[start : start + len(block)], out)
+            lay_rows(block, places[start : start + len(block)], out)
             start += len(block)
         return out
 
@@ -166,7 +166,7 @@ class TokenSums(TokenBuffers):
         group, dim = self.group, self.spec.dim
         local, mine = own_ids(batch.ids, group.size, group.rank)
         found = np.zeros((group.size, batch.longest, dim), np.float32)
-        put_rows(self._rows(local), batch.places()[mine], found.reshape(-1, dim))
+        lay_rows(self._rows(local), batch.places()[mine], found.reshape(-1, dim))
         # Every row comes from one replica alone: summed as words, zeros leave its bits as they are, also of -0.0.
         rows = group.reduce_scatter(found.view(np.uint32)).view(np.float32)
         return rows[: batch.counts[group.rank]]

@@ -9,7 +9,7 @@ from elastable.embedding_store.kernel import kernel
 from elastable.embedding_store.memory.row_moves import copy_row
 from elastable.embedding_store.store import Float32, Int64
 
-__all__ = ["join_columns", "own_ids", "put_rows", "spread_columns"]
+__all__ = ["join_columns", "lay_rows", "own_ids", "spread_columns"]
 
 _BELOW_32_BITS = 1 << 31
 
@@ -27,7 +27,7 @@ def own_ids(ids: Int64, shards: int, shard: int) -> tuple[Int64, Int64]:
     return local[:count], places[:count]
 
 
-def put_rows(rows: Float32, places: Int64, out: Float32) -> None:
+def lay_rows(rows: Float32, places: Int64, out: Float32) -> None:
     """`out[places] = rows`, float32 `[m, dim]` into `[n, dim]`, C-contiguous; places are trusted."""
     _put(np.ascontiguousarray(rows), places, out)
 

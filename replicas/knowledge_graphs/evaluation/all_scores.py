@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from elastable.embedding_store.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.batch import Float32, Int64, Queries
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, Ranks
+from elastable.replicas.knowledge_graphs.graph.batch import Queries
 from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.batch import SIDES, Bools, Side
 from elastable.replicas.knowledge_graphs.evaluation.ranking import Ranks
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Side
 
 __all__ = ["TIES", "RankingMetrics"]
 

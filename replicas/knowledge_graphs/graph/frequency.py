@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.batch import Float32, Int32, Int64
+from elastable.replicas.knowledge_graphs.graph.batch import Int32
 
 __all__ = ["frequency_weights"]
 

@@ -10,8 +10,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from elastable.embedding_store.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.batch import Bools, Int32, Int64
+from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32
 from elastable.replicas.knowledge_graphs.graph.names import Names
 from elastable.replicas.knowledge_graphs.graph.triple_file import line_of, read_columns
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from elastable.embedding_store.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.batch import Int64
 
 __all__ = ["Names"]
 

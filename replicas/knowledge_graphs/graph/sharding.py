@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.batch import Int32, Int64
+from elastable.replicas.knowledge_graphs.graph.batch import Int32
 from elastable.replicas.knowledge_graphs.graph.randomness import permutation, stream_key
 
 __all__ = ["Sharding", "types_of_offsets"]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.batch import Int32
+from elastable.replicas.knowledge_graphs.graph.batch import Int32
 
 __all__ = ["NamedColumns", "line_of", "read_columns"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from elastable.embedding_store.arrays import Float32
 from elastable.embedding_store.kernel import kernel
-from elastable.replicas.knowledge_graphs.batch import Bools, Float32
+from elastable.replicas.knowledge_graphs.graph.batch import Bools
 
 __all__ = ["log_sigmoid_rows", "margin_ranking_rows", "softmax_rows"]
 

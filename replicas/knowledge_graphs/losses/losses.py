@@ -12,9 +12,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from elastable.embedding_store.arrays import Float32
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.range_pool import SERIAL, RangePool
-from elastable.replicas.knowledge_graphs.batch import Bools, Float32
+from elastable.replicas.knowledge_graphs.graph.batch import Bools
 from elastable.replicas.knowledge_graphs.losses.loss_kernels import log_sigmoid_rows, margin_ranking_rows, softmax_rows
 
 __all__ = ["LOSSES", "LogSigmoid", "Loss", "LossValue", "MarginRanking", "SampledSoftmax", "loss_function"]

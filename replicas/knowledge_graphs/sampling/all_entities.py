@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.replicas.knowledge_graphs.batch import SIDES, Bools, Corruption, Int32, Int64, UInt64
+from elastable.embedding_store.arrays import Int64
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Corruption, Int32, UInt64
 from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.negative_masks import mask_rows

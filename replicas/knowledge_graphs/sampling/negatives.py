@@ -9,14 +9,14 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from elastable.embedding_store.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.batch import (
+from elastable.replicas.knowledge_graphs.graph.batch import (
     CORRUPTIONS,
     SIDES,
     Bools,
     Corruption,
     Int32,
-    Int64,
     Negatives,
     Side,
     UInt64,

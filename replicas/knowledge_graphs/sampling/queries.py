@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.batch import SIDES, Queries, Side
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Queries, Side
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from elastable.embedding_store.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.batch import SIDES, Bools, Int32, Int64, UInt64
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Int32, UInt64
 from elastable.replicas.knowledge_graphs.graph.randomness import draw_between
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler, StepTriples

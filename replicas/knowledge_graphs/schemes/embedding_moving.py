@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.replicas.knowledge_graphs.batch import Float32, Int64, Negatives, StepBatch
+from elastable.embedding_store.arrays import Float32, Int64
+from elastable.replicas.knowledge_graphs.graph.batch import Negatives, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.triples import Asked, TripleScores, asked_sides, counted
 
@@ -21,7 +22,7 @@ class EmbeddingMoving(Scheme):
     4. The gradients of what was moved go back the same way.
 
     Bytes that a worker sends in a step: `4 w (n - 1) (p + B m)` forward, and as
-    many back; w the width of an embedding, other letters as in `elastable.replicas.knowledge_graphs.batch`.
+    many back; w the width of an embedding, other letters as in `elastable.replicas.knowledge_graphs.graph.batch`.
     """
 
     def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from elastable.embedding_store.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.tables.grouping import unique_ids
-from elastable.replicas.knowledge_graphs.batch import Float32, Int64, Negatives, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import Negatives, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.triples import Asked, TripleScores, asked_sides, counted
 

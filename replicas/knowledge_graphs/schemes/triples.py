@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.replicas.knowledge_graphs.batch import Bools, Corruption, Float32, Int64, Side
-from elastable.replicas.knowledge_graphs.row_sums import add_rows
+from elastable.embedding_store.arrays import Float32, Int64
+from elastable.replicas.knowledge_graphs.graph.batch import Bools, Corruption, Side
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.kernels.row_sums import add_rows
 
 __all__ = ["Asked", "TripleScores", "asked_sides", "counted"]
 
@@ -29,7 +30,7 @@ class Asked:
 
 
 def asked_sides(corruption: Corruption, blocks: int, each: int) -> tuple[Asked, ...]:
-    """What is asked of `blocks` blocks of `each` triples (`elastable.replicas.knowledge_graphs.batch`)."""
+    """What is asked of `blocks` blocks of `each` triples (`elastable.replicas.knowledge_graphs.graph.batch`)."""
     order = np.arange(blocks * each)
     if corruption == "h":
         return (Asked("head", order, 0),)

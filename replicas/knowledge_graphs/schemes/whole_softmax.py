@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from elastable.embedding_store.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.kernel import kernel
 from elastable.embedding_store.range_pool import SERIAL, RangePool
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.batch import Float32, Int64, Side, StepBatch
-from elastable.replicas.knowledge_graphs.row_sums import add_rows
+from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.kernels.row_sums import add_rows
 
 __all__ = ["WholeSoftmax"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.spec import InitializerSpec
 from elastable.embedding_store.store import Float32
-from elastable.replicas.knowledge_graphs.batch import Side
+from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.affine import affine
 from elastable.replicas.knowledge_graphs.scores.kernels.unit_length import to_unit_length, unit_length_gradients

@@ -9,7 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import as_asked
 from elastable.replicas.knowledge_graphs.graph.graph import load_graph
@@ -19,7 +19,7 @@ from elastable.replicas.knowledge_graphs.graph.partition import with_inverses
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
-from elastable.replicas.knowledge_graphs.training.checkpoints import Found, GraphCheckpoints
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import Found, GraphCheckpoints
 
 __all__ = ["Answer", "AnsweringModel"]
 

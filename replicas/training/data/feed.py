@@ -9,15 +9,15 @@ from typing import Any
 from elastable.embedding_store.errors import BadInput
 from elastable.master.record_order import record_order
 from elastable.replicas.training.data.given import require_batch_size
-from elastable.replicas.training.variables.split import Split
+from elastable.replicas.training.variables.split import VariableSplit
 from elastable.worker.build import as_tensors
 from elastable.worker.readers import Reader
 
-__all__ = ["Feed", "Part"]
+__all__ = ["BatchPart", "Feed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """A replica's part of a global batch.
 
     Attributes:
@@ -77,16 +77,16 @@ class Feed:
         """Batches of an epoch."""
         return -(-len(self._reader) // self._batch_size)
 
-    def parts(self, epoch: int = 0) -> Iterator[Part]:
+    def parts(self, epoch: int = 0) -> Iterator[BatchPart]:
         """This replica's part of every batch of an epoch, counted from 0."""
         records = len(self._reader)
         order = record_order(records, epoch, self._seed, self._shuffle, self._reader.shuffle_block)
         for first in range(0, records, self._batch_size):
             last = min(first + self._batch_size, records)
-            split = Split(last - first, self._replicas)
+            split = VariableSplit(last - first, self._replicas)
             bounds = [split.bounds(rank) for rank in range(self._replicas)]
             begin, end = bounds[self._rank]
             batch = None
             if end > begin:
                 batch = as_tensors(self._reader.take(order.take(first + begin, first + end)))
-            yield Part(batch, tuple((stop - start) / (last - first) for start, stop in bounds))
+            yield BatchPart(batch, tuple((stop - start) / (last - first) for start, stop in bounds))

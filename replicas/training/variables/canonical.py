@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import CheckpointError
+from elastable.replicas.groups.at_root import at_root
 from elastable.replicas.groups.group import Array
-from elastable.replicas.training.at_root import at_root
 from elastable.replicas.training.variables.optimizer import PartOptimizer
 from elastable.replicas.training.variables.variable_memory import put, value_of
 from elastable.replicas.training.variables.weights import ReplicaWeights

@@ -9,7 +9,7 @@ import numpy as np
 
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.groups.grouping import ReplicaGrouping
-from elastable.replicas.training.variables.split import Split
+from elastable.replicas.training.variables.split import VariableSplit
 
 __all__ = ["Exchange", "Layout"]
 
@@ -26,7 +26,7 @@ class Layout:
         domain: The replicas that share one copy; None: as `split`.
     """
 
-    split: Split | None = None
+    split: VariableSplit | None = None
     domain: ReplicaGrouping | None = None
 
 
@@ -99,7 +99,7 @@ class Exchange:
         return found
 
 
-def _split(layout: Layout) -> Split:
+def _split(layout: Layout) -> VariableSplit:
     assert layout.split is not None  # wherever there is a domain
     return layout.split
 

@@ -10,15 +10,15 @@ import numpy as np
 
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.training.variables.exchange import Layout
-from elastable.replicas.training.variables.split import Split
+from elastable.replicas.training.variables.split import VariableSplit
 
-__all__ = ["Clipping", "clip", "squared_norms"]
+__all__ = ["PartsClipping", "clip_parts", "squared_norms"]
 
 _AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Clipping:
+class PartsClipping:
     """At most one of Keras' three ways to clip; None, or what is not positive: not that one.
 
     Attributes:
@@ -32,7 +32,7 @@ class Clipping:
     clipvalue: float | None = None
 
     @classmethod
-    def of(cls, optimizer: Any) -> Clipping:
+    def of(cls, optimizer: Any) -> PartsClipping:
         """How a Keras optimizer clips."""
         names = ("clipnorm", "global_clipnorm", "clipvalue")
         asked = {name: getattr(optimizer, name, None) for name in names}
@@ -67,7 +67,9 @@ def squared_norms(group: ReplicaGroup, gradients: Sequence[Array], layouts: Sequ
     return norms
 
 
-def clip(group: ReplicaGroup, clipping: Clipping, gradients: Sequence[Array], layouts: Sequence[Layout]) -> list[Array]:
+def clip_parts(
+    group: ReplicaGroup, clipping: PartsClipping, gradients: Sequence[Array], layouts: Sequence[Layout]
+) -> list[Array]:
     """The gradients as a Keras optimizer would clip them; arguments as of `squared_norms`."""
     if clipping.clipvalue is not None:
         return [np.clip(array, -clipping.clipvalue, clipping.clipvalue).astype(array.dtype) for array in gradients]
@@ -86,7 +88,7 @@ def clip(group: ReplicaGroup, clipping: Clipping, gradients: Sequence[Array], la
 def _own(group: ReplicaGroup, array: Array, layout: Layout) -> Array:
     """This replica's elements of a gradient, flat and without padding."""
     if layout.domain is None or layout.split is None:
-        first, last = Split(array.size, group.size).bounds(group.rank)
+        first, last = VariableSplit(array.size, group.size).bounds(group.rank)
         return array.reshape(-1)[first:last]
     members = layout.domain.members(layout.domain.group_of(group.rank))
     first, last = layout.split.bounds(members.index(group.rank))

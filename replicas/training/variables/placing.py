@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
-from elastable.replicas.training.variables.split import Split
+from elastable.replicas.training.variables.split import VariableSplit
 
 __all__ = ["DenseVariable", "VariablePlacement", "plan_variables", "sharding_of", "update_domains"]
 
@@ -172,7 +172,7 @@ def _lines(
 def _line(
     variable: DenseVariable, kind: str, copies: int, domain: ReplicaGrouping | None, why: str
 ) -> VariablePlacement:
-    held = variable.elements if domain is None else Split(variable.elements, domain.group_size).length
+    held = variable.elements if domain is None else VariableSplit(variable.elements, domain.group_size).length
     size = copies * variable.value_bytes
     elements = copies * variable.elements
     return VariablePlacement(variable.name, kind, elements, variable.elements * size, held * size, domain, why)

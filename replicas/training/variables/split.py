@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Split"]
+__all__ = ["VariableSplit"]
 
 Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class VariableSplit:
     """How the elements of a tensor, in C order, are divided.
 
     As `numpy.array_split` does: parts are as equal as can be, the longer ones

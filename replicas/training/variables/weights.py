@@ -14,7 +14,7 @@ from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.groups.grouping import ReplicaGrouping
 from elastable.replicas.training.variables.exchange import Exchange, Layout
 from elastable.replicas.training.variables.placing import VariablePlacement, update_domains
-from elastable.replicas.training.variables.split import Split
+from elastable.replicas.training.variables.split import VariableSplit
 from elastable.replicas.training.variables.variable_memory import give_back, held_bytes, put, value_of
 
 __all__ = ["ReplicaWeights"]
@@ -169,7 +169,7 @@ class ReplicaWeights:
 
 
 def _layout(variable: Any, domain: ReplicaGrouping | None) -> Layout:
-    return Layout(None if domain is None else Split(int(np.prod(variable.shape)), domain.group_size), domain)
+    return Layout(None if domain is None else VariableSplit(int(np.prod(variable.shape)), domain.group_size), domain)
 
 
 def _buffer(variable: Any, part: Array) -> Any:

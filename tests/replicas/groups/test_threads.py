@@ -10,7 +10,7 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import alone, run_threads
+from elastable.replicas.groups.thread_group import alone, run_threads
 from tests.contracts.replica_contract import ReplicaContract, Run
 
 

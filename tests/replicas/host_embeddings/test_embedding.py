@@ -19,7 +19,7 @@ from elastable.embedding_store.initial_values import initial_rows
 from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.spec import InitializerSpec
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.embedding import HostEmbedding, create_host_embedding
 from elastable.replicas.host_embeddings.optimizer_spec import (
     HostEmbeddingOptimizerSpec,

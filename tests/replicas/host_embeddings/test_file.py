@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from elastable.embedding_store.errors import BadInput, CheckpointError, StoreFailed
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
 from elastable.replicas.host_embeddings.host_table import HostTable

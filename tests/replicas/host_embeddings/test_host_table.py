@@ -22,7 +22,7 @@ from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.spec import InitializerSpec
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
-from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.optimizer_spec import (
     HostEmbeddingOptimizerSpec,

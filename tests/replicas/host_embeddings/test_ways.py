@@ -15,7 +15,7 @@ from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.spec import TableSpec
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.host_embeddings.ways.remote_buffers import EncodingBuffers, TokenBuffers

@@ -7,13 +7,13 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
-from elastable.replicas.knowledge_graphs.batch import Side
+from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
+from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.trainer import Trainer
 
 ENTITIES, RELATIONS = 50, 4
 TRIPLES = np.random.default_rng(3).integers(0, [ENTITIES, RELATIONS, ENTITIES], (80, 3)).astype(np.int32)
@@ -24,7 +24,7 @@ def _scores(model: str, side: Side) -> np.ndarray[tuple[int, ...], np.dtype[np.f
     settings = TrainSettings(model=model, dim=12, reciprocal=False, loss="log-sigmoid")
 
     def work(group: ReplicaGroup) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        made = Trainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
+        made = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
         table = made.sharding.whole_table(made.entities[None])
         relations = made.relations[TRIPLES[:, 1]]
         if side == "tail":
@@ -42,7 +42,7 @@ def test_ranks_and_best_answers_are_those_of_the_whole(model: str, side: Side, w
     known = KnownTriples.create(ENTITIES, RELATIONS, TRIPLES)
 
     def work(group: ReplicaGroup) -> dict[int, tuple[float, tuple[int, ...], tuple[int, ...]]]:
-        made = Trainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
+        made = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
         scores, found = AllScores(made, window), {}
         batches = QueryBatches(TRIPLES, made.sharding, side, 7)
         for index in range(batches.batches):
@@ -73,7 +73,7 @@ def test_a_model_that_has_collapsed_ranks_in_the_middle(model: str, workers: int
     settings = TrainSettings(model=model, dim=64, reciprocal=model == "ConvE", loss="log-sigmoid")
 
     def work(group: ReplicaGroup) -> list[float]:
-        made = Trainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
+        made = GraphTrainer(group, settings, ENTITIES, RELATIONS, TRIPLES).model
         made.entities[:] = np.random.default_rng(5).normal(size=made.entities.shape[1])
         scores, found = AllScores(made, window), list[float]()
         batches = QueryBatches(TRIPLES, made.sharding, "tail", 7)
@@ -88,7 +88,7 @@ def test_a_model_that_has_collapsed_ranks_in_the_middle(model: str, workers: int
 
 def test_more_answers_than_entities_are_refused() -> None:
     def work(group: ReplicaGroup) -> None:
-        made = Trainer(group, TrainSettings(dim=4), ENTITIES, RELATIONS, TRIPLES).model
+        made = GraphTrainer(group, TrainSettings(dim=4), ENTITIES, RELATIONS, TRIPLES).model
         with pytest.raises(BadInput, match="ask for 1 to 50"):
             AllScores(made).top(QueryBatches(TRIPLES, made.sharding, "tail", 2).batch(0, 0), 51)
         with pytest.raises(BadInput, match="at least 1 score"):

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, Ranks
 from elastable.replicas.knowledge_graphs.evaluation.ranking_metrics import RankingMetrics
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches

@@ -7,11 +7,11 @@ import pytest
 import tensorflow as tf
 
 from elastable.replicas.groups.group import Array, ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
-from elastable.replicas.knowledge_graphs.batch import Int32
+from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.knowledge_graphs.graph.batch import Int32
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.losses.regularizer import penalty, penalty_gradients
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.trainer import Trainer
 
 
 @pytest.mark.parametrize("complex_numbers", [False, True])
@@ -37,7 +37,7 @@ def test_a_step_takes_the_gradient_of_the_penalty_of_its_triples(loss: str, work
             model="DistMult", dim=4, loss=loss, batch=1000, optimizer="sgd", learning_rate=rate, spread=1.0,
             reciprocal=False, regularizer="n3", regularization=weight, negatives=6, shared=False,
         )  # fmt: skip
-        trainer = Trainer(group, settings, 20, 2, triples)
+        trainer = GraphTrainer(group, settings, 20, 2, triples)
         trainer.run_step()
         return trainer.state()
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.batch import StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import StepBatch
 from elastable.replicas.knowledge_graphs.graph.frequency import frequency_weights
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples, with_inverses
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding

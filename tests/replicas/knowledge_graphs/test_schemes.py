@@ -10,8 +10,8 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
-from elastable.replicas.knowledge_graphs.batch import Corruption, StepBatch
+from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.knowledge_graphs.graph.batch import Corruption, StepBatch
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.losses.losses import LogSigmoid

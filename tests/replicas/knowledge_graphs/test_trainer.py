@@ -9,11 +9,11 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput, NotFinite
 from elastable.replicas.groups.group import Array, ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
-from elastable.replicas.knowledge_graphs.batch import Int32
+from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
+from elastable.replicas.knowledge_graphs.graph.batch import Int32
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.trainer import Trainer
 
 ENTITIES, RELATIONS = 60, 3
 
@@ -35,8 +35,8 @@ SAMPLED = TrainSettings(
 )  # fmt: skip
 
 
-def _trained(group: ReplicaGroup, settings: TrainSettings, epochs: int) -> tuple[Trainer, float]:
-    trainer = Trainer(group, settings, ENTITIES, RELATIONS, KEPT)
+def _trained(group: ReplicaGroup, settings: TrainSettings, epochs: int) -> tuple[GraphTrainer, float]:
+    trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
     for _ in range(epochs):
         trainer.run_epoch()
     evaluation = Evaluation(trainer.model, settings.reciprocal, RELATIONS, TRIPLES)
@@ -59,7 +59,7 @@ def test_typed_candidates_and_drawn_triples_train_as_well(workers: int) -> None:
     types = (np.arange(ENTITIES) % 2).astype(np.int32)  # whose ends relations 0 and 2 change, and relation 1 keeps
 
     def work(group: ReplicaGroup) -> float:
-        trainer = Trainer(group, settings, ENTITIES, RELATIONS, KEPT, entity_types=types)
+        trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT, entity_types=types)
         np.testing.assert_array_equal(trainer.sharding.entity_types, types)
         per_type = trainer.sharding.type_counts
         assert (np.ptp(per_type, axis=0) <= 1).all()
@@ -102,17 +102,17 @@ def test_resuming_is_to_the_bit(settings: TrainSettings, regularizer: str) -> No
     settings = TrainSettings.from_json({**settings.as_json(), "regularizer": regularizer, "regularization": 0.01})
 
     def straight(group: ReplicaGroup) -> dict[str, Array]:
-        trainer = Trainer(group, settings, ENTITIES, RELATIONS, KEPT)
+        trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
         for _ in range(7):
             trainer.run_step()
         return trainer.state()
 
     def broken(group: ReplicaGroup) -> dict[str, Array]:
-        first = Trainer(group, settings, ENTITIES, RELATIONS, KEPT)
+        first = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
         for _ in range(3):
             first.run_step()
         state = first.state()
-        second = Trainer(group, settings, ENTITIES, RELATIONS, KEPT)
+        second = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
         second.restore(state)
         for _ in range(4):
             second.run_step()
@@ -128,7 +128,7 @@ def test_a_state_is_loaded_by_any_number_of_workers() -> None:
     state = run_threads(3, lambda group: _trained(group, WHOLE, 2)[0].state())[0]
 
     def again(group: ReplicaGroup) -> dict[str, Array]:
-        trainer = Trainer(group, WHOLE, ENTITIES, RELATIONS, KEPT)
+        trainer = GraphTrainer(group, WHOLE, ENTITIES, RELATIONS, KEPT)
         trainer.restore(state)
         return trainer.state()
 
@@ -140,7 +140,7 @@ def test_a_state_is_loaded_by_any_number_of_workers() -> None:
 
 def test_initial_values_do_not_depend_on_the_workers() -> None:
     def entities(group: ReplicaGroup) -> Array:
-        return Trainer(group, WHOLE, ENTITIES, RELATIONS, KEPT).state()["entities"]
+        return GraphTrainer(group, WHOLE, ENTITIES, RELATIONS, KEPT).state()["entities"]
 
     np.testing.assert_array_equal(run_threads(1, entities)[0], run_threads(4, entities)[2])
 
@@ -150,7 +150,7 @@ def test_one_worker_and_four_take_the_same_steps_where_nothing_is_drawn() -> Non
     settings = TrainSettings.from_json({**WHOLE.as_json(), "batch": 4 * 4 * len(KEPT), "optimizer": "sgd"})
 
     def one_step(group: ReplicaGroup) -> dict[str, Array]:
-        trainer = Trainer(group, settings, ENTITIES, RELATIONS, KEPT)
+        trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
         assert trainer.steps_per_epoch == 1
         trainer.run_step()
         return trainer.state()
@@ -164,7 +164,7 @@ def test_conve_trains_with_its_variables() -> None:
     settings = TrainSettings(model="ConvE", dim=16, batch=64, epochs=2, learning_rate=0.01, optimizer="adam")
 
     def work(group: ReplicaGroup) -> tuple[float, float, dict[str, Array], dict[str, Array]]:
-        trainer = Trainer(group, settings, ENTITIES, RELATIONS, KEPT)
+        trainer = GraphTrainer(group, settings, ENTITIES, RELATIONS, KEPT)
         start = trainer.state()
         losses = [trainer.run_epoch().loss for _ in range(4)]
         return losses[0], losses[-1], start, trainer.state()
@@ -179,7 +179,7 @@ def test_a_state_of_another_model_is_refused_and_nothing_changes() -> None:
 
     def work(group: ReplicaGroup) -> None:
         wider = TrainSettings.from_json({**WHOLE.as_json(), "dim": 34})
-        trainer = Trainer(group, wider, ENTITIES, RELATIONS, KEPT)
+        trainer = GraphTrainer(group, wider, ENTITIES, RELATIONS, KEPT)
         before = trainer.state()
         with pytest.raises(BadInput, match=r"entities must be \[60, 34\], found \[60, 32\]"):
             trainer.restore(state)
@@ -200,7 +200,7 @@ def test_a_loss_that_is_not_finite_ends_training_by_name() -> None:
 
 def test_more_workers_than_entities_are_refused() -> None:
     with pytest.raises(BadInput, match="2 entities cannot be spread over 3 workers"):
-        run_threads(3, lambda group: Trainer(group, WHOLE, 2, 1, np.array([[0, 0, 1]], np.int32)))
+        run_threads(3, lambda group: GraphTrainer(group, WHOLE, 2, 1, np.array([[0, 0, 1]], np.int32)))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
-from elastable.replicas.knowledge_graphs.batch import Side
+from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler

@@ -12,8 +12,8 @@ import numpy as np
 from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
-from elastable.replicas.groups.threads import run_threads
-from elastable.replicas.training.checkpoints import ReplicaTrainer
+from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.training.replica_trainer import ReplicaTrainer
 
 _BUILDING = threading.Lock()
 """Seeds are of the process: models of several threads are built one after the other."""

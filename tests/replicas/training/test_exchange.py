@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
-from elastable.replicas.groups.threads import run_threads
+from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.variables import exchange as exchange_module
 from elastable.replicas.training.variables.exchange import Exchange, Layout
-from elastable.replicas.training.variables.norms import Clipping, clip, squared_norms
-from elastable.replicas.training.variables.split import Split
+from elastable.replicas.training.variables.norms import PartsClipping, clip_parts, squared_norms
+from elastable.replicas.training.variables.split import VariableSplit
 
 
 def layout_of(elements: int, comm: CommGroup, size: int) -> Layout:
     domain = comm.grouping(size)
-    return Layout(Split(elements, domain.group_size), domain)
+    return Layout(VariableSplit(elements, domain.group_size), domain)
 
 
 def reduced(size: int, comm: CommGroup, arrays: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
@@ -120,15 +120,19 @@ def test_clipping_is_that_of_whole_gradients(size: int) -> None:
             for array, layout in zip(whole, layouts, strict=True)
         ]
         np.testing.assert_allclose(np.sqrt(squared_norms(group, mine, layouts)), norms, rtol=1e-12)
-        for found, before, norm in zip(clip(group, Clipping(clipnorm=0.5), mine, layouts), mine, norms, strict=True):
+        for found, before, norm in zip(
+            clip_parts(group, PartsClipping(clipnorm=0.5), mine, layouts), mine, norms, strict=True
+        ):
             np.testing.assert_allclose(found, before * min(1.0, 0.5 / norm), rtol=1e-6)
-        for found, before in zip(clip(group, Clipping(global_clipnorm=0.5), mine, layouts), mine, strict=True):
+        for found, before in zip(
+            clip_parts(group, PartsClipping(global_clipnorm=0.5), mine, layouts), mine, strict=True
+        ):
             np.testing.assert_allclose(found, before * (0.5 / together), rtol=1e-6)
-        for found, before in zip(clip(group, Clipping(clipvalue=0.1), mine, layouts), mine, strict=True):
+        for found, before in zip(clip_parts(group, PartsClipping(clipvalue=0.1), mine, layouts), mine, strict=True):
             np.testing.assert_array_equal(found, np.clip(before, -0.1, 0.1))
-        for found, before in zip(clip(group, Clipping(), mine, layouts), mine, strict=True):
+        for found, before in zip(clip_parts(group, PartsClipping(), mine, layouts), mine, strict=True):
             assert found is before
-        far = clip(group, Clipping(global_clipnorm=1e6), mine, layouts)
+        far = clip_parts(group, PartsClipping(global_clipnorm=1e6), mine, layouts)
         assert all(found.tobytes() == before.tobytes() for found, before in zip(far, mine, strict=True))
 
     run_threads(size, work)

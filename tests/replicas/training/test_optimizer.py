@@ -12,8 +12,8 @@ import pytest
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.locations import LocationSettings
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
-from elastable.replicas.training.variables.norms import clip
+from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.training.variables.norms import clip_parts
 from elastable.replicas.training.variables.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
 from elastable.replicas.training.variables.placing import DenseVariable, plan_variables
 from elastable.replicas.training.variables.variable_memory import value_of
@@ -88,7 +88,7 @@ def of_replicas(make: Callable[[], Any], size: int, locations: Any) -> list[np.n
             # One replica has the whole gradient, so that the sum is it to the bit.
             mine = [gradient * np.float32(group.rank == step % size) for gradient in gradients(step)]
             reduced = weights.exchange.reduce(mine, weights.layouts)
-            clipped = clip(group, optimizer.clipping, reduced, weights.layouts)
+            clipped = clip_parts(group, optimizer.clipping, reduced, weights.layouts)
             weights.begin_update()
             optimizer.apply(clipped, (True, True))
             weights.end_update()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.training.variables.split import Split
+from elastable.replicas.training.variables.split import VariableSplit
 
 COUNTS = st.integers(1, 200)
 PARTS = st.integers(1, 24)
@@ -16,7 +16,7 @@ PARTS = st.integers(1, 24)
 
 def test_thirty_elements_over_four_replicas() -> None:
     # ORACLES "Tensor locations (PopART)": two of 8 and two of 7 plus one pad, each buffer of length 8.
-    split = Split(30, 4)
+    split = VariableSplit(30, 4)
     assert split.length == 8
     assert [split.bounds(part) for part in range(4)] == [(0, 8), (8, 16), (16, 23), (23, 30)]
     tensor = np.arange(1, 31, dtype=np.float32).reshape(5, 6)
@@ -28,7 +28,7 @@ def test_thirty_elements_over_four_replicas() -> None:
 
 @given(COUNTS, PARTS)
 def test_parts_are_those_of_array_split(elements: int, parts: int) -> None:
-    split, tensor = Split(elements, parts), np.arange(1, elements + 1)
+    split, tensor = VariableSplit(elements, parts), np.arange(1, elements + 1)
     assert split.length == -(-elements // parts)
     for part, expected in enumerate(np.array_split(tensor, parts)):
         first, last = split.bounds(part)
@@ -40,7 +40,7 @@ def test_parts_are_those_of_array_split(elements: int, parts: int) -> None:
 
 @given(COUNTS, PARTS, st.integers(0, 3))
 def test_put_is_take_of_every_part_and_join_undoes_both(elements: int, parts: int, more: int) -> None:
-    split, tensor = Split(elements, parts), np.arange(1.0, elements + 1)
+    split, tensor = VariableSplit(elements, parts), np.arange(1.0, elements + 1)
     rows = np.full((parts, split.length + more), -1.0)
     split.put(tensor, rows)
     np.testing.assert_array_equal(
@@ -53,9 +53,9 @@ def test_put_is_take_of_every_part_and_join_undoes_both(elements: int, parts: in
 @pytest.mark.parametrize(("elements", "parts"), [(0, 1), (1, 0), (-1, 2)])
 def test_a_split_of_nothing_is_refused(elements: int, parts: int) -> None:
     with pytest.raises(BadInput, match="must be at least 1"):
-        Split(elements, parts)
+        VariableSplit(elements, parts)
 
 
 def test_a_part_that_there_is_not() -> None:
     with pytest.raises(BadInput, match=r"no part 4; the parts are 0 to 3"):
-        Split(30, 4).bounds(4)
+        VariableSplit(30, 4).bounds(4)

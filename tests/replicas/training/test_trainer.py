@@ -13,8 +13,8 @@ from elastable.embedding_store.errors import BadInput, BadSpec, ModelError, Unav
 from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
-from elastable.replicas.groups.threads import alone, run_threads
-from elastable.replicas.training.checkpoints import ReplicaTrainer
+from elastable.replicas.groups.thread_group import alone, run_threads
+from elastable.replicas.training.replica_trainer import ReplicaTrainer
 from elastable.worker.embedding import Embedding
 from tests.replicas.training.models import (
     BOTH,

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numba
 
-__all__ = ["inlined", "summing_kernel"]
+__all__ = ["inlined_freely", "summing_kernel"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -30,7 +30,7 @@ def summing_kernel(function: F) -> F:
     return compiled
 
 
-def inlined(function: F) -> F:
+def inlined_freely(function: F) -> F:
     """A function that becomes part of each kernel of its own file that calls it."""
     inside: F = numba.njit(inline="always", **_OPTIONS)(function)
     return inside

@@ -6,9 +6,9 @@ import numpy as np
 
 from elastable.embedding_store.range_pool import SERIAL, RangePool
 from elastable.embedding_store.store import Float32, Int64
-from elastable.replicas.knowledge_graphs.row_sums import add_rows
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
 from elastable.replicas.knowledge_graphs.scores.kernels.compiled import summing_kernel
+from elastable.replicas.knowledge_graphs.scores.kernels.row_sums import add_rows
 
 __all__ = ["Dot"]
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
-from elastable.replicas.groups.hosts import own_addresses
+from elastable.replicas.processes.hosts import own_addresses
 
-__all__ = ["Address", "MeetingPoint"]
+__all__ = ["MeetingPoint", "MemberAddress"]
 
 _HELLO_BYTES = 256
 _HELLO_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class MemberAddress:
     """Where a member listens.
 
     Attributes:
@@ -39,7 +39,7 @@ class Address:
         return json.dumps([self.hosts, self.port, self.token]).encode()
 
     @classmethod
-    def from_bytes(cls, text: bytes) -> Address:
+    def from_bytes(cls, text: bytes) -> MemberAddress:
         """Of what `to_bytes` gave."""
         hosts, port, token = json.loads(text)
         return cls(tuple(hosts), port, token)
@@ -55,9 +55,9 @@ class MeetingPoint:
     def __init__(self, one_host: bool) -> None:
         self._listener = socket.create_server(("127.0.0.1" if one_host else "", 0), backlog=1024)
         hosts = ("127.0.0.1",) if one_host else own_addresses()
-        self.address = Address(hosts, self._listener.getsockname()[1], secrets.token_hex(16))
+        self.address = MemberAddress(hosts, self._listener.getsockname()[1], secrets.token_hex(16))
 
-    def connect(self, rank: int, members: Sequence[Address], deadline_s: float) -> dict[int, socket.socket]:
+    def connect(self, rank: int, members: Sequence[MemberAddress], deadline_s: float) -> dict[int, socket.socket]:
         """A connection to every other member; all call it.
 
         Args:
@@ -111,7 +111,7 @@ class MeetingPoint:
         return said[1] if known and isinstance(said[1], int) else None
 
 
-def _reach(rank: int, address: Address, deadline_s: float) -> socket.socket:
+def _reach(rank: int, address: MemberAddress, deadline_s: float) -> socket.socket:
     told = []
     for host in address.hosts:
         try:

@@ -14,7 +14,7 @@ from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.progress import Progress
-from elastable.replicas.training.at_root import at_root
+from elastable.replicas.groups.at_root import at_root
 from elastable.replicas.training.trainer import ShardedTrainer
 
 __all__ = ["ReplicaTrainer"]

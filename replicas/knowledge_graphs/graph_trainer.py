@@ -7,24 +7,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from elastable.embedding_store.arrays import Float32
 from elastable.embedding_store.errors import BadInput, NotFinite
 from elastable.embedding_store.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.replicas.groups.group import Array, ReplicaGroup
-from elastable.replicas.knowledge_graphs.batch import Float32, Int32, Side, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import Int32, Side, StepBatch
 from elastable.replicas.knowledge_graphs.graph.partition import with_inverses
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.losses.losses import Loss, SampledSoftmax, loss_function
 from elastable.replicas.knowledge_graphs.losses.regularizer import penalty_gradients
 from elastable.replicas.knowledge_graphs.model import ShardedModel
-from elastable.replicas.knowledge_graphs.sampling.sampling import sampler_of
 from elastable.replicas.knowledge_graphs.schemes.embedding_moving import EmbeddingMoving
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
 from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
 from elastable.replicas.knowledge_graphs.settings import WHOLE_SOFTMAX, TrainSettings
+from elastable.replicas.knowledge_graphs.settings_sampler import sampler_of
 
-__all__ = ["EpochLoss", "Trainer"]
+__all__ = ["EpochLoss", "GraphTrainer"]
 
 _STEP = "step"
 
@@ -42,7 +43,7 @@ class EpochLoss:
     triples: int
 
 
-class Trainer:
+class GraphTrainer:
     """One worker's part in training; every member of the group makes one, and calls the same methods.
 
     Args:

@@ -18,7 +18,7 @@ from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
 from elastable.replicas.groups.group import Array
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
-__all__ = ["GraphCheckpoints", "Place"]
+__all__ = ["GraphCheckpoints", "RunPlace"]
 
 FORMAT = 1
 _KIND = "knowledge graph"
@@ -26,7 +26,7 @@ _TENSORS = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunPlace:
     """Where a run stands.
 
     Attributes:
@@ -52,7 +52,7 @@ class Found:
 
     state: Mapping[str, Array]
     settings: TrainSettings
-    place: Place
+    place: RunPlace
     graph: Mapping[str, Any]
     address: str = field(default="")
 
@@ -67,7 +67,9 @@ class GraphCheckpoints:
     def __init__(self, home: Path) -> None:
         self._files = LocalFiles(home)
 
-    def write(self, state: Mapping[str, Array], settings: TrainSettings, place: Place, graph: Mapping[str, Any]) -> str:
+    def write(
+        self, state: Mapping[str, Array], settings: TrainSettings, place: RunPlace, graph: Mapping[str, Any]
+    ) -> str:
         """Writes one, whole or not at all, and takes away those that are neither newest nor best.
 
         Args:
@@ -156,7 +158,7 @@ class GraphCheckpoints:
             return Found(
                 {key: np.asarray(value) for key, value in state.items()},
                 TrainSettings.from_json(manifest["settings"]),
-                Place(**manifest["place"]),
+                RunPlace(**manifest["place"]),
                 manifest["graph"],
                 address,
             )

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
-from elastable.replicas.groups.meeting_point import Address, MeetingPoint
-from elastable.replicas.groups.watch import Watch
+from elastable.replicas.processes.meeting_point import MeetingPoint, MemberAddress
+from elastable.replicas.processes.watch import Watch
 
 
 def meet(points: list[MeetingPoint], deadline_s: float = 20.0) -> list[Any]:
     """What each member's `connect` gave or raised, by rank."""
     found: list[Any] = [None] * len(points)
-    addresses = [Address.from_bytes(point.address.to_bytes()) for point in points]
+    addresses = [MemberAddress.from_bytes(point.address.to_bytes()) for point in points]
 
     def connect(rank: int) -> None:
         try:

@@ -14,8 +14,8 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
 from elastable.replicas.groups.group import Bytes
-from elastable.replicas.groups.start import MPI
-from elastable.replicas.groups.watch import Watch
+from elastable.replicas.processes.start import MPI
+from elastable.replicas.processes.watch import Watch
 
 __all__ = ["CORES", "Lane"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.replica_contract import ReplicaContract
-from tests.replicas.groups.mpi_run import MEMBERS, run_in_members
+from tests.replicas.processes.mpi_run import MEMBERS, run_in_members
 
 CONTRACT = [name for name in dir(ReplicaContract) if name.startswith("test_")]
 MORE = [

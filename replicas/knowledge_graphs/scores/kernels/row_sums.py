@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from elastable.embedding_store.arrays import Float32, Int64
 from elastable.embedding_store.kernel import kernel
-from elastable.replicas.knowledge_graphs.batch import Float32, Int64
 
 __all__ = ["add_rows"]
 

@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store import errors
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
-from elastable.replicas.groups import lane, mpi
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
-from elastable.replicas.groups.mpi import MpiGroup
-from elastable.replicas.groups.world import replica_group, world_communicator
+from elastable.replicas.processes import lane, mpi_group
+from elastable.replicas.processes.mpi_group import MpiGroup
+from elastable.replicas.processes.world import replica_group, world_communicator
 from tests.contracts.replica_contract import ReplicaContract, Run
-from tests.replicas.groups.mpi_run import MEMBERS
+from tests.replicas.processes.mpi_run import MEMBERS
 
 
 @cache
@@ -199,7 +199,7 @@ def test_one_that_is_stopped_in_the_middle_is_named(victim: int, in_pairs: bool)
 
 def test_members_on_several_hosts_meet_by_the_addresses_of_their_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = everyone().rank
-    monkeypatch.setattr(mpi, "this_host", lambda: f"host {rank // 2}")
+    monkeypatch.setattr(mpi_group, "this_host", lambda: f"host {rank // 2}")
 
     def work(group: ReplicaGroup) -> Any:
         assert group.all_gather(np.array(group.rank)).tolist() == list(range(MEMBERS))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 
-__all__ = ["mapped_by", "remove"]
+__all__ = ["mapped_by", "remove_files"]
 
 _MPICH_FILE = "/dev/shm/mpich_shm_"
 
@@ -20,7 +20,7 @@ def mapped_by(pid: int) -> set[str]:
         return set()
 
 
-def remove(files: Iterable[str]) -> None:
+def remove_files(files: Iterable[str]) -> None:
     """Takes their names away: who has them mapped keeps them, and with the last process they are gone."""
     for file in files:
         with suppress(FileNotFoundError):

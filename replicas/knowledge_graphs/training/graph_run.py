@@ -16,13 +16,13 @@ from elastable.embedding_store.range_pool import RangePool, available_cores
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph.graph import KnowledgeGraph
+from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.trainer import Trainer
-from elastable.replicas.knowledge_graphs.training.checkpoints import Found, GraphCheckpoints, Place
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import Found, GraphCheckpoints, RunPlace
 
 __all__ = ["GraphRun", "Told", "graph_identity", "train_graph"]
 
-Told = Callable[[str, Place, Mapping[str, float]], None]
+Told = Callable[[str, RunPlace, Mapping[str, float]], None]
 """Hears of "epoch" (loss) and "evaluation" (val_mrr and so on), on rank 0."""
 
 
@@ -88,7 +88,9 @@ def train_graph(group: ReplicaGroup, run: GraphRun, tell: Told) -> dict[str, Any
         raise BadInput(
             f"{run.source} has no entity_types.txt (entity and type, a line each), which typed candidates need"
         )
-    trainer = Trainer(group, settings, len(graph.entities), len(graph.relations), graph.train, pool, graph.entity_types)
+    trainer = GraphTrainer(
+        group, settings, len(graph.entities), len(graph.relations), graph.train, pool, graph.entity_types
+    )
     evaluation = Evaluation(
         trainer.model, settings.reciprocal, len(graph.relations), graph.train, graph.valid, graph.test, pool=pool
     )
@@ -119,11 +121,11 @@ def train_graph(group: ReplicaGroup, run: GraphRun, tell: Told) -> dict[str, Any
     return {"metrics": metrics, "best_validation_mrr": place.best_mrr, "epochs": place.epochs, "steps": place.step}
 
 
-def _begun(run: GraphRun, trainer: Trainer, identity: Mapping[str, Any]) -> tuple[Place, Mapping[str, Array]]:
+def _begun(run: GraphRun, trainer: GraphTrainer, identity: Mapping[str, Any]) -> tuple[RunPlace, Mapping[str, Array]]:
     """Where the run begins, and the best state so far."""
     begin = run.begin
     if begin is None:
-        return Place(), trainer.state()
+        return RunPlace(), trainer.state()
     if begin.graph["checksum"] != identity["checksum"]:
         raise BadInput(
             f"checkpoint {begin.address} is of graph {begin.graph['name']!r} with {begin.graph['entities']} entities; "
@@ -135,7 +137,7 @@ def _begun(run: GraphRun, trainer: Trainer, identity: Mapping[str, Any]) -> tupl
     return begin.place, best
 
 
-def _judged(place: Place, mrr: float, patience: int) -> Place:
+def _judged(place: RunPlace, mrr: float, patience: int) -> RunPlace:
     """After an evaluation: the best so far, and whether it is time to stop."""
     if mrr > place.best_mrr:
         return replace(place, best_mrr=mrr, best_step=place.step, waited=0)

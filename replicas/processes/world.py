@@ -13,14 +13,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from elastable.embedding_store.errors import DeadlineExceeded, NotInstalled
-from elastable.replicas.groups import leftovers
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import alone
+from elastable.replicas.groups.thread_group import alone
+from elastable.replicas.processes import leftovers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from elastable.replicas.groups.mpi import MpiGroup
+    from elastable.replicas.processes.mpi_group import MpiGroup
 
 __all__ = ["DEADLINE_VARIABLE", "leave_all", "replica_group", "started_by_mpi", "world_communicator"]
 
@@ -65,7 +65,7 @@ def replica_group(deadline_s: float | None = None) -> ReplicaGroup:
     if not started_by_mpi():
         return alone(deadline_s)
     comm = world_communicator(deadline_s)
-    from elastable.replicas.groups.mpi import MpiGroup
+    from elastable.replicas.processes.mpi_group import MpiGroup
 
     group = MpiGroup.of(comm, range(comm.size), deadline_s)
     _groups.append(group)
@@ -100,7 +100,7 @@ def world_communicator(deadline_s: float) -> MPI.Intracomm:
 
 def _start(deadline_s: float) -> MPI.Intracomm:
     try:
-        from elastable.replicas.groups.start import MPI
+        from elastable.replicas.processes.start import MPI
     except ImportError as error:  # mpi4py, or the MPI library that it loads
         told = f'a group of several replicas needs MPI ({error}): pip install "elastable[replicas]"'
         raise NotInstalled(told) from error
@@ -116,13 +116,13 @@ def _start(deadline_s: float) -> MPI.Intracomm:
             raise DeadlineExceeded(f"not all of {MPI.COMM_WORLD.size} replicas have come within {deadline_s:g} s")
         time.sleep(1e-4)
     # All are through MPI's start, so nobody has to find it by name; a killed process would leave it there.
-    leftovers.remove(leftovers.mapped_by(os.getpid()))
+    leftovers.remove_files(leftovers.mapped_by(os.getpid()))
     return made
 
 
 def _end(deadline_s: float) -> None:
     """At exit. MPI is ended where all others come to their end, too; nothing may wait for one that does not."""
-    from elastable.replicas.groups.start import IMPORTED_BEFORE, MPI
+    from elastable.replicas.processes.start import IMPORTED_BEFORE, MPI
 
     for group in _groups:
         group.leave("its process has ended" if _failed else "its work is done")

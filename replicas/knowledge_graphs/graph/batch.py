@@ -16,14 +16,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.arrays import Float32, Int64
+
 __all__ = [
     "CORRUPTIONS",
     "SIDES",
     "Bools",
     "Corruption",
-    "Float32",
     "Int32",
-    "Int64",
     "Negatives",
     "Queries",
     "Side",
@@ -32,9 +32,7 @@ __all__ = [
 ]
 
 Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
-Float32 = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 Corruption = Literal["h", "t", "ht"]

@@ -8,11 +8,11 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import Bytes, ReplicaGroup
-from elastable.replicas.groups.hosts import this_host
-from elastable.replicas.groups.lane import CORES, Lane
-from elastable.replicas.groups.meeting_point import Address, MeetingPoint
-from elastable.replicas.groups.start import MPI
-from elastable.replicas.groups.watch import Watch
+from elastable.replicas.processes.hosts import this_host
+from elastable.replicas.processes.lane import CORES, Lane
+from elastable.replicas.processes.meeting_point import MeetingPoint, MemberAddress
+from elastable.replicas.processes.start import MPI
+from elastable.replicas.processes.watch import Watch
 
 __all__ = ["MpiGroup"]
 
@@ -63,7 +63,7 @@ class MpiGroup(ReplicaGroup):
         point = MeetingPoint(one_host=len(set(hosts)) == 1)
         try:
             addresses = _told_by_all(beginning, "addresses", rank, point.address.to_bytes())
-            connections = point.connect(rank, [Address.from_bytes(address) for address in addresses], deadline_s)
+            connections = point.connect(rank, [MemberAddress.from_bytes(address) for address in addresses], deadline_s)
         finally:
             point.close()
         number = _lane_number(max(_numbers(beginning, "beginning", rank)), comm)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.step import PredictStep
-from elastable.replicas.training.variables.split import Split
+from elastable.replicas.training.variables.split import VariableSplit
 from elastable.worker.build import as_tensors
 from elastable.worker.readers import Reader
 
@@ -25,7 +25,7 @@ def predict_all(step: PredictStep, reader: Reader, batch_size: int, group: Repli
         batch_size: Records that a replica computes at once, at most.
         group: All replicas.
     """
-    split = Split(len(reader), group.size)
+    split = VariableSplit(len(reader), group.size)
     mine = np.arange(*split.bounds(group.rank))
     # Equally many calls on every replica, as a call may look up together: one without records takes the first.
     outputs = [_outputs(step, reader, part) for part in np.array_split(mine, -(-split.length // batch_size))]

@@ -12,12 +12,12 @@ from rich.table import Table
 
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
-from elastable.replicas.groups.world import replica_group, started_by_mpi
+from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.graph.graph import load_graph
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.checkpoints import Found, GraphCheckpoints, Place
-from elastable.replicas.knowledge_graphs.training.training import GraphRun, train_graph
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import Found, GraphCheckpoints, RunPlace
+from elastable.replicas.knowledge_graphs.training.graph_run import GraphRun, train_graph
+from elastable.replicas.processes.world import replica_group, started_by_mpi
 from elastable.run_directory import RunDirectory
 
 __all__ = ["run_graph", "to_go_on"]
@@ -90,7 +90,7 @@ def run_graph(
     return result
 
 
-def _nothing(kind: str, place: Place, values: Mapping[str, float]) -> None:
+def _nothing(kind: str, place: RunPlace, values: Mapping[str, float]) -> None:
     """Other ranks than 0 tell nothing."""
 
 
@@ -102,7 +102,7 @@ class _Progress:
         self._last = time.perf_counter()
         self.triples, self.seconds = 0.0, 0.0
 
-    def __call__(self, kind: str, place: Place, values: Mapping[str, float]) -> None:
+    def __call__(self, kind: str, place: RunPlace, values: Mapping[str, float]) -> None:
         now = time.perf_counter()
         if kind == "epoch":
             self.triples += values["triples"]

@@ -18,8 +18,8 @@ from elastable.master.checkpoints.places import find_checkpoint
 from elastable.options import JobOptions
 from elastable.prepare import prepare_job
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.groups.threads import run_threads
-from elastable.replicas.training.checkpoints import ReplicaTrainer
+from elastable.replicas.groups.thread_group import run_threads
+from elastable.replicas.training.replica_trainer import ReplicaTrainer
 from tests.elastable.processes import CLICK_JOB
 from tests.replicas.training.models import BOTH, STATE, WEIGHTS, perceptron, records, same_bits, seeded, sharded
 

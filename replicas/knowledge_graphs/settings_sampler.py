@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastable.replicas.knowledge_graphs.batch import Int32
+from elastable.replicas.knowledge_graphs.graph.batch import Int32
 from elastable.replicas.knowledge_graphs.graph.frequency import frequency_weights
 from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
