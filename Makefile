@@ -28,7 +28,7 @@ DEV_STAMP  := $(VENV)/.installed-dev
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format types proto proto-check hooks wheel coverage chaos soak keras-table bench bench-peers bench-kg compose-test clean distclean
+.PHONY: help install run test lint format types proto proto-check hooks wheel coverage chaos soak fuzz keras-table bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ chaos: $(TEST_STAMP) ## hundreds of seeded schedules of faults on real processes
 
 soak: $(TEST_STAMP) ## 20 minutes of training with a worker killed every 10 seconds (ARGS="--minutes 5")
 	$(BIN)/python -m tests.chaos.soak $(ARGS)
+
+fuzz: $(TEST_STAMP) ## a million hostile calls, frames, files and replies (ARGS="--seconds 60 --seed 7 --only frames")
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 keras-table: $(TEST_STAMP) ## run what Keras programs may say against plain Keras, and write docs/keras.md
 	$(BIN)/python -m tests.keras_table

@@ -258,6 +258,8 @@ class TableSpec:
     ids: str = "int64"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise BadSpec(f"table name {self.name!r} is no string")
         if not self.name or len(self.name) > 200 or not all(c.isalnum() or c in "._-/" for c in self.name):
             raise BadSpec(f"table name {self.name!r}: use 1 to 200 letters, digits, '.', '_', '-' or '/'")
         if len(self.name.encode()) > 256:

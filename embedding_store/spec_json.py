@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.malformed import MALFORMED
 from elastable.embedding_store.spec import (
     AdmissionSpec,
     EvictionSpec,
@@ -39,7 +40,7 @@ def spec_from_json(text: str | bytes) -> TableSpec:
     """
     try:
         return _spec(json.loads(text))
-    except (ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         raise BadSpec(f"{text[:200]!r} is no table spec: {error}") from error
 
 

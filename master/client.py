@@ -73,6 +73,7 @@ class MasterClient(MasterApi):
         pull = (f"{service}/PullDense", master_pb2.PullDenseRequest.SerializeToString, None)
         self._pull, self._pull_one = channel.unary_stream(*pull), channel.unary_unary(*pull)
         self._dense_is_small = False
+        self._join = channel.unary_stream(f"{service}/Join", master_pb2.JoinRequest.SerializeToString, None)
         self._report = Upload(channel, f"{service}/ReportEvaluation", master_pb2.ReportEvaluationReply.FromString)
         self._store = RemoteStore(self._connection)
         push = Upload(channel, f"{service}/ReportGradient", master_pb2.ReportGradientReply.FromString)
@@ -94,7 +95,7 @@ class MasterClient(MasterApi):
             Unavailable, DeadlineExceeded: naming address and deadline.
         """
         request = master_pb2.JoinRequest(incarnation=worker.incarnation, host=worker.host, pid=worker.pid)
-        return self._connection.call(lambda timeout: RemoteSession(self._stub.Join(request), self.address, timeout))
+        return self._connection.call(lambda timeout: RemoteSession(self._join(request), self.address, timeout))
 
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
         """Up to `want` tasks, waiting up to `wait_s` seconds for the first; see `MasterApi.lease_tasks`."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.malformed import MALFORMED
 from elastable.master.api import Tensor
 
 __all__ = ["Progress"]
@@ -67,5 +68,5 @@ class Progress:
                 np.array(entry["values"], entry["dtype"]).reshape(entry["shape"]) for entry in fields.pop("metrics")
             )
             return cls(**{**fields, "done": tuple(fields["done"]), "metrics": metrics})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except MALFORMED as error:
             raise CheckpointError(f"{text[:200]!r} is no progress of a job: {error}") from error

@@ -6,8 +6,9 @@ from threading import Event, Thread
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from elastable.embedding_store.errors import DeadlineExceeded, ElastableError, Unavailable
+from elastable.embedding_store.errors import DeadlineExceeded, ElastableError, StoreFailed, Unavailable
 from elastable.master.api import JobSpec
 from elastable.master.messages import job_from_message
 from elastable.master.v1 import master_pb2
@@ -19,17 +20,19 @@ class RemoteSession:
     """A worker's place in a job; while its stream is open the worker counts as alive.
 
     Args:
-        stream: The call `Join`, just made.
+        stream: The call `Join`, just made; its events are bytes yet. (gRPC leaves a call open whose message it
+            cannot parse, and a session would last as long.)
         address: Of the master, for messages.
         timeout_s: Seconds to wait for the job's description.
 
     Raises:
         grpc.RpcError: the stream broke before the description came.
-        DeadlineExceeded, Unavailable, BadSpec: it did not come, or makes no sense.
+        DeadlineExceeded, Unavailable, BadSpec, StoreFailed: it did not come, or makes no sense.
     """
 
     def __init__(self, stream: Any, address: str, timeout_s: float) -> None:
         self._stream = stream
+        self._address = address
         self._joined = Event()
         self._ended = Event()
         self._job: JobSpec | None = None
@@ -74,10 +77,13 @@ class RemoteSession:
     def _listen(self) -> None:
         try:
             for event in self._stream:
-                self._hear(event)
+                self._hear(master_pb2.JobEvent.FromString(event))
+        except DecodeError as error:
+            self._broken = StoreFailed(f"{self._address} tells of its job what cannot be read: {error}")
         except (grpc.RpcError, ElastableError) as error:
             self._broken = error
         finally:
+            self._stream.cancel()  # where it ended here and not there
             self._ended.set()
             self._joined.set()
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.malformed import MALFORMED
 from elastable.embedding_store.redis.url import redacted
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
@@ -70,5 +71,5 @@ class VersionRecord:
             progress = dataclasses.replace(Progress.from_json(json.dumps(told["progress"])), metrics=metrics)
             dense = {key.removeprefix("dense/"): tensors[key] for key in tensors if key.startswith("dense/")}
             return cls(told["job"], progress, dense)
-        except (KeyError, ValueError, TypeError) as error:
+        except MALFORMED as error:
             raise CheckpointError(f"{len(record)} bytes in the store are no record of a version: {error}") from error

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from elastable.embedding_store.errors import BadSpec, StoreFailed
+from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.files.table import SavedIds, sync_folder
+from elastable.embedding_store.malformed import MALFORMED
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
 
@@ -114,7 +115,7 @@ def read_manifest(folder: Path) -> Manifest:
             {table.spec.name: table for table in tables},
             int(fields["made"]),
         )
-    except (ValueError, KeyError, TypeError, BadSpec) as error:
+    except MALFORMED as error:
         raise StoreFailed(f"{path} is not the manifest of a file store: {error}") from error
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from elastable.embedding_store.compile_clock import compile_seconds
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StoreFailed, Unavailable
 from elastable.embedding_store.redis.reply_errors import reply_error
+from elastable.embedding_store.redis.reply_shapes import require_shapes
 from elastable.embedding_store.redis.resp_codec import Bytes
 from elastable.embedding_store.redis.url import RedisUrl
 from elastable.embedding_store.rpc.address import Address
@@ -124,6 +125,9 @@ class Connection:
                 replies += self._whole_replies(reader)
             elif len(replies) < len(commands):
                 self.wait(bool(request), deadline)
+        if len(replies) > len(commands):
+            raise StoreFailed(f"redis at {self.address} sent more than it was asked for")
+        require_shapes(commands, replies, self.address)
         return replies
 
     def _whole_replies(self, reader: hiredis.Reader) -> Iterator[Any]:

@@ -143,7 +143,7 @@ class Ownership:
         ours, prefix = self._name(self.owner or ""), self._name("")
         for line in clients.decode(errors="replace").splitlines():
             words = dict(word.partition("=")[::2] for word in line.split(" "))
-            if words.get("name", "").startswith(prefix) and words["name"] != ours:
+            if words.get("name", "").startswith(prefix) and words["name"] != ours and "id" in words:
                 yield words["id"]
 
     def _name(self, owner: str) -> str:

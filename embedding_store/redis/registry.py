@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from elastable.embedding_store.errors import StaleVersion, StoreFailed
+from elastable.embedding_store.malformed import MALFORMED
 from elastable.embedding_store.pins import not_pinned, refuse_while_pinned
 from elastable.embedding_store.redis.before_images import NO_PIN, Moment
 from elastable.embedding_store.redis.connection import Deadline
@@ -52,7 +53,7 @@ class PinEntry:
             gone = fields["gone"]
             return cls(int(fields["version"]), int(fields["serial"]), int(fields["ends_ms"]),
                        float(fields["lease_s"]), None if gone is None else str(gone))  # fmt: skip
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             raise StoreFailed(f"the registry of pins holds {text[:200]!r}, no pin: {error}") from error
 
 
@@ -76,10 +77,14 @@ class Registry:
 
     @classmethod
     def of(cls, answers: Sequence[Any]) -> Self:
-        """From the answers to `registry_questions`."""
-        version, owner, serial, pins, (seconds, micros) = answers
-        entries = {token: PinEntry.from_json(text) for token, text in zip(pins[::2], pins[1::2], strict=True)}
-        return cls(version_of(version), owner, int(serial or 0), entries, 1000 * int(seconds) + int(micros) // 1000)
+        """From the answers to `registry_questions`. Raises `StoreFailed` where they are something else."""
+        try:
+            version, owner, serial, pins, (seconds, micros) = answers
+            entries = {token: PinEntry.from_json(text) for token, text in zip(pins[::2], pins[1::2], strict=True)}
+            now_ms = 1000 * int(seconds) + int(micros) // 1000
+            return cls(version_of(version), None if owner is None else bytes(owner), int(serial or 0), entries, now_ms)
+        except MALFORMED as error:
+            raise StoreFailed(f"the answers about the store's version and pins are none: {error}") from error
 
     def standing(self) -> dict[bytes, PinEntry]:
         """The pins that hold, by token."""
@@ -142,5 +147,5 @@ def version_of(answer: bytes | None) -> int:
     """The version that a server told. Raises `StoreFailed` where it is none."""
     try:
         return int(answer or 0)
-    except ValueError:
-        raise StoreFailed(f"the version key holds {(answer or b'')[:60]!r}, which is no version") from None
+    except MALFORMED:
+        raise StoreFailed(f"the version key holds {repr(answer)[:60]}, which is no version") from None

@@ -12,9 +12,11 @@ from elastable.embedding_store.redis.resp_codec import Bytes
 __all__ = ["line_at", "parse_answer"]
 
 _LONGEST_LINE = 65_536
+_LONGEST_NUMBER = 20  # characters of an int64
+_DEEPEST = 8  # lists within lists
 
 
-def parse_answer(received: Bytes, start: int, stop: int) -> tuple[Any, int] | None:
+def parse_answer(received: Bytes, start: int, stop: int, depth: int = 0) -> tuple[Any, int] | None:
     """One whole RESP2 value at `start`, as hiredis gives it, and the place behind it; None if it has not all come.
 
     Returns:
@@ -31,7 +33,8 @@ def parse_answer(received: Bytes, start: int, stop: int) -> tuple[Any, int] | No
         return text, behind
     if kind == b"-":
         return hiredis.ReplyError(text.decode(errors="replace")), behind
-    if kind not in (b":", b"$", b"*") or not text.removeprefix(b"-").isdigit():
+    known = kind in (b":", b"$") or (kind == b"*" and depth < _DEEPEST)
+    if not known or len(text) > _LONGEST_NUMBER or not text.removeprefix(b"-").isdigit():
         raise StoreFailed(f"a reply goes on with {line[:40]!r}, which is no reply to what was asked")
     number = int(text)
     if kind == b":":
@@ -44,7 +47,7 @@ def parse_answer(received: Bytes, start: int, stop: int) -> tuple[Any, int] | No
         return received[behind : behind + number].tobytes(), behind + number + 2
     elements: list[Any] = []
     while len(elements) < number:
-        element = parse_answer(received, behind, stop)
+        element = parse_answer(received, behind, stop, depth + 1)
         if element is None:
             return None
         elements.append(element[0])

@@ -149,8 +149,8 @@ class ChangeReplies(Replies):
         self._line += 1
         if self._line <= before_exec:
             return
-        if line.startswith(b"*") and line[1:].isdigit() and int(line[1:]) == self._queued[self.completed]:
-            self._results = int(line[1:])
+        if line == b"*%d" % self._queued[self.completed]:
+            self._results = int(self._queued[self.completed])
             return
         if not line.startswith(b"-"):
             self.failures.setdefault(self.completed, f"EXEC answered {line[:40].decode(errors='replace')}")

@@ -56,6 +56,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.malformed import MALFORMED
 from elastable.embedding_store.redis.kernels import mixed_partitions
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
@@ -185,5 +186,5 @@ class TableRecord:
         try:
             fields: dict[str, Any] = json.loads(text)
             return cls(spec_from_json(json.dumps(fields["spec"])), check_partitions(int(fields["partitions"])))
-        except (ValueError, KeyError, TypeError) as error:
+        except MALFORMED as error:
             raise StoreFailed(f"the registry of tables holds {text[:200]!r}, no table record: {error}") from error

@@ -244,13 +244,16 @@ def _slot_map(ranges: list[Any], asked: Address) -> _SlotMap:
     nodes: dict[Address, int] = {}
     owners = np.full(HASH_SLOTS, -1, np.int64)
     for first, last, (host, port, *_), *_ in ranges:
-        name = (host or b"").decode()
+        name = (host or b"").decode(errors="replace")
         address = Address(name if name not in ("", "?") else asked.host, int(port))
         owners[first : last + 1] = nodes.setdefault(address, len(nodes))
     return _SlotMap(tuple(nodes), owners)
 
 
 def _target(line: str) -> Address:
-    """The address in `ASK <slot> <host:port>`."""
-    host, _, port = line.split(" ")[2].rpartition(":")
+    """The address in `ASK <slot> <host:port>`. Raises `StoreFailed` where there is none."""
+    words = line.split(" ")
+    host, _, port = words[2].rpartition(":") if len(words) == 3 else ("", "", "")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5):
+        raise StoreFailed(f"a redis server refers to another one by {line[:80]!r}, which names none")
     return Address(host, int(port))

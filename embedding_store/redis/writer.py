@@ -14,7 +14,7 @@ from elastable.embedding_store.redis.ledger import Kept, Ledger
 from elastable.embedding_store.redis.ownership import Ownership
 from elastable.embedding_store.redis.pin_registry import PinRegistry, given_up
 from elastable.embedding_store.redis.recovery import read_stamps, require_way_back, take_back
-from elastable.embedding_store.redis.registry import Registry, read_registry
+from elastable.embedding_store.redis.registry import Registry, read_registry, version_of
 from elastable.embedding_store.redis.schema import before_ledger_key, records_key, serial_key, version_key
 from elastable.embedding_store.redis.topology import Topology
 from elastable.embedding_store.redis.transactions import run_transactions
@@ -87,7 +87,7 @@ class Writer:
         """Reads what the writer before knew."""
         ledger, records = before_ledger_key(self._namespace), records_key(self._namespace)
         told, versions = self._topology.call([(ledger, ("HGETALL", ledger)), (ledger, ("HKEYS", records))], deadline)
-        self.ledger, self.records = Ledger.of(told), {int(version) for version in versions}
+        self.ledger, self.records = Ledger.of(told), {version_of(version) for version in versions}
 
     def settle(self, registry: Registry, more_bytes: int, deadline: Deadline) -> Registry:
         """Takes out pins whose lease has ended, and gives up those that would cost too much with `more_bytes`."""

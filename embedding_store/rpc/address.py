@@ -34,7 +34,7 @@ class Address:
         host = host[1:-1] if bracketed else host
         if not colon or not host or any(c.isspace() or c in "/[]" for c in host) or (":" in host) != bracketed:
             raise BadInput(f"address {address!r}: write host:port, as in 127.0.0.1:50051 or [::1]:50051")
-        if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+        if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65_535):
             raise BadInput(f"address {address!r}: port {port!r} is not a number from 0 to 65535")
         return cls(host, int(port))
 

@@ -25,8 +25,9 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.files.mapping import HUGE_PAGE_BYTES
+from elastable.embedding_store.malformed import MALFORMED
 from elastable.embedding_store.shared.sealed_memory import EXTENT_BYTES
 from elastable.embedding_store.shared.users import require_known_user
 from elastable.embedding_store.spec import TableSpec
@@ -124,7 +125,7 @@ def table_from_packet(packet: dict[str, Any]) -> TableLayout:
             tuple(SlabShape(*shape) for shape in packet["directory"]),
             tuple(SlabShape(*shape) for shape in packet["values"]),
         )
-    except (BadInput, KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         raise StoreFailed(f"what the owner of shared rows says of a table makes no sense: {error!r}") from error
 
 
@@ -162,7 +163,7 @@ def receive_packet(connection: socket.socket) -> tuple[dict[str, Any] | None, li
         packet = json.loads(text) if text else None
         if not isinstance(packet, dict | None):
             raise ValueError(f"it is a {type(packet).__name__}")
-    except (ValueError, RecursionError) as error:
+    except MALFORMED as error:
         for descriptor in descriptors:
             os.close(descriptor)
         raise StoreFailed(f"what the owner of shared rows says makes no sense: {error}") from error

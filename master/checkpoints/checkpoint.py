@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +76,7 @@ class Checkpoint:
             CheckpointError: a file's bytes are not the ones that were written.
         """
         with offering_older(self):
-            yield from chained_rows(self.chain(), table, read_tensors)
+            yield from chained_rows(self.chain(), table, _tensors_of)
 
     def sightings(self, table: str) -> Tensor | None:
         """The sketch of a table with admission, uint8 `[counters]`. Raises `CheckpointError`."""
@@ -84,7 +84,7 @@ class Checkpoint:
         if file is None:
             return None
         with offering_older(self):
-            return read_tensors(self, file)["sightings"]
+            return _tensors_of(self, file, ("sightings",))["sightings"]
 
     def chain(self) -> tuple[Checkpoint, ...]:
         """This one, and what it builds upon, the newest first; the last is full."""
@@ -156,6 +156,23 @@ def read_tensors(checkpoint: Checkpoint, file: str) -> dict[str, Tensor]:
     if note.get("version", str(checkpoint.version)) != str(checkpoint.version):
         told += f": it is a file of a checkpoint of version {note['version']}"
     raise CheckpointError(told)
+
+
+def _tensors_of(checkpoint: Checkpoint, file: str, names: Collection[str]) -> dict[str, Tensor]:
+    """As `read_tensors`, of a file that holds these tensors, each as long as the others.
+
+    Raises:
+        CheckpointError: it does not, too.
+    """
+    tensors = read_tensors(checkpoint, file)
+    missing = [name for name in names if name not in tensors]
+    if missing or len({len(tensors[name]) if tensors[name].ndim else -1 for name in names}) > 1:
+        found = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()) or "nothing"
+        raise CheckpointError(
+            f"{checkpoint.home.at(f'{checkpoint.name}/{file}')}: holds {found}, where a checkpoint holds "
+            f"{', '.join(names)} of as many rows"
+        )
+    return tensors
 
 
 def _note(content: Bytes) -> dict[str, str]:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from elastable.embedding_store.errors import BadSpec, CheckpointError
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.malformed import MALFORMED
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
 from elastable.master.progress import Progress
@@ -134,7 +135,7 @@ class Manifest:
             if _checksum(fields) != checksum:
                 raise CheckpointError("its bytes are not the ones that were written")
             return _of_format_2(fields, checksum)
-        except (ValueError, KeyError, TypeError, AttributeError, BadSpec) as error:
+        except MALFORMED as error:
             raise CheckpointError(f"it is no manifest of a checkpoint: {error}") from error
 
     def _fields(self) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["chained_rows"]
 
-Read = Callable[["Checkpoint", str], Mapping[str, Tensor]]
 
+class Read(Protocol):
+    """Reads a file of a checkpoint that holds tensors of these names."""
+
+    def __call__(self, checkpoint: Checkpoint, file: str, names: Collection[str]) -> Mapping[str, Tensor]: ...
+
+
+_ROWS, _IDS = ("ids", "weights", "slots"), ("ids",)
 _NEXT_VERSION = 2**62  # of touches: of the version that is committed next
 
 
@@ -35,14 +41,14 @@ def chained_rows(chain: Sequence[Checkpoint], table: str, read: Read) -> Iterato
     Args:
         chain: Checkpoints, the newest first; the last holds the table whole.
         table: Its name; every checkpoint of the chain has it, down to the first that is whole.
-        read: Reads a file of a checkpoint.
+        read: Reads a file of a checkpoint; `names` of tensors must be there.
     """
     newer = _IdSet()
     live: _IdSet | None = None  # the newest list holds all that older ones could say
     for place, checkpoint in enumerate(chain):
         entry = checkpoint.manifest.tables[table]
         last = entry.whole or place == len(chain) - 1
-        for tensors in in_order(partial(read, checkpoint), entry.files):
+        for tensors in in_order(partial(read, checkpoint, names=_ROWS), entry.files):
             block = RowBlock(tensors["ids"], tensors["weights"], tensors["slots"], tensors.get("touches"))
             counts = ~newer.hold(block.ids)
             if live is not None:
@@ -56,7 +62,7 @@ def chained_rows(chain: Sequence[Checkpoint], table: str, read: Read) -> Iterato
             return
         if entry.live is not None and live is None:
             live = _IdSet()
-            for tensors in in_order(partial(read, checkpoint), entry.live):
+            for tensors in in_order(partial(read, checkpoint, names=_IDS), entry.live):
                 live.add(tensors["ids"])
 
 

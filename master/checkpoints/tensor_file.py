@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from elastable.embedding_store.malformed import MALFORMED
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.files import Bytes, Part
 
@@ -83,9 +84,9 @@ def tensors_in(content: Bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise ValueError(f"its header of {begin - 8} bytes is longer than the file")
     try:
         header = json.loads(content[8:begin].tobytes())
-        note = header.pop(_NOTE, {})
+        note = {str(name): str(said) for name, said in header.pop(_NOTE, {}).items()}
         return {name: _tensor(entry, content[begin:]) for name, entry in header.items()}, note
-    except (KeyError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise ValueError(f"its header is none of safetensors: {error!r}") from error
 
 

@@ -45,13 +45,16 @@ class ColumnChoice:
         """The features among the columns `found` in `source`.
 
         Raises:
-            BadInput: a column that was chosen and is not there, or no features.
+            BadInput: a column that was chosen and is not there, or is there twice, or no features.
         """
         others = [name for name in (self.label, self.weight) if name is not None]
+        found = list(found)
         names = [name for name in found if name not in others] if self.features is None else list(self.features)
         for name in [*names, *others, *self.fill_null]:
             if name not in found:
                 raise BadInput(f"{source}: no column {name!r}; its columns are {', '.join(found)}")
+            if found.count(name) > 1:
+                raise BadInput(f"{source}: {found.count(name)} of its columns are called {name!r}; rename all but one")
         if not names:
             raise BadInput(f"{source}: no feature columns besides {', '.join(others)}")
         return names

@@ -109,7 +109,7 @@ class CsvReader(BlockReader):
             try:
                 parse = csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
                 headers.append(list(csv.read_csv(pa.BufferReader(index.header), parse_options=parse).column_names))
-            except pa.ArrowException as error:
+            except (pa.ArrowException, UnicodeDecodeError) as error:
                 raise BadInput(f"{file}: no header can be read from it: {error}") from error
             if headers[-1] != headers[0]:
                 raise BadInput(

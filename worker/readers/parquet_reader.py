@@ -106,8 +106,13 @@ class ParquetReader(BlockReader):
                 pre_buffer=not isinstance(file.filesystem, LocalFileSystem),
             ) as opened:
                 table = opened.read_row_group(group, columns=self._in_file, use_threads=False)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             raise BadInput(f"{file}: row group {group} cannot be read: {error}") from error
+        if table.num_rows != fragment.row_groups[group].num_rows:
+            raise BadInput(
+                f"{file}: row group {group} holds {table.num_rows} records, where the file's own metadata says "
+                f"{fragment.row_groups[group].num_rows}"
+            )
         for key, value in partition_scalars(file, self._partitions).items():
             table = table.append_column(key, pa.repeat(value, fragment.row_groups[group].num_rows))
         for name in set(self._wanted) & set(self._in_file):
@@ -140,7 +145,8 @@ def _opened(files: Sequence[DataFile]) -> list[Any]:
         try:
             fragment = form.make_fragment(file.path, filesystem=file.filesystem)
             fragment.ensure_complete_metadata()
-        except (OSError, pa.ArrowException) as error:
+            _ = fragment.physical_schema.names  # bytes until now
+        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
             raise BadInput(f"{file}: not a Parquet file that can be read: {error}") from error
         return fragment
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput, CheckpointError
+from elastable.embedding_store.malformed import MALFORMED
 from elastable.master.checkpoints.files import MANIFEST, LocalFiles
 from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
 from elastable.replicas.groups.group import Array
@@ -44,6 +45,12 @@ class RunPlace:
     best_step: int = 0
     waited: int = 0
     stopped: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises `TypeError` where a manifest says something else than numbers."""
+        for name in ("epochs", "step", "best_step", "waited"):
+            if type(getattr(self, name)) is not int:
+                raise TypeError(f"{name} is {getattr(self, name)!r}, no whole number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +169,7 @@ class GraphCheckpoints:
                 manifest["graph"],
                 address,
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, *MALFORMED) as error:
             raise CheckpointError(f"checkpoint {address} cannot be read: {error}") from error
 
 

@@ -1,0 +1,16 @@
+"""What reading a document raises where the document is not what it should be."""
+
+from __future__ import annotations
+
+__all__ = ["MALFORMED"]
+
+MALFORMED: tuple[type[Exception], ...] = (
+    ValueError,  # no JSON, no UTF-8, no number, a value that a class of ours refuses
+    TypeError,  # a list where a text should be, a field that nobody knows
+    KeyError,
+    IndexError,
+    AttributeError,  # a number where an object should be
+    OverflowError,  # JSON has infinities
+    RecursionError,  # and may be nested to any depth
+)
+"""For code that takes apart what somebody else wrote, and does nothing else: each becomes an error with a name."""

@@ -1,0 +1,119 @@
+"""What a server may answer to each command: a reply of another shape is refused here, before anybody takes it apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hiredis
+
+from elastable.embedding_store.errors import StoreFailed
+
+__all__ = ["require_shapes"]
+
+_Fits = Callable[[Any, tuple[Any, ...]], bool]
+
+
+def require_shapes(commands: Sequence[tuple[Any, ...]], replies: Sequence[Any], who: object) -> None:
+    """Refuses replies that are none to these commands; errors of the server are replies to any.
+
+    Args:
+        commands: As they were sent, transactions among them.
+        replies: One for each, as hiredis gives them.
+        who: The server, for the message.
+
+    Raises:
+        StoreFailed: naming the server, the command and the beginning of the reply.
+    """
+    queued: list[tuple[Any, ...]] | None = None
+    for command, reply in zip(commands, replies, strict=True):
+        name = str(command[0])
+        if isinstance(reply, hiredis.ReplyError):
+            fits = True
+        elif name == "EXEC":
+            fits = reply is None or _executed(queued or [], reply)
+        elif queued is not None:
+            fits = _is_text(reply, command)
+        else:
+            fits = _SHAPES[name](reply, command)
+        if name in ("MULTI", "EXEC"):
+            queued = [] if name == "MULTI" else None
+        elif queued is not None:
+            queued.append(command)
+        if not fits:
+            raise StoreFailed(f"redis at {who} answered {name} with {repr(reply)[:80]}, which is no answer to it")
+
+
+def _executed(commands: Sequence[tuple[Any, ...]], replies: Any) -> bool:
+    return (
+        isinstance(replies, list)
+        and len(replies) == len(commands)
+        and all(
+            isinstance(reply, hiredis.ReplyError) or _SHAPES[str(command[0])](reply, command)
+            for command, reply in zip(commands, replies, strict=True)
+        )
+    )
+
+
+def _is_text(reply: Any, command: tuple[Any, ...]) -> bool:
+    return isinstance(reply, bytes)
+
+
+def _is_count(reply: Any, command: tuple[Any, ...]) -> bool:
+    return isinstance(reply, int) and reply >= 0
+
+
+def _is_value(reply: Any, command: tuple[Any, ...]) -> bool:
+    return reply is None or isinstance(reply, bytes)
+
+
+def _are_texts(reply: Any, command: tuple[Any, ...]) -> bool:
+    return isinstance(reply, list) and all(isinstance(one, bytes) for one in reply)
+
+
+def _are_pairs(reply: Any, command: tuple[Any, ...]) -> bool:
+    return _are_texts(reply, command) and len(reply) % 2 == 0
+
+
+def _are_values(reply: Any, command: tuple[Any, ...]) -> bool:
+    asked = len(command) - 2
+    return isinstance(reply, list) and len(reply) == asked and all(_is_value(one, command) for one in reply)
+
+
+def _is_time(reply: Any, command: tuple[Any, ...]) -> bool:
+    return _are_texts(reply, command) and len(reply) == 2 and all(one.isdigit() and len(one) < 19 for one in reply)
+
+
+def _is_page(reply: Any, command: tuple[Any, ...]) -> bool:
+    return isinstance(reply, list) and len(reply) == 2 and _is_text(reply[0], command) and _are_pairs(reply[1], command)
+
+
+def _is_of_client(reply: Any, command: tuple[Any, ...]) -> bool:
+    return _is_count(reply, command) if command[1] == "KILL" else _is_text(reply, command)
+
+
+def _are_slots(reply: Any, command: tuple[Any, ...]) -> bool:
+    return isinstance(reply, list) and all(
+        isinstance(one, list)
+        and len(one) >= 3
+        and all(_is_count(number, command) for number in one[:2])
+        and isinstance(one[2], list)
+        and len(one[2]) >= 2
+        and _is_value(one[2][0], command)
+        and _is_count(one[2][1], command)
+        for one in reply
+    )
+
+
+_SHAPES: dict[str, _Fits] = {
+    **dict.fromkeys(("ASKING", "AUTH", "INFO", "MULTI", "PING", "SELECT", "SET", "TYPE", "UNWATCH", "WATCH"), _is_text),
+    **dict.fromkeys(("DEL", "HDEL", "HEXISTS", "HLEN", "HSET", "HSETNX", "UNLINK"), _is_count),
+    **dict.fromkeys(("GET", "HGET"), _is_value),
+    "CLIENT": _is_of_client,
+    "CLUSTER": _are_slots,
+    "HGETALL": _are_pairs,
+    "HKEYS": _are_texts,
+    "HMGET": _are_values,
+    "HSCAN": _is_page,
+    "TIME": _is_time,
+}

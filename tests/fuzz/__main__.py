@@ -1,0 +1,43 @@
+"""`python -m tests.fuzz`: a campaign, with what to say to see a finding again."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.targets import TARGETS
+
+_GROWTH = 0.05
+_ROUNDS = 40  # fewer say nothing about memory
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 where nothing was found, and memory stayed as it was over the second half."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    names = [target.name for target in TARGETS]
+    parser.add_argument("--cases", type=int, help="how many; a million where --seconds is not said, either")
+    parser.add_argument("--seconds", type=float, help="for how long, in the place of --cases")
+    parser.add_argument("--seed", type=int, default=0, help="of all choices: a seed's cases are always the same")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case of each target")
+    parser.add_argument("--only", action="append", choices=names, help="a target; may be said several times")
+    told = parser.parse_args(arguments)
+    logging.disable(logging.ERROR)  # servers log what they refuse
+    chosen = [target for target in TARGETS if told.only is None or target.name in told.only]
+    cases = told.cases if told.cases is not None or told.seconds is not None else 1_000_000
+    campaign = Campaign(chosen, cases, told.seconds, told.seed, told.first, tell=lambda line: print(line, flush=True))
+    report = campaign.run()
+    print(
+        f"{report.cases} cases in {report.seconds:.0f} s with seed {told.seed}: {len(report.findings)} found, "
+        f"memory {100 * report.growth:+.1f} % over the second half"
+    )
+    flat = len(report.memory) < _ROUNDS or report.growth <= _GROWTH
+    if not flat:
+        print(f"memory grew by more than {100 * _GROWTH:g} % over the second half")
+    return 0 if flat and not report.findings else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""Parsers of frames, without a server around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+
+from elastable.embedding_store.rpc.frames import FrameReader
+from elastable.embedding_store.rpc.store_messages import (
+    blocks_from_frames,
+    commit_from_frames,
+    ids_from_frames,
+    sightings_from_frames,
+)
+from elastable.embedding_store.v1 import store_pb2
+from elastable.master.api import DenseSnapshot
+from elastable.master.bulk_messages import dense_frames, dense_from_frames, evaluation_from_frames, push_from_frames
+from elastable.master.v1 import master_pb2
+from tests.fuzz.calls import Call, made_messages
+from tests.fuzz.master_calls import MASTER_CALLS, master_words
+from tests.fuzz.mutator import Mutator
+from tests.fuzz.store_calls import STORE_CALLS, store_words
+from tests.fuzz.target import Target
+
+__all__ = ["PARSERS", "Frames"]
+
+
+def _dense(m: Mutator) -> tuple[Any, bytes]:
+    snapshot = DenseSnapshot(m.small(3), (np.ones((2, 3), np.float32),), (np.arange(3),), ("kernel",), ("count",))
+    frame = master_pb2.DenseFrame.FromString(next(dense_frames(snapshot)))
+    return frame.header, frame.body
+
+
+PARSERS: dict[str, tuple[Call, Callable[[Iterable[bytes]], Any]]] = {
+    "LookupRequest": (
+        STORE_CALLS["Lookup"],
+        lambda frames: FrameReader(frames, "LookupRequest").header(store_pb2.LookupHeader),
+    ),
+    "RowIds": (STORE_CALLS["Delete"], ids_from_frames),
+    "RowBlock": (STORE_CALLS["Put"], lambda frames: list(blocks_from_frames(frames))),
+    "Commit": (STORE_CALLS["Commit"], commit_from_frames),
+    "Sightings": (STORE_CALLS["PutSightings"], sightings_from_frames),
+    "Gradient": (MASTER_CALLS["ReportGradient"], push_from_frames),
+    "Evaluation": (MASTER_CALLS["ReportEvaluation"], evaluation_from_frames),
+    "Dense": (Call(_dense, master_pb2.DenseFrame), dense_from_frames),
+}
+
+
+"""Name of a parser -> a call that it is of, and the parser."""
+
+
+class Frames(Target):
+    """Each kind of bulk message, as its parser reads it."""
+
+    name = "frames"
+    share = 3000
+
+    def case(self, m: Mutator) -> str | None:
+        """One message, almost right."""
+        call, parse = PARSERS[m.choice(sorted(PARSERS))]
+        parse(iter(made_messages(m, call, _words)))
+        return None
+
+
+def _words(m: Mutator, field: FieldDescriptor) -> Any:
+    told = master_words(m, field)
+    return store_words(m, field) if told is None else told

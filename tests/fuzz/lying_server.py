@@ -1,0 +1,225 @@
+"""Servers that lie: what clients are told is changed on the way."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf.descriptor import ServiceDescriptor
+
+from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
+from elastable.embedding_store.store import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.v1 import store_pb2
+from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, Slices, WorkerIdentity
+from elastable.master.bare import BareMaster
+from elastable.master.client import MasterClient
+from elastable.master.service import master_service
+from elastable.master.v1 import master_pb2
+from tests.fuzz.calls import WAIT_S
+from tests.fuzz.mutator import Mutator
+from tests.fuzz.store_calls import SPECS
+from tests.fuzz.target import Target, is_named
+
+__all__ = ["MASTER_QUESTIONS", "STORE_QUESTIONS", "MasterReplies", "StoreReplies"]
+
+_DEADLINE_S = 0.5  # a lie may be that there is no answer yet, which is asked again until then
+_IDS = np.array([1, 2, 3], np.int64)
+
+
+class _Liar(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Asks a real server, and changes what it answers."""
+
+    def __init__(self, truth: grpc.Channel) -> None:
+        self._truth = truth
+        self.mutator: Mutator | None = None
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        """A handler for any call: on the wire all kinds are streams of bytes."""
+        method = handler_call_details.method
+
+        def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            m = self.mutator
+            replies = self._truth.stream_stream(method, None, None)(messages, WAIT_S)
+            if not context.add_callback(replies.cancel):
+                replies.cancel()
+            try:
+                for reply in replies:
+                    yield reply if m is None or m.chance(0.3) else m.mutated(reply)
+                    if m is not None and m.chance(0.05):
+                        return
+                    if m is not None and m.chance(0.05):
+                        yield m.bytes(m.small(20))
+            except grpc.RpcError as error:
+                if isinstance(error, grpc.Call):
+                    context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
+                    context.abort(error.code(), error.details() or "")
+                raise
+            finally:
+                replies.cancel()
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+
+class _Replies(Target):
+    """Clients of one service that a liar answers.
+
+    Attributes:
+        service: Whose calls.
+        questions: Name of a call -> what makes it, through Elastable's own client.
+    """
+
+    service: ServiceDescriptor
+    questions: dict[str, Callable[[Any], Any]]
+    share = 10
+
+    def open(self) -> None:
+        """A server that says the truth, and a liar before it."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        store = self.held.enter_context(SharedMemoryStore(1))
+        for spec in SPECS.values():
+            store.create_table(spec)
+        master = BareMaster(store, JobSpec(job="told", mode="async"))
+        services = [store_service(store, writable=True), master_service(master, outboxes_of(store))]
+        truthful = self.held.enter_context(GrpcServer("127.0.0.1:0", services))
+        self.liar = _Liar(self.held.enter_context(grpc.insecure_channel(truthful.address)))
+        pool = self.held.enter_context(ThreadPoolExecutor(16))
+        server = grpc.server(pool, handlers=(self.liar,))
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        self.held.callback(lambda: server.stop(None).wait(WAIT_S))
+        self.client = self.connect()
+
+    @abstractmethod
+    def connect(self) -> Any:
+        """A client of the liar."""
+
+    def case(self, m: Mutator) -> str | None:
+        """One question, and a changed answer."""
+        name = m.choice(sorted(self.questions))
+        if name == "Lookup" and m.chance(0.9):  # of megabytes
+            name = "LookupSmall"
+        self.liar.mutator = m
+        try:
+            self.questions[name](self.client)
+        except ElastableError as error:
+            if not is_named(error):
+                raise
+            return f"{name}: {type(error).__name__}"
+        finally:
+            self.liar.mutator = None
+        return f"{name}: done"
+
+    def check(self) -> None:
+        """The same client is answered rightly, once nobody lies any more."""
+        for ask in self.questions.values():
+            try:
+                ask(self.client)
+            except ElastableError as error:
+                if not is_named(error):
+                    raise
+
+
+def _commit(store: RemoteStore) -> None:
+    gradients = np.ones((3, SPECS["any"].dim), np.float32)
+    store.commit(Commit(1, {"any": TableUpdate(_IDS, gradients)}, 0, {}))
+
+
+def _staged(store: RemoteStore) -> None:
+    gradients = np.ones((3, SPECS["any"].dim), np.float32)
+    store.stage(Commit(1, {"any": TableUpdate(_IDS, gradients)}, 0, {}))()
+
+
+def _pinned(store: RemoteStore) -> None:
+    with store.pin(lease_s=0.5) as pin:
+        pin.lookup({"any": _IDS})
+
+
+def _renewed(store: RemoteStore) -> None:
+    with store.pin(lease_s=0.5) as pin:
+        pin.renew(0.5)
+
+
+def _block() -> RowBlock:
+    return RowBlock(_IDS, np.ones((3, 3), np.float32), np.ones((3, 3), np.float32))
+
+
+STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
+    "ListTables": lambda store: store.specs(),
+    "GetVersion": lambda store: (store.version(), store.wait_for_version(0, 0.01)),
+    "Lookup": lambda store: store.lookup({"any": np.arange(310_000, dtype=np.int64)}),
+    "LookupSmall": lambda store: store.lookup({"any": _IDS, "fixed": _IDS}),
+    "CountRows": lambda store: store.row_count("any"),
+    "TableStatistics": lambda store: store.table_statistics("any"),
+    "ReadSightings": lambda store: store.sightings("rare"),
+    "Scan": lambda store: list(store.scan("any")),
+    "ReadRows": lambda store: store.read_rows("any", _IDS),
+    "Attach": lambda store: store.attach(),
+    "Pin": _pinned,
+    "RenewPin": _renewed,
+    "ReleasePin": _pinned,
+    "ListPins": lambda store: store.pins(),
+    "CreateTable": lambda store: store.create_table(SPECS["any"]),
+    "Commit": _commit,
+    "CommitStaged": _staged,
+    "Put": lambda store: store.put("any", [_block()]),
+    "PutSightings": lambda store: store.put_sightings("rare", np.zeros(64, np.uint8)),
+    "Delete": lambda store: store.delete("any", _IDS),
+    "ClearTable": lambda store: store.clear("any"),
+    "DropTable": lambda store: (store.drop_table("half"), store.create_table(SPECS["half"])),
+    "ResetVersion": lambda store: store.reset_version(0),
+}
+"""Name of a call -> what makes it."""
+
+
+class StoreReplies(_Replies):
+    """`RemoteStore`, answered by a liar."""
+
+    name = "store-replies"
+    service = store_pb2.DESCRIPTOR.services_by_name["EmbeddingStore"]
+    questions = STORE_QUESTIONS
+
+    def connect(self) -> RemoteStore:
+        """A client of the liar."""
+        return self.held.enter_context(RemoteStore(self.address, _DEADLINE_S))
+
+
+def _joined(master: MasterClient) -> None:
+    master.join(WorkerIdentity("worker", "here", 1)).close()
+
+
+def _pushed(master: MasterClient) -> None:
+    slices = {"any": Slices(_IDS, np.ones((3, SPECS["any"].dim), np.float32))}
+    master.report_gradient(Push(AsyncPushId("worker", 1, -1), 3, (), slices, (), ()))
+
+
+MASTER_QUESTIONS: dict[str, Callable[[Any], Any]] = {
+    "Join": _joined,
+    "LeaseTasks": lambda master: master.lease_tasks("worker", 1, 0.0, ()),
+    "PullDense": lambda master: master.pull_dense("worker", None, 0.0),
+    "ReportGradient": _pushed,
+    "ReportEvaluation": lambda master: master.report_evaluation(EvaluationReport("worker", 0, 0, 1, ())),
+    "ReportFailure": lambda master: master.report_failure("worker", ValueError("no"), False),
+    "GetStatus": lambda master: master.status(),
+    "StopJob": lambda master: master.stop("enough"),
+}
+"""Name of a call -> what makes it."""
+
+
+class MasterReplies(_Replies):
+    """`MasterClient`, answered by a liar."""
+
+    name = "master-replies"
+    service = master_pb2.DESCRIPTOR.services_by_name["Master"]
+    questions = MASTER_QUESTIONS
+
+    def connect(self) -> MasterClient:
+        """A client of the liar."""
+        return self.held.enter_context(MasterClient(self.address, _DEADLINE_S))

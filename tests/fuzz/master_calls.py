@@ -1,0 +1,346 @@
+"""The calls of the Master service: of a job with a model, and of a parameter server without one."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.master.api import (
+    AsyncPushId,
+    DenseSnapshot,
+    EvaluationReport,
+    JobSpec,
+    JobStatus,
+    Lease,
+    MasterApi,
+    Push,
+    PushOutcome,
+    PushReply,
+    Session,
+    Slices,
+    SyncPushId,
+    Task,
+    WorkerIdentity,
+)
+from elastable.master.bare import BareMaster
+from elastable.master.bulk_messages import evaluation_frames, push_frames
+from elastable.master.client import MasterClient
+from elastable.master.core import Master
+from elastable.master.discovery import create_tables, discover_tables
+from elastable.master.service import master_service
+from elastable.master.v1 import master_pb2
+from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
+from tests.fuzz.mutator import Mutator
+from tests.fuzz.store_calls import SPECS, store_words
+from tests.fuzz.target import Finding
+
+__all__ = ["MASTER_CALLS", "BareMasterCalls", "JobCalls"]
+
+_WORKERS = ["one", "two", "three"]
+_DTYPES = ["float32", "float64", "int64", "bool", "complex64", "float8"]
+_STATES_AT_END = ("finished", "failed", "stopping")
+
+
+def master_words(m: Mutator, field: FieldDescriptor) -> Any:
+    """A value for a field of a master's request."""
+    if field.name == "incarnation":
+        return m.text(_WORKERS)
+    if field.name == "dtype":
+        return m.text(_DTYPES)
+    if field.name == "error":
+        return m.text(["BadInput", "StoreFailed", "ElastableError", "KeyError", "JobFailed"])
+    if field.name == "job":
+        return m.text(["", "test", "fuzzed"])
+    if field.name == "table":
+        return m.text([*SPECS, "t"])
+    if field.name in ("places", "want", "micro_batch", "version", "sequence", "records") and m.chance(0.7):
+        return m.small(4)
+    return None
+
+
+def _first_frame(frames: Any, kind: type[Any]) -> Seed:
+    message = kind.FromString(next(iter(frames)))
+    return message.header, message.body
+
+
+def _push(m: Mutator) -> Seed:
+    name = SyncPushId(m.small(2), m.small(4)) if m.chance(0.5) else AsyncPushId(m.choice(_WORKERS), 1 + m.small(20), -1)
+    table = m.choice(["t", "any", "fixed"])
+    dim = SPECS[table].dim if table in SPECS else 2
+    ids = np.array([m.small(9) for _ in range(m.small(4))], np.int64)
+    slices = {table: Slices(ids, np.full((len(ids), dim), 0.5, np.float32))}
+    push = Push(name, m.small(3), (), slices, (), ())
+    return _first_frame(push_frames(push), master_pb2.GradientFrame)
+
+
+def _evaluation(m: Mutator) -> Seed:
+    metrics = (np.ones((), np.float32), np.ones((), np.float32))
+    report = EvaluationReport(m.choice(_WORKERS), m.small(3), m.small(3), m.small(3), metrics)
+    return _first_frame(evaluation_frames(report), master_pb2.EvaluationFrame)
+
+
+def _lease(m: Mutator) -> Seed:
+    request = master_pb2.LeaseTasksRequest(incarnation=m.choice(_WORKERS), want=m.small(3), wait_ms=1)
+    if m.chance(0.5):
+        request.holding.tasks.add(kind=1 + m.small(1), version=m.small(2), micro_batch=m.small(4))
+    return request, b""
+
+
+def _pull(m: Mutator) -> Seed:
+    request = master_pb2.PullDenseRequest(incarnation=m.choice(_WORKERS), wait_ms=1)
+    if m.chance(0.5):
+        request.version = m.small(2)
+    return request, b""
+
+
+def _join(m: Mutator) -> Seed:
+    return master_pb2.JoinRequest(incarnation=m.choice(_WORKERS), host="here", pid=m.small(9)), b""
+
+
+def _failure(m: Mutator) -> Seed:
+    error = m.choice(("BadInput", "ModelError", "KeyError"))
+    request = master_pb2.ReportFailureRequest(incarnation=m.choice(_WORKERS), error=error, message=m.text())
+    request.fatal = m.chance(0.02)
+    return request, b""
+
+
+def _stop(m: Mutator) -> Seed:
+    return master_pb2.StopJobRequest(reason=m.text()), b""
+
+
+MASTER_CALLS: dict[str, Call] = {
+    "Join": Call(_join, first_reply=True),
+    "LeaseTasks": Call(_lease),
+    "PullDense": Call(_pull),
+    "ReportGradient": Call(_push, master_pb2.GradientFrame),
+    "ReportEvaluation": Call(_evaluation, master_pb2.EvaluationFrame),
+    "ReportFailure": Call(_failure),
+    "GetStatus": Call(lambda m: (master_pb2.GetStatusRequest(), b"")),
+    "StopJob": Call(_stop),
+}
+"""Name of a call -> how it is made."""
+
+
+class Successors(MasterApi):
+    """Masters one after the other behind one server: a job that has ended is followed by the next one."""
+
+    def __init__(self, make: Callable[[], MasterApi]) -> None:
+        self._make = make
+        self.current = make()
+
+    def follow(self) -> None:
+        """The next job."""
+        self.current = self._make()
+
+    def join(self, worker: WorkerIdentity) -> Session:
+        """As in `MasterApi`, as all that follows."""
+        return self.current.join(worker)
+
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
+        return self.current.lease_tasks(incarnation, want, wait_s, holding)
+
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
+        return self.current.pull_dense(incarnation, version, wait_s)
+
+    def report_gradient(self, push: Push) -> PushReply:
+        return self.current.report_gradient(push)
+
+    def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
+        return self.current.report_evaluation(report)
+
+    def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
+        self.current.report_failure(incarnation, error, fatal)
+
+    def status(self) -> JobStatus:
+        return self.current.status()
+
+    def stop(self, reason: str) -> None:
+        self.current.stop(reason)
+
+
+class MasterCalls(CallTarget):
+    """A server of a master and its store."""
+
+    service = master_pb2.DESCRIPTOR.services_by_name["Master"]
+
+    def serve(self, master: MasterApi, store: EmbeddingStore, writable: bool) -> None:
+        """Serves both, as processes of Elastable do."""
+        self.calls = MASTER_CALLS
+        self.store = store
+        services = [store_service(store, writable), master_service(master, outboxes_of(store))]
+        self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", services))
+        self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
+        self.client = self.held.enter_context(MasterClient(self.server.address, WAIT_S))
+
+    def words(self, m: Mutator, field: FieldDescriptor) -> Any:
+        """As `master_words`."""
+        told = master_words(m, field)
+        return store_words(m, field) if told is None else told
+
+    @abstractmethod
+    def begin_anew(self) -> None:
+        """Puts a new master in the place of one whose job has ended."""
+
+    def case(self, m: Mutator) -> str | None:
+        """One call; a job that it ended is followed by a new one."""
+        came = super().case(m)
+        if came == "StopJob: done" or (came or "").startswith("ReportFailure"):
+            self.begin_anew()
+        return came
+
+
+class BareMasterCalls(MasterCalls):
+    """As `elastable serve`: every push is a commit."""
+
+    name = "bare-master-calls"
+    share = 150
+
+    def open(self) -> None:
+        """Serves a store whose tables clients have made."""
+        store = self.held.enter_context(SharedMemoryStore(1))
+        for spec in SPECS.values():
+            store.create_table(spec)
+        self.masters = Successors(lambda: BareMaster(store, JobSpec(job="fuzzed", mode="async")))
+        self.serve(self.masters, store, True)
+
+    def begin_anew(self) -> None:
+        """As in `MasterCalls`."""
+        self.masters.follow()
+
+    def check(self) -> None:
+        """A good client's pushes change rows here as in a server of its own, to the bit."""
+        self.begin_anew()
+        self.store.drop_table("any")
+        self.store.create_table(SPECS["any"])
+        with MemoryStore(1) as own:
+            own.create_table(SPECS["any"])
+            ids = np.array([3, 1, 3], np.int64)
+            values = np.arange(9, dtype=np.float32).reshape(3, 3)
+            for master in (self.client, BareMaster(own, JobSpec(job="fuzzed", mode="async"))):
+                for sequence in (1, 2):
+                    push = Push(AsyncPushId("good", sequence, -1), 3, (), {"any": Slices(ids, values)}, (), ())
+                    reply = master.report_gradient(push)
+                    if reply.outcome is not PushOutcome.ACCEPTED:
+                        raise Finding(f"a good client's push is {reply}")
+            served, expected = (store.lookup({"any": ids})["any"] for store in (self.store, own))
+            if not np.array_equal(served, expected):
+                raise Finding("a good client's rows differ after the fuzzing")
+
+
+class JobCalls(MasterCalls):
+    """As the master of a training job: pushes of micro-batches, versions that are committed when all are in."""
+
+    name = "job-calls"
+    share = 60
+    rare = frozenset({"StopJob", "ReportFailure"})
+
+    def open(self) -> None:
+        """Serves a job of a small model."""
+        from tests.master.fakes import Bench
+
+        self.store = self.held.enter_context(SharedMemoryStore(1))
+        self._bench = Bench
+        self.bench = Bench(store=self.store)
+        self._beginning = dict(self.bench.dense.tensors())
+        self._thread: threading.Thread | None = None
+        self.masters = Successors(self._next_job)
+        self.held.callback(self._end_job)
+        self.serve(self.masters, self.store, False)
+        self.calls = {**MASTER_CALLS, "ReportGradient": Call(self._push, master_pb2.GradientFrame)}
+
+    def _push(self, m: Mutator) -> Seed:
+        """A push of a micro-batch that is in work, or nearly."""
+        if m.chance(0.2):
+            return _push(m)
+        snapshot = self.bench.master.pull_dense("one", None, 0.0)
+        if snapshot is None:
+            return _push(m)
+        ids = np.array([m.small(9) for _ in range(m.small(4))], np.int64)
+        push = Push(
+            SyncPushId(snapshot.version, 2 * snapshot.version + m.small(2)),
+            3,
+            tuple(0.01 * one for one in snapshot.variables),
+            {"t": Slices(ids, np.full((len(ids), 2), 0.5, np.float32))},
+            snapshot.states,
+            (np.ones((), np.float32), np.ones((), np.float32)),
+        )
+        return _first_frame(push_frames(push), master_pb2.GradientFrame)
+
+    def begin_anew(self) -> None:
+        """As in `MasterCalls`."""
+        if self.masters.status().state in _STATES_AT_END:
+            self.masters.follow()
+
+    def check(self) -> None:
+        """A good worker trains a job over this server as in one process, to the bit."""
+        from tests.master.fakes import FakeWorker, job_of
+
+        if not self._expected:
+            bench = self._bench()
+            undisturbed = FakeWorker(bench.master, bench.store)
+            undisturbed.start()
+            bench.master.run()
+            undisturbed.join(WAIT_S)
+            self._expected = bench.everything()
+        self._job = job_of()
+        try:
+            self.masters.follow()
+            worker = FakeWorker(self.client, self.client.store())
+            worker.start()
+            worker.join(WAIT_S)
+            assert self._thread is not None
+            self._thread.join(WAIT_S)
+            for ours, theirs in zip(self._expected, self.bench.everything(), strict=True):
+                if not np.array_equal(ours, theirs):
+                    raise Finding(f"a good worker's numbers differ after the fuzzing: {ours} and {theirs}")
+        finally:
+            self._job = None
+            self.masters.follow()
+
+    _job: JobSpec | None = None
+    _expected: Sequence[Any] = ()
+
+    def _next_job(self) -> MasterApi:
+        from tests.master.fakes import job_of
+
+        self._end_job()
+        for name in self.store.specs():
+            self.store.drop_table(name)
+        self.store.reset_version(0)
+        bench = self.bench  # one model: TensorFlow keeps something of every one that was made
+        create_tables(self.store, discover_tables(bench.model, bench.job.seed))
+        bench.dense.restore(self._beginning)
+        job = self._job or job_of(train_records=1_000_000, epochs=3)
+        bench.master = master = Master(job, self.store, bench.dense, bench.metrics)
+        self._thread = threading.Thread(target=_driven, args=(master,), name="job", daemon=True)
+        self._thread.start()
+        if self._job is None:
+            for worker in _WORKERS[:2]:
+                master.join(WorkerIdentity(worker))
+        return master
+
+    def _end_job(self) -> None:
+        if self._thread is not None:
+            self.bench.master.stop("the next one begins")
+            self._thread.join(WAIT_S)
+
+
+def _driven(master: Any) -> None:
+    """Runs a job to its end, whatever that is: failing it is what some calls are for."""
+    from elastable.embedding_store.errors import ElastableError
+
+    try:
+        master.run()
+    except ElastableError:
+        return

@@ -1,0 +1,259 @@
+"""Replies of Redis: parsers fed with them, and a client of a server that lies."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import hiredis
+import numpy as np
+
+from elastable.embedding_store.errors import ElastableError
+from elastable.embedding_store.redis.resp_answers import parse_answer
+from elastable.embedding_store.redis.resp_codec import COMMAND
+from elastable.embedding_store.redis.resp_replies import ChangeReplies, Replies, RowReplies
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.store import Commit, TableUpdate
+from tests.fuzz.mutator import Mutator
+from tests.fuzz.target import Target, is_named
+from tests.servers import redis_binary, running_server, valkey_binary
+
+__all__ = ["LyingRedis", "RedisReplies"]
+
+_WIDTH = 8
+_PIECES = (
+    b"*1\r\n",
+    b"$-1\r\n",
+    b"$8\r\n",
+    b":1\r\n",
+    b"+OK\r\n",
+    b"-ERR no\r\n",
+    b"-MOVED 1 a:1\r\n",
+    b":" + b"9" * 5000 + b"\r\n",
+)
+
+
+class RedisReplies(Target):
+    """Bulk replies, cut anywhere, as they come from a socket."""
+
+    name = "redis-replies"
+    share = 2000
+
+    def case(self, m: Mutator) -> str | None:
+        """One stream of replies, almost right."""
+        kind = m.small(2)
+        if kind == 0:
+            counts = [m.small(3) for _ in range(1 + m.small(2))]
+            stream, replies = _rows(m, counts)
+        elif kind == 1:
+            queued = [m.small(2) for _ in range(1 + m.small(2))]
+            stream, replies = _changes(m, queued), ChangeReplies(np.array(queued, np.int64))
+        else:
+            content = np.frombuffer(_changed(m, b"*3\r\n$2\r\nab\r\n:12\r\n*1\r\n+OK\r\n"), np.uint8)
+            parse_answer(content, 0, len(content))
+            return None
+        _fed(m, replies, _changed(m, stream))
+        return None
+
+
+def _changed(m: Mutator, stream: bytes) -> bytes:
+    if m.chance(0.1):
+        return stream
+    if m.chance(0.05):
+        return m.choice(_PIECES) * m.choice((1, 3, 2000)) + stream
+    if m.chance(0.3):
+        place = m.random.randrange(len(stream) + 1)
+        stream = stream[:place] + m.choice(_PIECES) + stream[place:]
+    return m.mutated(stream)
+
+
+def _bulk(content: bytes | None) -> bytes:
+    return b"$-1\r\n" if content is None else b"$%d\r\n%s\r\n" % (len(content), content)
+
+
+def _rows(m: Mutator, counts: Sequence[int]) -> tuple[bytes, Replies]:
+    total, stamped = sum(counts), m.small(1)
+    commands = np.zeros(len(counts), COMMAND)
+    commands["rows"], commands["row_at"] = counts, np.cumsum(counts) - counts
+    commands["width"], commands["stamped"] = _WIDTH, stamped
+    stream = _bulk(b"3")
+    for count in counts:
+        stream += b"*%d\r\n" % (count + stamped) + _bulk(bytes(8)) * stamped
+        stream += b"".join(_bulk(None if m.chance(0.3) else m.bytes(_WIDTH)) for _ in range(count))
+    block, missing = np.zeros(total * _WIDTH, np.uint8), np.zeros(total, np.uint8)
+    return stream, RowReplies(commands, np.arange(total), block, missing, questions=1)
+
+
+def _changes(m: Mutator, queued: Sequence[int]) -> bytes:
+    stream = b""
+    for count in queued:
+        stream += b"+OK\r\n" + b"+QUEUED\r\n" * count + b"*%d\r\n" % count + b":%d\r\n" % m.small(3) * count
+    return stream
+
+
+def _fed(m: Mutator, replies: Replies, stream: bytes) -> None:
+    received, start, stop = np.frombuffer(stream, np.uint8), 0, 0
+    while stop < len(stream) and not replies.done:
+        stop = min(len(stream), stop + 1 + m.small(200))
+        start = replies.feed(received, start, stop)
+
+
+_SPEC = TableSpec("t", 2)
+
+
+class LyingRedis(Target):
+    """`RedisStore`, between which and a real server somebody changes what the server says."""
+
+    name = "lying-redis"
+    share = 2
+
+    def open(self) -> None:
+        """A server, and a liar before it."""
+        binary = redis_binary() or valkey_binary()
+        assert binary is not None, "redis-server or valkey-server is needed"
+        folder = Path(self.held.enter_context(TemporaryDirectory()))
+        server = self.held.enter_context(running_server(binary, folder))
+        self.liar = _Liar(server.port)
+        self.held.callback(self.liar.close)
+        self.true_url, self.url = server.url, f"redis://127.0.0.1:{self.liar.port}?deadline=0.5&partitions=2"
+        with RedisStore(self.true_url) as store:
+            store.create_table(_SPEC)
+            _used(store)
+
+    def case(self, m: Mutator) -> str | None:
+        """A store opened and used; what it hears is changed from some moment on."""
+        self.liar.begin(m)
+        try:
+            with RedisStore(self.url) as store:
+                _used(store)
+        except ElastableError as error:
+            if not is_named(error):
+                raise
+            return type(error).__name__
+        finally:
+            self.liar.begin(None)
+        return None
+
+    def check(self) -> None:
+        """The same store is used rightly, once nobody lies."""
+        with RedisStore(self.true_url) as store:
+            _used(store)
+
+
+def _used(store: RedisStore) -> None:
+    ids = np.arange(5, dtype=np.int64)
+    store.commit(Commit(store.version() + 1, {"t": TableUpdate(ids, np.ones((5, 2), np.float32))}, 0, {}))
+    store.lookup({"t": ids})
+    store.row_count("t")
+    for _ in store.scan("t"):
+        pass
+    with store.pin(lease_s=0.5) as pin:
+        pin.lookup({"t": ids})
+    store.delete("t", ids[:1])
+
+
+class _Liar:
+    """A proxy that changes what the server answers.
+
+    Attributes:
+        port: Where it listens.
+    """
+
+    def __init__(self, server: int) -> None:
+        self._server = server
+        self._mutator: Mutator | None = None
+        self._truths = 0
+        self._lock = threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._serve, name="liar", daemon=True).start()
+
+    def begin(self, m: Mutator | None) -> None:
+        """From now on lies are of this mutator; None: the truth. Connections are new ones."""
+        with self._lock:
+            self._mutator = m
+            self._truths = 0 if m is None else m.small(25)
+            for one in self._open:
+                _shut(one)
+            self._open = []
+
+    def close(self) -> None:
+        """Listens no more."""
+        _shut(self._listener)
+        self._listener.close()
+        self.begin(None)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._server))
+            with self._lock:
+                self._open += [client, server]
+            threading.Thread(target=self._pass, args=(client, server, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(server, client, True), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, lies: bool) -> None:
+        try:
+            while said := source.recv(1 << 16):
+                target.sendall(self._told(said) if lies else said)
+        except OSError:
+            pass  # one of them is gone, and so is the other
+        finally:
+            _shut(source)
+            _shut(target)
+            source.close()
+
+    def _told(self, said: bytes) -> bytes:
+        with self._lock:
+            m = self._mutator
+            if m is None:
+                return said
+            if self._truths:
+                self._truths -= 1
+                return said
+            return _lie(m, said) if m.chance(0.5) else said
+
+
+def _lie(m: Mutator, said: bytes) -> bytes:
+    """Another answer: of other bytes, or of another shape."""
+    if m.chance(0.5):
+        return _changed(m, said)
+    reader = hiredis.Reader()
+    reader.feed(said)
+    answers = []
+    try:
+        while (answer := reader.gets()) is not False:
+            answers.append(answer)
+    except hiredis.ProtocolError:
+        return m.mutated(said)
+    return b"".join(_written(m, answer) for answer in answers) or m.mutated(said)
+
+
+def _written(m: Mutator, answer: object, depth: int = 0) -> bytes:
+    """An answer as RESP, here and there another one."""
+    if m.chance(0.15):
+        answer = m.choice(
+            (None, 0, -1, 2**63 - 1, b"", b"text", b"\xff\xfe", [], [b"x"], [[b"1"]], b"9" * 5000, "ASK 1 x")
+        )
+    if isinstance(answer, list) and depth < 20:
+        return b"*%d\r\n" % len(answer) + b"".join(_written(m, one, depth + 1) for one in answer)
+    if isinstance(answer, int):
+        return b":%d\r\n" % answer
+    if isinstance(answer, bytes) or answer is None:
+        return _bulk(answer)
+    return b"-%s\r\n" % str(answer).encode()
+
+
+def _shut(one: socket.socket) -> None:
+    try:
+        one.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it is closed already

@@ -1,0 +1,144 @@
+"""The socket at which processes of one host share memory: what visitors say there, and what owners answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.rpc.body_plan import BodyPlan
+from elastable.embedding_store.shared.attached_rows import attached_tables
+from elastable.embedding_store.shared.attachment import BELL, LAYOUT, OUTBOX, connected, receive_packet
+from elastable.embedding_store.shared.outbox import Letter, Outbox
+from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
+from tests.fuzz.mutator import Mutator
+from tests.fuzz.store_calls import SPECS
+from tests.fuzz.target import Finding, Target
+
+__all__ = ["Doors", "Owners"]
+
+
+class Doors(Target):
+    """Visitors of the door, and letters that lie in outboxes."""
+
+    name = "doors"
+    share = 40
+
+    def open(self) -> None:
+        """A store with tables of every kind, and an outbox at its door."""
+        self.store = self.held.enter_context(SharedMemoryStore(1))
+        for spec in SPECS.values():
+            self.store.create_table(spec)
+        self.store.delete("any", np.arange(3, dtype=np.int64))
+        self.outbox = Outbox(self.store.door.name, self.store.door.token)
+        self.held.callback(self.outbox.close)
+
+    def case(self, m: Mutator) -> str | None:
+        """One visit, or one letter."""
+        if m.chance(0.3):
+            return self._letter(m)
+        said = self.store.door.token + m.choice((BELL, LAYOUT, OUTBOX))
+        if m.chance(0.6):
+            said = m.mutated(said)
+        with connected(self.store.door.name) as visitor, suppress(OSError):
+            handed = [os.memfd_create("hostile")] if m.chance(0.4) else []
+            try:
+                if m.chance(0.9):
+                    socket.send_fds(visitor, [said], handed * (1 + m.small(1)))
+                else:
+                    visitor.shutdown(socket.SHUT_WR)
+                receive_packet(visitor)
+            finally:
+                for one in handed:
+                    os.close(one)
+        return None
+
+    def _letter(self, m: Mutator) -> str | None:
+        """An outbox that holds something else than the message says."""
+        body = np.frombuffer(m.bytes(64), np.uint8)
+        letter = self.outbox.put([body])
+        plan = BodyPlan("GradientFrame")
+        for _ in range(m.small(3)):
+            plan.add("values", (m.integer(-2, 2**40), m.small(9)), np.dtype(np.float32))
+        boxes = outboxes_of(self.store)
+        assert boxes is not None
+        asked = Letter(
+            letter.outbox if m.chance(0.7) else m.integer(0, 2**63 - 1),
+            letter.stamp if m.chance(0.7) else m.integer(0, 2**63 - 1),
+        )
+        boxes.read(asked, plan)
+        return None
+
+    def check(self) -> None:
+        """A good process attaches, and finds the rows."""
+        with connected(self.store.door.name) as visitor:
+            _, tables = attached_tables(visitor, self.store.door.token)
+        if set(tables) != set(SPECS) - {"follows"}:  # whose rows are what they are at the step that stands
+            raise Finding(f"who attaches finds {sorted(tables)}")
+
+
+class Owners(Target):
+    """Owners that lie about where their rows lie."""
+
+    name = "owners"
+    share = 30
+
+    def open(self) -> None:
+        """What a true owner says, with the memory that it hands out."""
+        self.store = self.held.enter_context(SharedMemoryStore(1))
+        for spec in SPECS.values():
+            self.store.create_table(spec)
+        self.packets: list[tuple[dict[str, Any], list[int]]] = []
+        with connected(self.store.door.name) as visitor:
+            visitor.send(self.store.door.token + LAYOUT)
+            while True:
+                packet, descriptors = receive_packet(visitor)
+                if packet is None:
+                    break
+                self.packets.append((packet, descriptors))
+        for _, descriptors in self.packets:
+            for one in descriptors:
+                self.held.callback(os.close, one)
+
+    def case(self, m: Mutator) -> str | None:
+        """A layout in which something is another thing, attached and looked up in."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            ours.settimeout(10.0)
+            theirs.settimeout(10.0)
+            liar = threading.Thread(target=self._lie, args=(m, theirs), daemon=True)
+            liar.start()
+            try:
+                _, tables = attached_tables(ours, b"t" * 16)
+                for table in tables.values():
+                    now = table.now(lambda: True)
+                    out = np.empty((3, table.spec.dim), np.float32)
+                    now.read(np.array([0, 1, 2], np.int64), out, False)
+            except (OSError, MemoryError):
+                return "refused"  # as a connection that broke, which the store is asked instead of
+            finally:
+                with suppress(OSError):
+                    ours.shutdown(socket.SHUT_RDWR)
+                liar.join(10.0)
+        return None
+
+    def _lie(self, m: Mutator, to: socket.socket) -> None:
+        with suppress(OSError):
+            to.recv(64)
+            for packet, descriptors in self.packets:
+                text = json.dumps(m.mutated_json(packet) if m.chance(0.2) else packet).encode()
+                if m.chance(0.05):
+                    text = m.mutated(text)
+                handed = descriptors if m.chance(0.9) else descriptors[: m.small(1)]
+                socket.send_fds(to, [text or b" "], handed)
+            to.shutdown(socket.SHUT_WR)
+
+    def check(self) -> None:
+        """The true owner is attached."""
+        with connected(self.store.door.name) as visitor:
+            attached_tables(visitor, self.store.door.token)

@@ -1,0 +1,273 @@
+"""The calls of the EmbeddingStore service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.rpc.spec_messages import spec_to_message
+from elastable.embedding_store.shared.store import SharedMemoryStore
+from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.v1 import store_pb2
+from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
+from tests.fuzz.mutator import Mutator
+from tests.fuzz.target import Finding
+
+__all__ = ["STORE_CALLS", "StoreCalls", "store_words"]
+
+SPECS = {
+    spec.name: spec
+    for spec in (
+        TableSpec("fixed", 2, 20, optimizer=OptimizerSpec.of("sgd", learning_rate=0.5)),
+        TableSpec("any", 3, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5)),
+        TableSpec("half", 4, dtype="float16", optimizer=OptimizerSpec.of("adam", learning_rate=0.1)),
+        TableSpec("bytes", 4, dtype="int8", optimizer=OptimizerSpec.of("sgd", learning_rate=0.1)),
+        TableSpec("few", 2, optimizer=OptimizerSpec.of("sgd"), eviction=EvictionSpec(max_rows=4)),
+        TableSpec("rare", 2, optimizer=OptimizerSpec.of("sgd"), admission=AdmissionSpec(2, 64)),
+        TableSpec("follows", 2, 30, optimizer=OptimizerSpec("adam", (("learning_rate", 0.1),), lazy=False)),
+    )
+}
+CALM = TableSpec("calm", 3, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.5))
+"""A table that no call of a fuzzer names: what stands in it may not change."""
+
+_NAMES = [*SPECS, "any", "new", "new/one"]
+_TOKENS = [bytes([number]) * 16 for number in range(4)]
+_WORDS = {
+    "kind": ["zeros", "ones", "constant", "uniform", "normal", "truncated_normal", "variance_scaling"],
+    "dtype": ["float32", "float16", "bfloat16", "int8"],
+    "ids": ["", "farmhash64", "int64"],
+    "keras_config": [
+        "",
+        "{}",
+        '{"class_name": "Adam", "config": {}}',
+        '{"class_name": "Dense", "config": {"units": 4}}',
+    ],
+}
+_OPTIMIZERS = ["sgd", "adagrad", "adam", "adamw", "rmsprop", "ftrl", "adadelta", "adamax", "nadam", "lion", "keras"]
+_HYPERPARAMETERS = ["learning_rate", "beta_1", "beta_2", "epsilon", "weight_decay", "momentum", "rho"]
+
+
+def store_words(m: Mutator, field: FieldDescriptor) -> Any:
+    """A value for a field of a store's request."""
+    if field.type == FieldDescriptor.TYPE_STRING:
+        return m.text(_strings(field))
+    if field.type == FieldDescriptor.TYPE_BYTES and m.chance(0.7):
+        return m.choice(_TOKENS)
+    if field.name == "lease_s":
+        return m.choice((0.01, 0.1, 0.5, 0.0, -1.0, 3601.0, float("nan")))
+    if field.name == "vocabulary_size" and m.chance(0.9):
+        return m.choice((-1, 0, 1, 5, 1000))
+    if field.name in ("id_stride", "id_offset", "shards", "sightings", "max_age", "max_rows"):
+        return m.small(3)
+    return None
+
+
+def _strings(field: FieldDescriptor) -> list[str]:
+    of = field.containing_type.full_name.rpartition(".")[2]
+    if of == "Optimizer" and field.name == "name":
+        return _OPTIMIZERS
+    if of == "HyperparametersEntry":
+        return _HYPERPARAMETERS
+    return _WORDS.get(field.name, _NAMES)
+
+
+def _spec(m: Mutator) -> Seed:
+    return store_pb2.CreateTableRequest(spec=spec_to_message(m.choice(list(SPECS.values())))), b""
+
+
+def _ids(m: Mutator, spec: TableSpec, unique: bool = True) -> np.ndarray[Any, Any]:
+    top = spec.vocabulary_size or 40
+    ids = m.random.sample(range(top), m.small(6)) if unique else [m.random.randrange(top) for _ in range(m.small(6))]
+    return np.array(ids, np.int64)
+
+
+def _floats(m: Mutator, count: int, dim: int) -> np.ndarray[Any, Any]:
+    return np.array([m.random.uniform(-1, 1) for _ in range(count * dim)], np.float32)
+
+
+def _lookup(m: Mutator) -> Seed:
+    header, body = store_pb2.LookupHeader(), b""
+    for name in m.random.sample(sorted(SPECS), m.small(3)):
+        ids = _ids(m, SPECS[name], unique=False)
+        header.tables.add(table=name, count=len(ids))
+        body += ids.tobytes()
+    if m.chance(0.2):
+        header.version = m.small(3)
+    if m.chance(0.2):
+        header.pin = m.choice(_TOKENS)
+    return header, body
+
+
+def _rows(m: Mutator) -> Seed:
+    spec = m.choice(list(SPECS.values()))
+    ids = _ids(m, spec)
+    return store_pb2.RowIdsHeader(table=spec.name, count=len(ids)), ids.tobytes()
+
+
+def _block(m: Mutator) -> Seed:
+    from elastable.embedding_store.row_optimizer import row_optimizer
+
+    spec = m.choice(list(SPECS.values()))
+    ids = _ids(m, spec)
+    width = row_optimizer(spec.optimizer).slot_width(spec.dim)
+    header = store_pb2.RowBlockHeader(table=spec.name, count=len(ids), dim=spec.dim, slot_width=width)
+    body = ids.tobytes() + _floats(m, len(ids), spec.dim).tobytes() + np.abs(_floats(m, len(ids), width)).tobytes()
+    if spec.eviction is not None:
+        header.touches = True
+        body += np.array([[m.small(3), m.small(3)] for _ in ids], np.int64).tobytes()
+    return header, body
+
+
+def _sightings(m: Mutator) -> Seed:
+    return store_pb2.SightingsHeader(table="rare", counters=64), m.bytes(64)
+
+
+class StoreCalls(CallTarget):
+    """A server of a writable store, as `elastable serve` runs it."""
+
+    name = "store-calls"
+    share = 300
+    service = store_pb2.DESCRIPTOR.services_by_name["EmbeddingStore"]
+
+    def open(self) -> None:
+        """Serves a store with tables of every kind."""
+        self.calls = STORE_CALLS
+        self.store = self.held.enter_context(SharedMemoryStore(2))
+        self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", [store_service(self.store, writable=True)]))
+        self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
+        self.client = self.held.enter_context(RemoteStore(self.server.address, WAIT_S))
+        self.client.create_table(CALM)
+        calm = np.arange(5, dtype=np.int64)
+        weights, slots = np.ones((5, 3), np.float32), np.ones((5, 3), np.float32)
+        self.client.put("calm", [RowBlock(calm, weights, slots)])
+        self._begin_anew()
+
+    def words(self, m: Mutator, field: FieldDescriptor) -> Any:
+        """As `store_words`; the version that would be right is often among the versions."""
+        if field.name == "version" and m.chance(0.5):
+            return self.store.version() + m.small(1)
+        return store_words(m, field)
+
+    def check(self) -> None:
+        """A good client trains here as in a store of its own, to the bit; and the calm table is as it was."""
+        block = next(self.client.scan("calm"))
+        if not (len(block.ids) == 5 and (block.weights == 1).all() and (block.slots == 1).all()):
+            raise Finding(f"rows that no call named have changed: {block}")
+        self._begin_anew()
+        with MemoryStore(1) as own:
+            for spec in SPECS.values():
+                own.create_table(spec)
+            for store in (self.client, own):
+                _train(store)
+            for name in SPECS:
+                served, expected = _sorted(self.client, name), _sorted(own, name)
+                for what, ours, theirs in zip(("ids", "weights", "slots"), expected, served, strict=True):
+                    if not np.array_equal(ours, theirs, equal_nan=True):
+                        raise Finding(f"table {name!r}: a good client's {what} differ after the fuzzing")
+
+    def _begin_anew(self) -> None:
+        """All tables but the calm one made anew, at version 0, without pins."""
+        for token in _TOKENS:
+            request = store_pb2.ReleasePinRequest(token=token).SerializeToString()
+            self.channel.unary_unary(f"/{self.service.full_name}/ReleasePin", None, None)(
+                request, WAIT_S, self.metadata
+            )
+        ends = time.monotonic() + WAIT_S
+        while self.store.pins() and time.monotonic() < ends:  # of other tokens, whose leases are short
+            time.sleep(0.01)
+        for name in self.client.specs():
+            if name != "calm":
+                self.client.drop_table(name)
+        self.client.reset_version(0)
+        for spec in SPECS.values():
+            self.client.create_table(spec)
+
+
+def _train(store: EmbeddingStore) -> None:
+    """A few commits, puts and deletions that are a pure function of nothing."""
+    random = np.random.default_rng(3)
+    for step in range(3):
+        updates: Mapping[str, TableUpdate] = {
+            name: TableUpdate(
+                ids := np.sort(random.choice(20, 6, replace=False)).astype(np.int64),
+                random.normal(size=(len(ids), spec.dim)).astype(np.float32),
+            )
+            for name, spec in SPECS.items()
+            if spec.dtype != "int8"  # those are for serving
+        }
+        store.commit(Commit(store.version() + 1, updates, step, {"any": 0.25}))
+    store.delete("any", np.array([0, 1, 2], np.int64))
+
+
+def _sorted(store: EmbeddingStore, table: str) -> list[np.ndarray[Any, Any]]:
+    blocks = list(store.scan(table))
+    if not blocks:
+        return [np.empty(0, np.int64)] * 3
+    ids = np.concatenate([block.ids for block in blocks])
+    order = np.argsort(ids)
+    weights, slots = (np.concatenate([getattr(block, what) for block in blocks]) for what in ("weights", "slots"))
+    return [ids[order], weights[order], slots[order]]
+
+
+def _commit(m: Mutator) -> Seed:
+    header, body = store_pb2.CommitHeader(version=1, token=m.choice(_TOKENS), stage=m.chance(0.3)), b""
+    for name in m.random.sample(sorted(SPECS), m.small(3)):
+        ids = _ids(m, SPECS[name])
+        header.updates.add(table=name, count=len(ids), dim=SPECS[name].dim)
+        body += ids.tobytes() + _floats(m, len(ids), SPECS[name].dim).tobytes()
+    return header, body
+
+
+def _pin(m: Mutator) -> Seed:
+    return store_pb2.PinRequest(lease_s=m.choice((0.01, 1.0, 5.0)), token=m.choice(_TOKENS)), b""
+
+
+def _plain(kind: type[Any], **fields: Any) -> Call:
+    """A call of one small message; fields that are functions are asked for each case."""
+    return Call(lambda m: (kind(**{name: told(m) if callable(told) else told for name, told in fields.items()}), b""))
+
+
+def _table(m: Mutator) -> str:
+    return m.choice(_NAMES)
+
+
+def _token(m: Mutator) -> bytes:
+    return m.choice(_TOKENS)
+
+
+STORE_CALLS: dict[str, Call] = {
+    "ListTables": _plain(store_pb2.ListTablesRequest, count_rows=True),
+    "GetVersion": _plain(store_pb2.GetVersionRequest, at_least=1, wait_ms=1),
+    "Lookup": Call(_lookup, store_pb2.LookupRequest),
+    "LookupSmall": Call(_lookup, store_pb2.LookupRequest),
+    "CountRows": _plain(store_pb2.CountRowsRequest, table=_table),
+    "TableStatistics": _plain(store_pb2.TableStatisticsRequest, table=_table),
+    "ReadSightings": _plain(store_pb2.ReadSightingsRequest, table="rare"),
+    "Scan": _plain(store_pb2.ScanRequest, table=_table),
+    "ReadRows": Call(_rows, store_pb2.RowIdsFrame),
+    "Attach": _plain(store_pb2.AttachRequest),
+    "Pin": Call(_pin),
+    "RenewPin": _plain(store_pb2.RenewPinRequest, token=_token, lease_s=1.0),
+    "ReleasePin": _plain(store_pb2.ReleasePinRequest, token=_token),
+    "ListPins": _plain(store_pb2.ListPinsRequest),
+    "CreateTable": Call(_spec),
+    "Commit": Call(_commit, store_pb2.CommitFrame),
+    "CommitStaged": _plain(store_pb2.CommitStagedRequest, token=_token),
+    "Put": Call(_block, store_pb2.RowBlockFrame),
+    "PutSightings": Call(_sightings, store_pb2.SightingsFrame),
+    "Delete": Call(_rows, store_pb2.RowIdsFrame),
+    "ClearTable": _plain(store_pb2.ClearTableRequest, table=_table),
+    "DropTable": _plain(store_pb2.DropTableRequest, table=_table),
+    "ResetVersion": _plain(store_pb2.ResetVersionRequest, version=0),
+}
+"""Name of a call -> how it is made."""

@@ -1,0 +1,260 @@
+"""Files that Elastable wrote, changed by somebody else: checkpoints, stores in files, records of versions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from abc import abstractmethod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.store import EmbeddingStore
+from elastable.host_embedding_file import load_host_embedding, save_host_embedding
+from elastable.kg.checkpoints import GraphCheckpoints, Place
+from elastable.master.api import JobSpec
+from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.master.checkpoints.dirty_rows import DirtyRows
+from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.progress import Progress
+from elastable.master.version_record import VersionRecord, job_as_json
+from elastable.worker.bess.settings import TrainSettings
+from elastable.worker.host_embeddings.create import create_host_table
+from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from tests.fuzz.mutator import Mutator
+from tests.fuzz.target import Target
+from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, train
+
+__all__ = ["Checkpoints", "FileStores", "GraphFiles", "HostEmbeddingFiles", "VersionRecords"]
+
+_MANIFEST = "manifest.json"
+
+
+class _Folder(Target):
+    """A folder of files of which one is changed for each case, and put right after it."""
+
+    def open(self) -> None:
+        """Writes the files."""
+        self.folder = Path(self.held.enter_context(TemporaryDirectory()))
+        self.write()
+        self._whole = {path: path.read_bytes() for path in sorted(self.folder.rglob("*")) if path.is_file()}
+        self._whole = {path: content for path, content in self._whole.items() if self.counts(path)}
+
+    def case(self, m: Mutator) -> str | None:
+        """One file changed, and all of them read."""
+        path = m.choice(list(self._whole))
+        content = self._whole[path]
+        changed = self.changed(m, path, content)
+        try:
+            for file, text in changed.items():
+                file.write_bytes(text)
+            self.read()
+        finally:
+            for file in (*changed, *self.soiled):
+                file.write_bytes(self._whole[file])
+        return None
+
+    soiled: tuple[Path, ...] = ()
+    """Files that reading changes."""
+
+    def counts(self, path: Path) -> bool:
+        """Whether a file is one that is changed."""
+        return True
+
+    @abstractmethod
+    def write(self) -> None:
+        """Writes what is to be read into `folder`."""
+
+    @abstractmethod
+    def read(self) -> None:
+        """Reads all of it."""
+
+    def changed(self, m: Mutator, path: Path, content: bytes) -> dict[Path, bytes]:
+        """What is written in the place of a file, and of others that vouch for it."""
+        return {path: m.mutated(content)}
+
+    def check(self) -> None:
+        """What is whole is read."""
+        self.read()
+        for file in self.soiled:
+            file.write_bytes(self._whole[file])
+
+
+def _other_header(m: Mutator, content: bytes) -> bytes:
+    """A safetensors file whose header is another one."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.dumps(m.mutated_json(json.loads(content[8:end]))).encode()
+    return len(header).to_bytes(8, "little") + header + content[end:]
+
+
+def _other_tensor(m: Mutator, content: bytes) -> bytes:
+    """A safetensors file of other bytes, or one with another header."""
+    return _other_header(m, content) if m.chance(0.6) else m.mutated(content)
+
+
+class Checkpoints(_Folder):
+    """A checkpoint and an increment upon it; changed, and often with checksums that vouch for the change."""
+
+    name = "checkpoints"
+    share = 8
+
+    def write(self) -> None:
+        """A full checkpoint, and one that builds upon it."""
+        with MemoryStore(1) as store:
+            created(store)
+            train(store, 3, 12)
+            dirty = DirtyRows(store)
+            dirty.begin()
+            write_checkpoint(self.folder, store, dense_of(3), JOB, progress_of(3))
+            first = open_checkpoint(self.folder)
+            for update in train(store, 1, 12):
+                dirty.add(update)
+            write_checkpoint(self.folder, store, dense_of(4), JOB, progress_of(4), base=first, changes=dirty.take(4))
+
+    def read(self) -> None:
+        """All of the newest, into a store."""
+        checkpoint = open_checkpoint(self.folder)
+        checkpoint.progress()
+        checkpoint.dense()
+        with MemoryStore(1) as store:
+            restore_tables(checkpoint, store)
+
+    def changed(self, m: Mutator, path: Path, content: bytes) -> dict[Path, bytes]:
+        """A file as it is on a broken disk, or as somebody writes it who knows the checksums."""
+        if m.chance(0.2):
+            return super().changed(m, path, content)
+        manifest = path.parent / _MANIFEST
+        fields = json.loads(self._whole[manifest])
+        changes = {}
+        if path == manifest:
+            fields = m.mutated_json(fields)
+            if not isinstance(fields, dict):
+                return {manifest: json.dumps(fields).encode()}
+        else:
+            changes[path] = _other_tensor(m, content)
+            fields["files"][path.name] = {
+                "sha256": hashlib.sha256(changes[path]).hexdigest(),
+                "bytes": len(changes[path]),
+            }
+        if isinstance(fields.get("checksum"), str):
+            del fields["checksum"]
+            fields["checksum"] = _json_checksum(fields)
+        return {**changes, manifest: json.dumps(fields).encode()}
+
+
+def _json_checksum(fields: dict[str, Any]) -> str:
+    plain = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class FileStores(_Folder):
+    """The folder of a store in files, which was closed cleanly."""
+
+    name = "file-stores"
+    share = 8
+
+    def write(self) -> None:
+        """Some versions of every kind of table."""
+        with FileStore(self.folder, 1 << 20, 1) as store:
+            created(store)
+            train(store, 3, 12)
+
+    def read(self) -> None:
+        """Opens it and reads every row."""
+        self.soiled = (self.folder / _MANIFEST,)
+        store = FileStore(self.folder, 1 << 20, 1)
+        try:
+            _read_all(store)
+        finally:
+            # What was changed on the disk may be noticed when it is written, too.
+            store.close()
+
+    def counts(self, path: Path) -> bool:
+        """All but the lock, which says nothing."""
+        return path.name != "lock"
+
+    def changed(self, m: Mutator, path: Path, content: bytes) -> dict[Path, bytes]:
+        """As in `_Folder`, with the manifest's check made right."""
+        if path.name != _MANIFEST or m.chance(0.2):
+            return {path: m.mutated(content)}
+        fields = m.mutated_json(json.loads(content.rpartition(b"\n")[0]))
+        text = json.dumps(fields, indent=1).encode()
+        return {path: text + b"\n" + f"{zlib.crc32(text):08x}".encode()}
+
+
+def _read_all(store: EmbeddingStore) -> None:
+    for name in store.specs():
+        for _ in store.scan(name):
+            pass
+        store.lookup({name: np.arange(5, dtype=np.int64)})
+        store.sightings(name)
+
+
+class VersionRecords(Target):
+    """The record that a store keeps beside a version."""
+
+    name = "version-records"
+    share = 1000
+
+    def open(self) -> None:
+        """One that is right."""
+        progress = Progress(3, metrics=(np.ones(2, np.float32),), sequences={"w": 3}, logs={"loss": 0.5}, done=(1, 2))
+        self.whole = VersionRecord(job_as_json(JobSpec()), progress, dense_of(3)).to_bytes()
+
+    def case(self, m: Mutator) -> str | None:
+        """One that is almost right."""
+        VersionRecord.from_bytes(_other_tensor(m, self.whole))
+        return None
+
+
+class HostEmbeddingFiles(_Folder):
+    """The file of a host embedding; often with a checksum that vouches for the change."""
+
+    name = "host-embedding-files"
+    share = 20
+
+    def write(self) -> None:
+        """The state of a small table."""
+        optimizer = HostEmbeddingOptimizerSpec(0.1, "adam", accumulation_factor=2)
+        self.table = create_host_table("t", (13, 3), partition_strategy="TOKEN", optimizer_spec=optimizer)
+        save_host_embedding(self.table, self.folder / "t.safetensors")
+
+    def read(self) -> None:
+        """The state into the table."""
+        load_host_embedding(self.table, self.folder / "t.safetensors")
+
+    def changed(self, m: Mutator, path: Path, content: bytes) -> dict[Path, bytes]:
+        """Other bytes, or another header."""
+        return {path: _other_tensor(m, content)}
+
+
+class GraphFiles(_Folder):
+    """A checkpoint of a knowledge graph's model; often with checksums that vouch for the change."""
+
+    name = "graph-checkpoints"
+    share = 20
+
+    def write(self) -> None:
+        """One small checkpoint."""
+        state = {"entities": np.ones((4, 2), np.float32), "step": np.int64(3) * np.ones((), np.int64)}
+        GraphCheckpoints(self.folder).write(state, TrainSettings(), Place(1, 3), {"entities": 4})
+
+    def read(self) -> None:
+        """The newest and the best."""
+        GraphCheckpoints(self.folder).best()
+
+    def changed(self, m: Mutator, path: Path, content: bytes) -> dict[Path, bytes]:
+        """As of `Checkpoints`."""
+        if path.name != _MANIFEST or m.chance(0.2):
+            return {path: m.mutated(content)}
+        fields = m.mutated_json(json.loads(content))
+        if isinstance(fields, dict) and "checksum" in fields:
+            del fields["checksum"]
+            fields["checksum"] = _json_checksum(fields)
+        return {path: json.dumps(fields).encode()}

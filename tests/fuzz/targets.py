@@ -1,0 +1,41 @@
+"""Everything that is fuzzed."""
+
+from __future__ import annotations
+
+from tests.fuzz.data_files import CsvFiles, ParquetFiles, TripleFiles
+from tests.fuzz.frame_parsers import Frames
+from tests.fuzz.lying_server import MasterReplies, StoreReplies
+from tests.fuzz.master_calls import BareMasterCalls, JobCalls
+from tests.fuzz.resp_server import LyingRedis, RedisReplies
+from tests.fuzz.shared_memory import Doors, Owners
+from tests.fuzz.store_calls import StoreCalls
+from tests.fuzz.stored_files import Checkpoints, FileStores, GraphFiles, HostEmbeddingFiles, VersionRecords
+from tests.fuzz.target import Target
+from tests.fuzz.words import TextFiles, Tokens, Words
+
+__all__ = ["TARGETS"]
+
+TARGETS: tuple[type[Target], ...] = (
+    Frames,
+    Words,
+    RedisReplies,
+    VersionRecords,
+    StoreCalls,
+    BareMasterCalls,
+    JobCalls,
+    StoreReplies,
+    MasterReplies,
+    LyingRedis,
+    Doors,
+    Owners,
+    Tokens,
+    TextFiles,
+    Checkpoints,
+    FileStores,
+    HostEmbeddingFiles,
+    GraphFiles,
+    CsvFiles,
+    ParquetFiles,
+    TripleFiles,
+)
+"""In the order in which a round runs them."""

@@ -1,0 +1,93 @@
+"""A small campaign of every target, and that every call of every service is among them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FileDescriptor, ServiceDescriptor
+
+from elastable.embedding_store.v1 import store_pb2
+from elastable.master.v1 import master_pb2
+from tests.fuzz.campaign import Campaign
+from tests.fuzz.frame_parsers import PARSERS
+from tests.fuzz.lying_server import MASTER_QUESTIONS, STORE_QUESTIONS
+from tests.fuzz.master_calls import MASTER_CALLS
+from tests.fuzz.mutator import Mutator
+from tests.fuzz.store_calls import STORE_CALLS
+from tests.fuzz.target import Target
+from tests.fuzz.targets import TARGETS
+
+FILES: tuple[FileDescriptor, ...] = (store_pb2.DESCRIPTOR, master_pb2.DESCRIPTOR)
+SERVICES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "EmbeddingStore": (STORE_CALLS, STORE_QUESTIONS),
+    "Master": (MASTER_CALLS, MASTER_QUESTIONS),
+}
+SECONDS = 2.5
+GENEROUS = 0.5  # of memory; `make fuzz` holds to a tenth of it, over far more rounds
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_no_case_ends_without_a_name(target: type[Target]) -> None:
+    told: list[str] = []
+    report = Campaign([target], seconds=SECONDS, seed=1, scale=0.5, tell=told.append).run()
+    assert not report.findings, "\n".join(report.findings)
+    assert report.cases
+    assert report.growth < GENEROUS, [f"{held >> 20} MiB" for held in report.memory]
+
+
+def test_every_call_of_every_service_is_fuzzed_and_lied_about() -> None:
+    services: list[ServiceDescriptor] = [one for file in FILES for one in file.services_by_name.values()]
+    assert {service.name for service in services} == set(SERVICES)
+    for service in services:
+        for table in SERVICES[service.name]:
+            assert set(table) == set(service.methods_by_name), f"{service.name}: a call without a target, or too many"
+
+
+def test_every_frame_is_fuzzed() -> None:
+    frames = {
+        message.name
+        for file in FILES
+        for message in file.message_types_by_name.values()
+        if [field.name for field in message.fields] == ["header", "body"]
+    }
+    fuzzed = {call.bulk.DESCRIPTOR.name for call, _ in PARSERS.values() if call.bulk is not None}
+    assert frames - {"LookupReply"} == fuzzed  # which `STORE_QUESTIONS` has
+
+
+def test_a_seed_gives_the_same_cases() -> None:
+    def choices(seed: str) -> list[object]:
+        m = Mutator(seed)
+        return [m.mutated(bytes(40)), m.text(), m.number(), m.plain(), m.integer(-9, 9)]
+
+    made = [repr(choices(seed)) for seed in ("1/x/0", "1/x/0", "1/x/1", "2/x/0")]
+    assert made[0] == made[1]
+    assert all(one != other for one, other in pairwise(made[1:]))
+
+
+class Failing(Target):
+    """Finds something at its seventh case, and at every check."""
+
+    name = "failing"
+    share = 5
+
+    def case(self, m: Mutator) -> str | None:
+        """Fails now and then."""
+        self.outcomes["seen"] += 1
+        if self.outcomes["seen"] == 7:
+            raise KeyError("without a name")
+        return None
+
+    def check(self) -> None:
+        """Fails."""
+        raise RuntimeError("the server is gone")
+
+
+def test_what_is_found_is_told_with_what_to_say_to_see_it_again() -> None:
+    report = Campaign([Failing], cases=12, seed=5).run()
+    assert report.cases == 12
+    assert "--seed 5 --only failing --first 6 --cases 1" in report.findings[0]
+    assert "KeyError: 'without a name'" in report.findings[0]
+    assert "the server is gone" in report.findings[1]
+    assert len(report.findings) == 2
