@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import elastable.worker.traced_files  # noqa: F401 - AutoGraph leaves no files from here on
 from elastable.worker.tensor_specs import records_in
 
 __all__ = ["Forward", "forward", "update_metrics"]

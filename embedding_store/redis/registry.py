@@ -146,6 +146,6 @@ def read_registry(topology: Topology, namespace: str, deadline: Deadline) -> Reg
 def version_of(answer: bytes | None) -> int:
     """The version that a server told. Raises `StoreFailed` where it is none."""
     try:
-        return int(answer or 0)
+        return 0 if answer is None else int(answer)
     except MALFORMED:
         raise StoreFailed(f"the version key holds {repr(answer)[:60]}, which is no version") from None

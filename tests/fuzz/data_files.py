@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from elastable.worker.bess.names import Names
-from elastable.worker.bess.triple_file import read_columns
+from elastable.replicas.knowledge_graphs.graph.names import Names
+from elastable.replicas.knowledge_graphs.graph.triple_file import read_columns
 from elastable.worker.readers.csv_reader import CsvReader
 from elastable.worker.readers.parquet_reader import ParquetReader
 from elastable.worker.readers.reader import Reader

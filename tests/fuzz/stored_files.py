@@ -15,8 +15,6 @@ import numpy as np
 from elastable.embedding_store.files.store import FileStore
 from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.store import EmbeddingStore
-from elastable.host_embedding_file import load_host_embedding, save_host_embedding
-from elastable.kg.checkpoints import GraphCheckpoints, Place
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.dirty_rows import DirtyRows
@@ -24,9 +22,11 @@ from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.progress import Progress
 from elastable.master.version_record import VersionRecord, job_as_json
-from elastable.worker.bess.settings import TrainSettings
-from elastable.worker.host_embeddings.create import create_host_table
-from elastable.worker.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.host_embeddings.create import create_host_table
+from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
+from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
+from elastable.replicas.knowledge_graphs.training.checkpoints import GraphCheckpoints, Place
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, train

@@ -20,12 +20,13 @@ from elastable.embedding_store.errors import (
     ElastableError,
     FutureVersion,
     StaleVersion,
+    StoreFailed,
     TableNotFound,
     Unauthenticated,
     Unavailable,
 )
 from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.server import GrpcServer, Service
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from elastable.master.api import (
@@ -374,3 +375,19 @@ def test_a_bare_master_trains_over_the_wire() -> None:
         absent = Push(AsyncPushId("w", 2), 1, slices={"absent": push.slices["t"]})
         with pytest.raises(TableNotFound, match="'absent'"):
             client.report_gradient(absent)
+
+
+def test_a_job_that_cannot_be_read_leaves_no_session_open() -> None:
+    left = threading.Event()
+
+    def join(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.add_callback(left.set)
+        yield b"\xff\xff\xff"
+        left.wait(60)
+
+    handlers = {"Join": grpc.unary_stream_rpc_method_handler(join)}
+    service = Service(master_pb2.DESCRIPTOR.services_by_name["Master"].full_name, handlers)
+    with GrpcServer("127.0.0.1:0", [service]) as server, MasterClient(server.address, 60) as client:
+        with pytest.raises(StoreFailed, match="what cannot be read"):
+            client.join(WorkerIdentity("w"))
+        assert left.wait(60)

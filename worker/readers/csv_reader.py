@@ -139,9 +139,11 @@ class CsvReader(BlockReader):
         texts = self._parse(self._files[place], self._indexes[place], local, {name: pa.string()})[name].drop_null()
         whole = pc.match_substring_regex(texts, r"^\s*[+-]?[0-9]+\s*$")
         if len(texts) and pc.all(whole).as_py():
-            largest = max(texts.to_pylist(), key=lambda text: abs(int(text)))
+            # The longest, and not the largest: Python makes no numbers of thousands of digits.
+            largest = max((text.strip() for text in texts.to_pylist()), key=len)
+            largest = largest if len(largest) <= 40 else f"{largest[:40]}... ({len(largest)} digits)"
             raise BadInput(
-                f"{self._files[place]}: column {name!r} holds integers beyond int64, such as {largest.strip()}; "
+                f"{self._files[place]}: column {name!r} holds integers beyond int64, such as {largest}; "
                 f"say column_types={{{name!r}: 'string'}} (et.Embedding hashes strings) or 'float64'"
             )
 

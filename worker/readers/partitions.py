@@ -59,6 +59,6 @@ def _type_of(files: Sequence[DataFile], key: str) -> Any:
     if not values or not all(_INTEGER.fullmatch(value) for _, value in values):
         return pa.string()
     for file, value in values:
-        if not -(2**63) <= int(value) < 2**63:
-            raise BadInput(f"{file}: folder {key}={value}: beyond int64; say column_types={{{key!r}: 'string'}}")
+        if len(value) > 4_000 or not -(2**63) <= int(value) < 2**63:
+            raise BadInput(f"{file}: folder {key}={value[:40]}: beyond int64; say column_types={{{key!r}: 'string'}}")
     return pa.int64()
