@@ -10,6 +10,7 @@ from typing import Any
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.locations import STORAGES, LocationSettings, TensorLocation, TensorLocationSettings
+from elastable.embedding_store.malformed import UNREADABLE
 from elastable.embedding_store.store_url import shard_urls
 
 __all__ = ["Locations", "read_locations", "storage_of_url"]
@@ -67,7 +68,7 @@ def read_locations(path: Path, store: str) -> Locations:
     """
     try:
         told = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UNREADABLE as error:
         raise BadInput(f"location file {path}: {error}") from error
     _refuse_unknown(path, "", told, ("stores", "weight", "optimizer_state", "accumulator", "overrides"))
     default = storage_of_url(store)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["MALFORMED"]
+__all__ = ["MALFORMED", "UNREADABLE"]
 
 MALFORMED: tuple[type[Exception], ...] = (
     ValueError,  # no JSON, no UTF-8, no number, a value that a class of ours refuses
@@ -14,3 +14,6 @@ MALFORMED: tuple[type[Exception], ...] = (
     RecursionError,  # and may be nested to any depth
 )
 """For code that takes apart what somebody else wrote, and does nothing else: each becomes an error with a name."""
+
+UNREADABLE: tuple[type[Exception], ...] = (OSError, *MALFORMED)
+"""For code that opens the document, too."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput, CheckpointError
-from elastable.embedding_store.malformed import MALFORMED
+from elastable.embedding_store.malformed import UNREADABLE
 from elastable.master.checkpoints.files import MANIFEST, LocalFiles
 from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
 from elastable.replicas.groups.group import Array
@@ -169,7 +169,7 @@ class GraphCheckpoints:
                 manifest["graph"],
                 address,
             )
-        except (OSError, *MALFORMED) as error:
+        except UNREADABLE as error:
             raise CheckpointError(f"checkpoint {address} cannot be read: {error}") from error
 
 
