@@ -191,6 +191,7 @@ make_certificates() {
     printf 'subjectAltName=DNS:master,DNS:localhost,IP:127.0.0.1\n' > names
     openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile names -out cert.pem
     openssl rand -hex 32 > token
+    openssl rand -hex 32 > worker-token
     rm ca.key
     chmod a+rX . ./*
   ) > "$work/openssl.log" 2>&1 || { cat "$work/openssl.log" >&2; fail "no certificates"; }
@@ -209,6 +210,7 @@ if command -v openssl >/dev/null; then
   for dropped in ELASTABLE_TOKEN_FILE ELASTABLE_TLS_CERT; do
     without=(--env "$dropped=")
     [ "$dropped" != ELASTABLE_TLS_CERT ] || without+=(--env ELASTABLE_TLS_KEY=)
+    [ "$dropped" != ELASTABLE_TOKEN_FILE ] || without+=(--env ELASTABLE_WORKER_TOKEN_FILE=)
     if docker exec "${without[@]}" "$master" elastable status --master 127.0.0.1:50051 --deadline 5 \
       > "$work/refused.log" 2>&1; then
       fail "a client without $dropped was answered"

@@ -30,8 +30,8 @@ while :; do
   fi
   case $status in # the exit codes of `elastable --help`
     0) break ;;
-    # Command line, input, model, credentials. Not 7: where another master runs another job, the next try joins it.
-    2 | 3 | 4 | 9) exit "$status" ;;
+    # Command line, input, model, credentials, role. Not 7: where another master runs another job, the next try joins it.
+    2 | 3 | 4 | 9 | 11) exit "$status" ;;
   esac
   tries_left=$((tries_left - 1))
   if [ "$tries_left" -le 0 ]; then

@@ -11,6 +11,7 @@ from elastable.embedding_store.errors import (
     JobFailed,
     ModelError,
     NotInstalled,
+    PermissionDenied,
     StoreFailed,
     Unauthenticated,
     Unavailable,
@@ -34,6 +35,7 @@ class ExitCode(IntEnum):
     BAD_CHECKPOINT = 8
     UNAUTHENTICATED = 9
     NOT_INSTALLED = 10
+    PERMISSION_DENIED = 11
     INTERRUPTED = 130
 
     @property
@@ -54,6 +56,7 @@ _MEANINGS = {
     ExitCode.BAD_CHECKPOINT: "a checkpoint is missing, damaged or of another model",
     ExitCode.UNAUTHENTICATED: "a token or certificate is missing, or not one that the other end accepts",
     ExitCode.NOT_INSTALLED: "a library that an extra brings is not installed; the error says which extra",
+    ExitCode.PERMISSION_DENIED: "the role of the token or certificate does not allow it",
     ExitCode.INTERRUPTED: "interrupted (Ctrl-C); stopped cleanly, with a checkpoint",
 }
 
@@ -67,6 +70,7 @@ _CODES: tuple[tuple[type[ElastableError], ExitCode], ...] = (
     (VersionError, ExitCode.JOB_FAILED),
     (BadInput, ExitCode.BAD_INPUT),
     (Unauthenticated, ExitCode.UNAUTHENTICATED),
+    (PermissionDenied, ExitCode.PERMISSION_DENIED),
 )
 
 

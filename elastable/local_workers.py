@@ -23,7 +23,7 @@ class LocalWorkers:
     """`count` processes of `elastable worker`, each with a log file of its own.
 
     They run in sessions of their own, so that Ctrl-C reaches the master alone,
-    which then ends the job for all. `environment`: variables that they have beside those of this process.
+    which then ends the job for all. `environment`: variables in which theirs differs from this process' own.
     """
 
     def __init__(

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from elastable.audit_lines import show_audit_log
 from elastable.averages import become_averages
 from elastable.best_versions import BestVersions
 from elastable.callbacks import JobCallbacks
@@ -22,7 +23,6 @@ from elastable.embedding_store.pins import Pin
 from elastable.embedding_store.redis.login import split_login
 from elastable.embedding_store.redis.url import redacted
 from elastable.embedding_store.rpc.address import Address
-from elastable.embedding_store.rpc.credentials import Credentials
 from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.shared.store import outboxes_of
@@ -30,6 +30,7 @@ from elastable.embedding_store.store import EmbeddingStore
 from elastable.embedding_store.warm import warming
 from elastable.exit_codes import ExitCode
 from elastable.freezing import Freezing
+from elastable.job_access import JobAccess
 from elastable.job_hooks import JobHooks
 from elastable.local_workers import LocalWorkers
 from elastable.master.api import Tensor
@@ -71,7 +72,8 @@ def run_job(options: JobOptions, local_workers: int, console: Console, command: 
     require_writable(options.run_dir)
     if options.checkpoint_dir is not None:
         require_place(options.checkpoint_dir)
-    credentials = _credentials(options, local_workers)
+    show_audit_log()
+    access = JobAccess.of(options, local_workers)
     prepared = prepare_job(options)
     with ExitStack() as held:
         held.callback(prepared.store.close)
@@ -95,8 +97,9 @@ def run_job(options: JobOptions, local_workers: int, console: Console, command: 
             GrpcServer(
                 options.listen,
                 [store_service(prepared.store), master_service(master, outboxes_of(prepared.store))],
-                credentials=credentials,
+                credentials=access.credentials,
                 insecure=options.insecure,
+                anonymous=access.anonymous,
             )
         )
         _introduce(console, options, prepared, run, server.address)
@@ -112,7 +115,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console, command: 
                 run.path,
                 options.deadline_s,
                 options.transport,
-                split_login(options.store)[1],
+                {**split_login(options.store)[1], **access.environment},
             )
             held.enter_context(workers)
             job.workers = workers
@@ -120,15 +123,6 @@ def run_job(options: JobOptions, local_workers: int, console: Console, command: 
         code = job.train(began)
         _let_workers_leave(master)
         return code
-
-
-def _credentials(options: JobOptions, local_workers: int) -> Credentials:
-    """The environment's, which local workers inherit; what of it cannot be is refused before there is a job."""
-    credentials, where = Credentials.from_environment(), Address.parse(options.listen)
-    credentials.for_server(where, options.insecure)
-    if local_workers:
-        credentials.for_client(where.for_this_host())
-    return credentials
 
 
 def _let_workers_leave(master: Master) -> None:

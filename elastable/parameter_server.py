@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from elastable.audit_lines import show_audit_log
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store, operation_deadline
 from elastable.embedding_store.redis.url import redacted
@@ -62,6 +63,7 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
         ElastableError: the store cannot be opened, or the address not be used.
     """
     make_known()
+    show_audit_log()
     job = JobSpec(job="bare", mode="async", not_finite=options.not_finite)
     deadline_s, shared = operation_deadline(options.deadline_s), options.transport != "grpc"
     with open_store(options.store, shared=shared, deadline_s=deadline_s) as store, warming(store):

@@ -67,7 +67,8 @@ def tables_in_store(
     for layer in layers:
         if not layer.trained_by(layer.optimizer or model.optimizer):
             _take_slots(model.optimizer, layer, held)
-    held.reset_version(version)
+    if held.version() != version:
+        held.reset_version(version)
     for layer in layers:
         layer.attach(held, seed)
     note_trained(model)

@@ -15,6 +15,7 @@ from elastable.embedding_store.errors import (
     ElastableError,
     ModelError,
     NotReady,
+    PermissionDenied,
     Unauthenticated,
     Unavailable,
 )
@@ -77,7 +78,7 @@ def run_worker(
         computer = _computer(job, file, readers, source, deadline_s)
         worker = Worker(client, computer, source, session, identity, deadline_s=deadline_s)
     except Exception as error:
-        fatal = everywhere and not isinstance(error, Unavailable | Unauthenticated | MemoryError)
+        fatal = everywhere and not isinstance(error, Unavailable | Unauthenticated | PermissionDenied | MemoryError)
         if session.alive():
             _tell(client, identity, error, fatal)
         session.close()

@@ -22,6 +22,7 @@ __all__ = [
     "NotInstalled",
     "NotJoined",
     "NotReady",
+    "PermissionDenied",
     "SpecConflict",
     "StaleVersion",
     "StoreBroken",
@@ -97,6 +98,10 @@ class DeadlineExceeded(Unavailable):
 
 class Unauthenticated(ElastableError):
     """A client and a server do not accept each other: a token or certificate that is missing, or not the right one."""
+
+
+class PermissionDenied(ElastableError):
+    """A server knows the caller, and its role or session does not allow the call."""
 
 
 class StoreFailed(ElastableError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from threading import Event, Lock
 
@@ -26,6 +27,7 @@ class Attendances:
     def __init__(self, master: MasterApi) -> None:
         self._master = master
         self._open: set[_Attendance] = set()
+        self._there: Counter[str] = Counter()  # open sessions by incarnation
         self._closed = False
         self._lock = Lock()
 
@@ -39,6 +41,7 @@ class Attendances:
         attendance = _Attendance(self._master.join(worker))
         with self._lock:
             self._open.add(attendance)
+            self._there[worker.incarnation] += 1
             closed = self._closed
         # A broken connection calls back at once, so that its leases are free before the next look.
         if closed or not context.add_callback(attendance.end):
@@ -50,6 +53,13 @@ class Attendances:
             attendance.end()
             with self._lock:
                 self._open.discard(attendance)
+                self._there[worker.incarnation] -= 1
+                if not self._there[worker.incarnation]:
+                    del self._there[worker.incarnation]
+
+    def is_there(self, incarnation: str) -> bool:
+        """Whether the worker has a session open."""
+        return incarnation in self._there
 
     def _news(self, attendance: _Attendance) -> Iterator[master_pb2.JobEvent]:
         version, told_end = -1, False

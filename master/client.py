@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -10,6 +11,7 @@ from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.rpc.connection import Connection
 from elastable.embedding_store.rpc.credentials import Credentials
 from elastable.embedding_store.rpc.frames import MAX_FRAME_BYTES
+from elastable.embedding_store.rpc.metadata_channel import MetadataChannel
 from elastable.embedding_store.rpc.remote_store import RemoteStore
 from elastable.embedding_store.rpc.upload import Upload
 from elastable.master.api import (
@@ -26,6 +28,7 @@ from elastable.master.api import (
 )
 from elastable.master.bulk_messages import dense_from_frames, evaluation_frames
 from elastable.master.gradient_sender import GradientSender
+from elastable.master.identities import SESSION_KEY
 from elastable.master.messages import (
     LONGEST_WAIT_S,
     MASTER_SERVICE,
@@ -57,14 +60,22 @@ class MasterClient(MasterApi):
             it may come back at another one.
         deadline_s: Seconds for each call, on top of what it asks the master to wait.
         credentials: Of this client; None: those of the environment.
+        session: The secret of the workers that join through this client, 16 to 64 bytes; None: a new one. Whoever
+            shows it may speak for them.
 
     Raises:
         BadInput: no such address or deadline can be, or it cannot be called with such credentials.
     """
 
-    def __init__(self, address: str, deadline_s: float = 30.0, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        deadline_s: float = 30.0,
+        credentials: Credentials | None = None,
+        session: bytes | None = None,
+    ) -> None:
         self._connection = Connection(address, deadline_s, credentials)
-        channel = self._connection.channel
+        channel = MetadataChannel(self._connection.channel, SESSION_KEY, session or secrets.token_bytes(16))
         self._stub = master_pb2_grpc.MasterStub(channel)
         # Bulk frames pass as bytes. One frame goes as a unary call, which is the same on
         # the wire: gRPC starts a thread for each call that sends a stream, and has

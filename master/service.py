@@ -14,7 +14,10 @@ from elastable.embedding_store.rpc.server import Service
 from elastable.embedding_store.shared.outbox import Outboxes
 from elastable.master.api import MasterApi, WorkerIdentity
 from elastable.master.attendance import Attendances
+from elastable.master.bare import BareMaster
 from elastable.master.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
+from elastable.master.gradient import AsyncPushId, Push
+from elastable.master.identities import Identities
 from elastable.master.messages import (
     LONGEST_WAIT_S,
     MASTER_SERVICE,
@@ -34,7 +37,12 @@ _LONGEST_REASON = 1024  # characters
 
 
 def master_service(master: MasterApi, outboxes: Outboxes | None = None) -> Service:
-    """The service that answers for `master`; gradients may lie in `outboxes`."""
+    """The service that answers for `master`; gradients may lie in `outboxes`.
+
+    Calls in the name of a worker need the secret that it joined with. At a
+    `BareMaster`, which has no work to hand out, a client need not join: a name
+    is its own from the first push on for which it shows a secret.
+    """
     servicer = _MasterServicer(master, outboxes)
 
     def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
@@ -68,6 +76,7 @@ class _MasterServicer:
         self._master = master
         self._outboxes = outboxes
         self._attendances = Attendances(master)
+        self._identities = Identities(not isinstance(master, BareMaster), self._attendances.is_there)
 
     def close(self) -> None:
         """Ends all sessions: their streams would otherwise last as long as their workers."""
@@ -85,36 +94,47 @@ class _MasterServicer:
                 if not name.isprintable():
                     raise BadInput(f"JoinRequest: its {what} holds control characters: {printable(name, lines=False)}")
             worker = WorkerIdentity(request.incarnation, request.host, request.pid)
+            self._identities.claim(worker.incarnation, context)
             yield from self._attendances.events(worker, context)
 
     def lease_tasks(
         self, request: master_pb2.LeaseTasksRequest, context: grpc.ServicerContext
     ) -> master_pb2.LeaseTasksReply:
         with answering(context):
+            self._identities.require(request.incarnation, self._identities.secret_of(context))
             wait_s = _wait_s(request.wait_ms)
             holding = holding_from_message(request)
             return lease_to_message(self._master.lease_tasks(request.incarnation, request.want, wait_s, holding))
 
     def pull_dense(self, request: master_pb2.PullDenseRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         with answering(context):
+            self._identities.require(request.incarnation, self._identities.secret_of(context))
             version = request.version if request.HasField("version") else None
             yield from dense_frames(self._master.pull_dense(request.incarnation, version, _wait_s(request.wait_ms)))
 
     def report_gradient(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> master_pb2.ReportGradientReply:
         with answering(context):
-            return push_reply_to_message(self._master.report_gradient(push_from_frames(frames, self._outboxes)))
+            secret = self._identities.secret_of(context)
+            push = push_from_frames(frames, self._outboxes)
+            for name in _names(push):
+                self._identities.require(name, secret)
+            return push_reply_to_message(self._master.report_gradient(push))
 
     def report_evaluation(
         self, frames: Iterator[bytes], context: grpc.ServicerContext
     ) -> master_pb2.ReportEvaluationReply:
         with answering(context):
-            outcome = self._master.report_evaluation(evaluation_from_frames(frames))
+            secret = self._identities.secret_of(context)
+            report = evaluation_from_frames(frames)
+            self._identities.require(report.incarnation, secret)
+            outcome = self._master.report_evaluation(report)
             return master_pb2.ReportEvaluationReply(outcome=outcome_to_message(outcome))
 
     def report_failure(
         self, request: master_pb2.ReportFailureRequest, context: grpc.ServicerContext
     ) -> master_pb2.ReportFailureReply:
         with answering(context):
+            self._identities.require(request.incarnation, self._identities.secret_of(context))
             incarnation = printable(request.incarnation, _LONGEST_NAME, lines=False)
             self._master.report_failure(incarnation, failure_from_message(request), request.fatal)
             return master_pb2.ReportFailureReply()
@@ -129,6 +149,11 @@ class _MasterServicer:
         with answering(context):
             self._master.stop(printable(request.reason, _LONGEST_REASON))
             return master_pb2.StopJobReply()
+
+
+def _names(push: Push) -> tuple[str, ...]:
+    """The workers in whose names a push is."""
+    return (push.incarnation, push.id.incarnation) if isinstance(push.id, AsyncPushId) else (push.incarnation,)
 
 
 def _wait_s(wait_ms: int) -> float:

@@ -10,6 +10,8 @@ from elastable.embedding_store.errors import (
     ElastableError,
     FutureVersion,
     JobFailed,
+    NotJoined,
+    PermissionDenied,
     StaleVersion,
     Unauthenticated,
     Unavailable,
@@ -125,6 +127,10 @@ class Worker:
         except FutureVersion as ahead:
             self._go_back(ahead)
             return 0
+        except NotJoined:
+            # The master was started again while this was computed, and knows nobody yet.
+            self._rejoin()
+            return 0
         self._feed.done(prepared)
         if counted:
             self._ahead_since = None
@@ -235,7 +241,7 @@ class Worker:
             # It is the master that said so, perhaps that of another job; or that cannot be reached.
             return
         # What fails here fails everywhere, but for a server out of reach, credentials and memory that is short here.
-        fatal = not isinstance(error, Unavailable | Unauthenticated | VersionError | MemoryError)
+        fatal = not isinstance(error, Unavailable | Unauthenticated | PermissionDenied | VersionError | MemoryError)
         try:
             self._master.report_failure(self._identity.incarnation, error, fatal)
         except ElastableError as silence:

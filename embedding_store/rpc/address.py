@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -41,6 +42,14 @@ class Address:
     def for_this_host(self) -> Self:
         """The address by which processes of this host call a server that listens here: no wildcard."""
         return replace(self, host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is of this host alone, whatever a resolver says."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"  # any other name is what some resolver says it is
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

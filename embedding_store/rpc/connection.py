@@ -12,11 +12,11 @@ import grpc
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.rpc.address import Address
-from elastable.embedding_store.rpc.bearer_token import TokenChannel
 from elastable.embedding_store.rpc.credentials import Credentials
 from elastable.embedding_store.rpc.errors import details_of, is_transient, raising, translated
 from elastable.embedding_store.rpc.failover import FailoverChannel
 from elastable.embedding_store.rpc.frames import MAX_FRAME_BYTES
+from elastable.embedding_store.rpc.metadata_channel import MetadataChannel
 
 __all__ = ["KEEPALIVE_MS", "KEEPALIVE_OPTIONS", "MESSAGE_OPTIONS", "Connection", "channel"]
 
@@ -79,7 +79,8 @@ def channel(address: str, credentials: Credentials | None = None) -> grpc.Channe
     else:
         opened = grpc.secure_channel(str(where), secured, options=_CHANNEL_OPTIONS)
     # Without a token calls are made without a detour.
-    return opened if credentials.token is None else TokenChannel(opened, credentials.token)
+    token = credentials.sent_token
+    return opened if token is None else MetadataChannel(opened, "authorization", f"Bearer {token}")
 
 
 class Connection:

@@ -1,8 +1,7 @@
-"""Who may talk with whom over gRPC: certificates and a token, given in a program or by the environment."""
+"""Who may talk with whom over gRPC: certificates and tokens, given in a program or by the environment."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 import ssl
@@ -15,19 +14,34 @@ import grpc
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.secret_file import read_secret
 
-__all__ = ["ENVIRONMENT", "Credentials"]
+__all__ = ["ENVIRONMENT", "GIVEN_TOKEN", "Credentials"]
 
 ENVIRONMENT = {
     "ELASTABLE_TLS_CA": "certificates (PEM) of the authority that the other end's certificate is verified by",
     "ELASTABLE_TLS_CERT": "this end's certificate (PEM), with what leads to the authority behind it",
     "ELASTABLE_TLS_KEY": "the certificate's private key (PEM), without a passphrase",
-    "ELASTABLE_TOKEN_FILE": "file of the secret that clients show to servers",
+    "ELASTABLE_TOKEN_FILE": "file of the administrator's token: a secret that clients show to servers",
+    "ELASTABLE_WORKER_TOKEN_FILE": "file of the workers' token: it trains, and neither drops tables nor stops jobs",
+    "ELASTABLE_READER_TOKEN_FILE": "file of the readers' token: it looks rows and the status up, and changes nothing",
+    "ELASTABLE_CERTIFICATE_ROLES": "roles of clients by the names in their certificates: NAME=ROLE,...; * is any name",
 }
 """Variables that every process reads -> one line of help."""
 
-_NAMES = dict(zip(("ca", "certificate", "key", "token"), ENVIRONMENT, strict=True))
+GIVEN_TOKEN = "ELASTABLE_WORKER_TOKEN"
+"""The workers' token itself, in the environment of workers that a command of Elastable starts."""
+
+_NAMES = dict(
+    zip(
+        ("ca", "certificate", "key", "token", "worker_token", "reader_token", "certificate_roles"),
+        ENVIRONMENT,
+        strict=True,
+    )
+)
+_TOKENS = {"token": Role.ADMINISTRATOR, "worker_token": Role.WORKER, "reader_token": Role.READER}
+_ROLES = {role.word: role for role in Role}
 _CERTIFICATE = (b"-----BEGIN CERTIFICATE-----", "a certificate in PEM (-----BEGIN CERTIFICATE-----)")
 _KEY = (b"PRIVATE KEY-----", "a private key in PEM (-----BEGIN PRIVATE KEY-----)")
 # What a header can carry, and well within what gRPC takes of all headers together.
@@ -40,28 +54,37 @@ class Credentials:
 
     A client speaks TLS where `ca` is set, and then with no server that `ca`
     does not vouch for by the name it is called by. A server speaks TLS, and
-    nothing else, where `certificate` and `key` are set; with `ca` beside them
-    it takes only clients whose certificate `ca` vouches for. Clients send the
-    token with every call, and servers take no call without it; over plain text
-    they do so within one host alone.
+    nothing else, where `certificate` and `key` are set; with `ca` as well it
+    takes only clients whose certificate `ca` vouches for. A server that has
+    tokens takes no call without one of them, and the token shown is the
+    caller's role. A client sends one token with every call, that of the highest
+    role it has. Over plain text tokens are for one host alone.
 
     Attributes:
         ca: Path of the certificates to trust, PEM.
         certificate: Path of this end's certificate, PEM.
         key: Path of its private key, PEM, not encrypted.
-        token: A shared secret of printable ASCII without spaces, at most 4,096
-            characters. In no message, in no `repr`.
+        token: The administrator's secret, of printable ASCII without spaces, at
+            most 4,096 characters. In no message, in no `repr`.
+        worker_token, reader_token: Likewise, of those roles.
+        certificate_roles: Of a server with `ca` and `certificate`: name in a
+            client's certificate -> "reader", "worker" or "administrator"; "*"
+            is any name. Empty: certificates say nothing of roles.
 
     Raises:
         BadInput: a file that cannot be read or is not of its kind, a key
             without its certificate or of another one, a token that no header
-            can carry; names the attribute, its variable and the file.
+            can carry or that two roles have, a role that there is not; names
+            the attribute, its variable and the file.
     """
 
     ca: str | os.PathLike[str] | None = None
     certificate: str | os.PathLike[str] | None = None
     key: str | os.PathLike[str] | None = None
     token: str | None = field(default=None, repr=False)
+    worker_token: str | None = field(default=None, repr=False)
+    reader_token: str | None = field(default=None, repr=False)
+    certificate_roles: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.ca is not None:
@@ -73,8 +96,35 @@ class Credentials:
             )
         if self.certificate is not None and self.key is not None:
             _require_pair(Path(self.certificate), Path(self.key))
-        if self.token is not None:
-            _require_token(self.token, _named("token"))
+        seen: dict[str, str] = {}
+        for name in _TOKENS:
+            token = getattr(self, name)
+            if token is not None:
+                _require_token(token, _named(name))
+                if token in seen:
+                    raise BadInput(f"{_named(seen[token])} and {_named(name)} are one secret: give each role its own")
+                seen[token] = name
+        for name, role in self.certificate_roles.items():
+            if not name or role not in _ROLES:
+                raise BadInput(
+                    f"{_named('certificate_roles')}: {name!r} has the role {role!r}: write NAME=ROLE, "
+                    f"where ROLE is one of {', '.join(_ROLES)}"
+                )
+
+    @property
+    def tokens(self) -> dict[str, Role]:
+        """Tokens that a server takes -> the role of who shows them; the highest role first."""
+        return {token: role for name, role in _TOKENS.items() if (token := getattr(self, name)) is not None}
+
+    @property
+    def sent_token(self) -> str | None:
+        """The token that a client sends: that of the highest role."""
+        return next(iter(self.tokens), None)
+
+    @property
+    def roles_of_names(self) -> dict[str, Role]:
+        """Names in clients' certificates -> their roles."""
+        return {name: _ROLES[role] for name, role in self.certificate_roles.items()}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
@@ -83,8 +133,11 @@ class Credentials:
         Raises:
             BadInput: as the class, and of a token file that cannot be read or is empty.
         """
-        ca, certificate, key, token_file = (environment.get(name) or None for name in ENVIRONMENT)
-        return cls(ca, certificate, key, None if token_file is None else _token_of(Path(token_file)))
+        said = {name: environment.get(variable) or None for name, variable in _NAMES.items()}
+        tokens = {name: None if said[name] is None else _token_of(Path(str(said[name])), name) for name in _TOKENS}
+        tokens["worker_token"] = environment.get(GIVEN_TOKEN) or tokens["worker_token"]
+        roles = _roles_of(said["certificate_roles"] or "")
+        return cls(said["ca"], said["certificate"], said["key"], **tokens, certificate_roles=roles)
 
     def for_client(self, address: Address) -> grpc.ChannelCredentials | None:
         """What a channel to `address` is secured by; None: plain text.
@@ -116,6 +169,11 @@ class Credentials:
                 is there and others than this host can reach `address`.
         """
         pair = self._pair()
+        if self.certificate_roles and (pair is None or self.ca is None):
+            raise BadInput(
+                f"{_named('certificate_roles')} is set, and a server at {address} that has not both {_named('ca')} and "
+                f"{_named('certificate')} asks clients for no certificate"
+            )
         if pair is not None:
             authority = None if self.ca is None else _read(self.ca, "ca")
             return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
@@ -125,7 +183,7 @@ class Credentials:
                 f"a server at {address} needs a certificate, and {_named('key')}, to speak TLS"
             )
         self._require_token_stays_here(address)
-        if self.token is None and not insecure and not _is_loopback(address.host):
+        if not self.tokens and not insecure and not address.is_loopback:
             raise BadInput(
                 f"a server at {address} would be open to everybody who reaches it, in plain text and without a token: "
                 f"set {_named('certificate')}, {_named('key')} and {_named('token')}, listen on 127.0.0.1, or say "
@@ -140,9 +198,10 @@ class Credentials:
         return _read(self.key, "key"), _read(self.certificate, "certificate")
 
     def _require_token_stays_here(self, address: Address) -> None:
-        if self.token is not None and not _is_loopback(address.host):
+        if self.tokens and not address.is_loopback:
+            name = next(name for name in _TOKENS if getattr(self, name) is not None)
             raise BadInput(
-                f"{_named('token')} would travel in plain text at {address}: set {_named('ca')} for clients, "
+                f"{_named(name)} would travel in plain text at {address}: set {_named('ca')} for clients, "
                 f"{_named('certificate')} and {_named('key')} for servers, or stay on 127.0.0.1"
             )
 
@@ -150,13 +209,6 @@ class Credentials:
 def _named(name: str) -> str:
     """An attribute and its variable, for messages."""
     return f"{name} ({_NAMES[name]})"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"  # any other name is what some resolver says it is
 
 
 def _read(path: str | os.PathLike[str], name: str) -> bytes:
@@ -202,9 +254,18 @@ def _require_pair(certificate: Path, key: Path) -> None:
         ) from error
 
 
-def _token_of(path: Path) -> str:
+def _roles_of(text: str) -> dict[str, str]:
+    """Roles by name, from `NAME=ROLE,NAME=ROLE`."""
+    pairs = [pair.strip().rpartition("=") for pair in text.split(",") if pair.strip()]
+    names = [name.strip() for name, _, _ in pairs]
+    if len(set(names)) < len(names):
+        raise BadInput(f"{_named('certificate_roles')} is {text!r}: a name is in it twice")
+    return {name: role.strip() for name, (_, _, role) in zip(names, pairs, strict=True)}
+
+
+def _token_of(path: Path, name: str) -> str:
     """The token in a file, without white space around it."""
-    variable = _NAMES["token"]
+    variable = _NAMES[name]
     text = read_secret(path, variable).decode("ascii", "replace").strip()
     _require_token(text, f"{variable} {str(path)!r}")
     return text

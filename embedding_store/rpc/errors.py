@@ -19,6 +19,7 @@ from elastable.embedding_store import errors
 from elastable.embedding_store.errors import (
     DeadlineExceeded,
     ElastableError,
+    PermissionDenied,
     StoreFailed,
     Unauthenticated,
     Unavailable,
@@ -51,6 +52,7 @@ _CODES: dict[type[ElastableError], grpc.StatusCode] = {
     errors.VersionError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotJoined: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.StoreFailed: grpc.StatusCode.INTERNAL,
@@ -176,6 +178,8 @@ def translated(
         return Unsupported(f"{address} does not serve this call ({details})")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return Unauthenticated(f"{address} does not accept this client: {details}")
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        return PermissionDenied(f"{address} refuses: {details}")
     if distrust := _distrust(code, details):
         return Unauthenticated(f"no TLS with {address}: {distrust} ({details})")
     if code in _TRANSIENT:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -26,6 +28,16 @@ MOST_PINS = 1024
 _NAMED_S = 600.0  # after its lease a pin is known for so long, to say what became of it
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A pin of a client: until when its token is known, and the address it was asked for from."""
+
+    pin: Pin
+    until: float
+    client: str
+    version: int
+
+
 class ServedPins:
     """The pins that clients have of a store, by their tokens.
 
@@ -36,7 +48,7 @@ class ServedPins:
     def __init__(self, store: EmbeddingStore) -> None:
         self._store = store
         self._changing = threading.Lock()
-        self._pins: dict[bytes, tuple[Pin, float]] = {}  # and until when its token is known
+        self._pins: dict[bytes, _Held] = {}
 
     def source(self, token: bytes) -> EmbeddingStore | Pin:
         """The store for an empty token, else the pin of that token.
@@ -48,8 +60,11 @@ class ServedPins:
             return self._store
         known = self._pins.get(token)
         if known is None:
-            raise StaleVersion("there is no such pin here: it was released, or its lease ended, or the server is anew")
-        return known[0]
+            raise StaleVersion(
+                "there is no such pin here: it was released, its lease ended, an administrator gave it up, or the "
+                "server was started anew"
+            )
+        return known.pin
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """Method name -> handler."""
@@ -68,8 +83,27 @@ class ServedPins:
         """Releases them all."""
         with self._changing:
             held, self._pins = list(self._pins.values()), {}
-        for pin, _ in held:
-            pin.release()
+        for each in held:
+            each.pin.release()
+
+    def make_way(self, what: str, force: bool) -> None:
+        """For `what`, which cannot be while versions are pinned: gives the pins of clients up where it is forced.
+
+        Raises:
+            BadInput: not forced, and clients hold pins; says who they are.
+        """
+        self._forget_old()
+        if force:
+            self.close()
+            return
+        with self._changing:
+            standing = [held for held in self._pins.values() if held.until - _NAMED_S > time.monotonic()]
+        if standing:
+            told = ", ".join(sorted({f"{held.client} (version {held.version})" for held in standing}))
+            raise BadInput(
+                f"{what} while versions are pinned, by {told}: let them be released or run out, or force it, which "
+                "gives these pins up"
+            )
 
     def pin(self, request: store_pb2.PinRequest, context: grpc.ServicerContext) -> store_pb2.PinReply:
         """Pins a version, or says which one a pin of that token has."""
@@ -84,10 +118,11 @@ class ServedPins:
             if known is None:
                 pin = self._store.pin(request.version if request.HasField("version") else None, lease_s)
                 with self._changing:
-                    known = self._pins.setdefault(request.token, (pin, _known_until(lease_s)))
-                if known[0] is not pin:  # the same call has come twice at the same time
+                    held = _Held(pin, _known_until(lease_s), unquote(context.peer()), pin.version())
+                    known = self._pins.setdefault(request.token, held)
+                if known.pin is not pin:  # the same call has come twice at the same time
                     pin.release()
-            return store_pb2.PinReply(version=known[0].version())
+            return store_pb2.PinReply(version=known.version)
 
     def renew_pin(self, request: store_pb2.RenewPinRequest, context: grpc.ServicerContext) -> store_pb2.RenewPinReply:
         """Begins a lease anew."""
@@ -98,8 +133,8 @@ class ServedPins:
                 raise BadInput("RenewPinRequest: no token")
             pin.renew(lease_s)
             with self._changing:
-                if request.token in self._pins:
-                    self._pins[request.token] = pin, _known_until(lease_s)
+                if (held := self._pins.get(request.token)) is not None:
+                    self._pins[request.token] = replace(held, until=_known_until(lease_s))
             return store_pb2.RenewPinReply()
 
     def release_pin(
@@ -110,7 +145,7 @@ class ServedPins:
             with self._changing:
                 known = self._pins.pop(request.token, None)
             if known is not None:
-                known[0].release()
+                known.pin.release()
             return store_pb2.ReleasePinReply()
 
     def list_pins(self, request: store_pb2.ListPinsRequest, context: grpc.ServicerContext) -> store_pb2.ListPinsReply:
@@ -127,8 +162,8 @@ class ServedPins:
         """Pins of clients that are gone have ended by themselves; their tokens are forgotten here."""
         now = time.monotonic()
         with self._changing:
-            old = [token for token, (_, until) in self._pins.items() if until < now]
-            gone = [self._pins.pop(token)[0] for token in old]
+            old = [token for token, held in self._pins.items() if held.until < now]
+            gone = [self._pins.pop(token).pin for token in old]
         for pin in gone:
             pin.release()
 

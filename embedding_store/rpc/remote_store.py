@@ -39,6 +39,9 @@ class RemoteStore(RemoteSource, BaseStore):
         deadline_s: Seconds for each call, where `target` is an address.
         credentials: Of this client, where `target` is an address; None: those of the environment.
 
+    `delete`, `clear`, `drop_table` and `reset_version` are for administrators
+    (docs/security.md); others get `PermissionDenied`.
+
     Raises:
         BadInput: no such address or deadline can be, or it cannot be called with such credentials.
     """
@@ -63,9 +66,9 @@ class RemoteStore(RemoteSource, BaseStore):
         request = store_pb2.CreateTableRequest(spec=spec_to_message(spec))
         return bool(self._connection.call(lambda timeout: self._stub.CreateTable(request, timeout=timeout)).created)
 
-    def drop_table(self, table: str) -> None:
-        """As in `EmbeddingStore.drop_table`."""
-        request = store_pb2.DropTableRequest(table=table)
+    def drop_table(self, table: str, force: bool = False) -> None:
+        """As in `EmbeddingStore.drop_table`; with `force` pins that clients of the server hold are given up."""
+        request = store_pb2.DropTableRequest(table=table, force=force)
         attempts = 0
 
         def attempt(timeout: float) -> None:
@@ -96,9 +99,9 @@ class RemoteStore(RemoteSource, BaseStore):
 
         return finish
 
-    def reset_version(self, version: int) -> None:
-        """As in `EmbeddingStore.reset_version`."""
-        request = store_pb2.ResetVersionRequest(version=version)
+    def reset_version(self, version: int, force: bool = False) -> None:
+        """As in `EmbeddingStore.reset_version`; `force` as in `drop_table`."""
+        request = store_pb2.ResetVersionRequest(version=version, force=force)
         self._connection.call(lambda timeout: self._stub.ResetVersion(request, timeout=timeout))
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
@@ -156,9 +159,9 @@ class RemoteStore(RemoteSource, BaseStore):
         """As in `EmbeddingStore.put_sightings`."""
         self._connection.call(lambda timeout: self._put_sightings(sightings_frames(table, counters), timeout))
 
-    def clear(self, table: str) -> None:
-        """As in `EmbeddingStore.clear`."""
-        request = store_pb2.ClearTableRequest(table=table)
+    def clear(self, table: str, force: bool = False) -> None:
+        """As in `EmbeddingStore.clear`; `force` as in `drop_table`."""
+        request = store_pb2.ClearTableRequest(table=table, force=force)
         self._connection.call(lambda timeout: self._stub.ClearTable(request, timeout=timeout))
 
     def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:

@@ -15,11 +15,14 @@ from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.rpc.access import AccessCheck
 from elastable.embedding_store.rpc.address import Address
-from elastable.embedding_store.rpc.bearer_token import TokenCheck
+from elastable.embedding_store.rpc.audit import AuditedCalls
 from elastable.embedding_store.rpc.call_guard import CallGuard, CallLimits
+from elastable.embedding_store.rpc.callers import Callers
 from elastable.embedding_store.rpc.connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
 from elastable.embedding_store.rpc.credentials import Credentials
+from elastable.embedding_store.rpc.roles import Role
 
 __all__ = ["GrpcServer", "Service"]
 
@@ -64,6 +67,8 @@ class GrpcServer:
             behind sessions that do not end. Threads start as they are needed.
         credentials: What it is secured by, and asks of clients; None: those of the environment.
         insecure: Whether it may be open, in plain text and without a token, to others than this host.
+        anonymous: The role of callers who show no token. None: there are none where the credentials hold tokens or
+            roles of certificates; elsewhere everybody is a worker.
 
     Attributes:
         address: `host:port` that it listens on, the port taken.
@@ -79,6 +84,7 @@ class GrpcServer:
         limits: CallLimits = CallLimits(),  # noqa: B008 - it is frozen
         credentials: Credentials | None = None,
         insecure: bool = False,
+        anonymous: Role | None = None,
     ) -> None:
         where = Address.parse(address)
         credentials = Credentials.from_environment() if credentials is None else credentials
@@ -87,11 +93,10 @@ class GrpcServer:
         self._pool = ThreadPoolExecutor(limits.threads + _SPARE, thread_name_prefix="grpc")
         sessions = frozenset(f"/{service.name}/{call}" for service in services for call in service.sessions)
         self._guard = CallGuard(limits, sessions, _SPARE)
-        token = credentials.token
-        checks: list[grpc.ServerInterceptor[Any, Any]] = [] if token is None else [TokenCheck(token)]
+        callers = Callers(credentials, anonymous)
         self._server = grpc.server(
             self._pool,
-            interceptors=[*checks, self._guard],
+            interceptors=[AccessCheck(callers), self._guard, AuditedCalls(callers)],
             options=_OPTIONS,
             maximum_concurrent_rpcs=limits.threads + _SPARE,
         )

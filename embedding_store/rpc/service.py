@@ -76,7 +76,7 @@ def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
         "ReadRows": grpc.stream_stream_rpc_method_handler(servicer.read_rows),
     }
     handlers |= servicer.pins.handlers()
-    handlers |= write_handlers(store, writable, servicer.forget_specs)
+    handlers |= write_handlers(store, writable, servicer.pins, servicer.forget_specs)
     return Service(STORE_SERVICE, handlers, servicer.close)
 
 

@@ -11,8 +11,9 @@ import grpc
 import numpy as np
 
 from elastable.embedding_store.commit_checks import require_from_outside
-from elastable.embedding_store.errors import BadInput, DeadlineExceeded, Unsupported, VersionError
+from elastable.embedding_store.errors import BadInput, DeadlineExceeded, TableNotFound, Unsupported, VersionError
 from elastable.embedding_store.rpc.errors import answering
+from elastable.embedding_store.rpc.pin_service import ServedPins
 from elastable.embedding_store.rpc.spec_messages import spec_from_message
 from elastable.embedding_store.rpc.store_messages import (
     blocks_from_frames,
@@ -32,16 +33,17 @@ _COMMIT_WAIT_S = 600.0  # of a commit for the one before it; the store has a sho
 
 
 def write_handlers(
-    store: EmbeddingStore, writable: bool, dropped: Callable[[], None]
+    store: EmbeddingStore, writable: bool, pins: ServedPins, dropped: Callable[[], None]
 ) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
     """Method name -> handler, of all calls that change `store`.
 
     Args:
         store: What is changed.
         writable: Whether it may be; else each call refuses by name.
+        pins: Of clients; they stand in the way of some changes.
         dropped: Told of every dropped table.
     """
-    servicer = _WriteServicer(store, writable, dropped)
+    servicer = _WriteServicer(store, writable, pins, dropped)
 
     def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
         return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
@@ -63,8 +65,9 @@ def write_handlers(
 
 
 class _WriteServicer:
-    def __init__(self, store: EmbeddingStore, writable: bool, dropped: Callable[[], None]) -> None:
+    def __init__(self, store: EmbeddingStore, writable: bool, pins: ServedPins, dropped: Callable[[], None]) -> None:
         self._store = store
+        self._pins = pins
         self._dropped = dropped
         self._writable = writable
         self._committing = threading.Lock()
@@ -148,6 +151,8 @@ class _WriteServicer:
     ) -> store_pb2.ClearTableReply:
         with answering(context):
             self._require_writable("ClearTable")
+            self._require_table(request.table)
+            self._pins.make_way(f"table {request.table!r} cannot be cleared", request.force)
             self._store.clear(request.table)
             return store_pb2.ClearTableReply()
 
@@ -156,6 +161,8 @@ class _WriteServicer:
     ) -> store_pb2.DropTableReply:
         with answering(context):
             self._require_writable("DropTable")
+            self._require_table(request.table)
+            self._pins.make_way(f"table {request.table!r} cannot be dropped", request.force)
             self._store.drop_table(request.table)
             self._dropped()
             return store_pb2.DropTableReply()
@@ -165,8 +172,14 @@ class _WriteServicer:
     ) -> store_pb2.ResetVersionReply:
         with answering(context):
             self._require_writable("ResetVersion")
+            self._pins.make_way(f"the version cannot be reset to {request.version}", request.force)
             self._store.reset_version(request.version)
             return store_pb2.ResetVersionReply()
+
+    def _require_table(self, table: str) -> None:
+        """Before pins are given up for it."""
+        if table not in (specs := self._store.specs()):
+            raise TableNotFound(f"no table {table!r}; there are {', '.join(map(repr, specs)) or 'none'}")
 
     def _require_writable(self, call: str) -> None:
         if not self._writable:

@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class EmbeddingStoreStub:
-    """Missing associated documentation comment in .proto file."""
+    """Roles are those of the caller's token or certificate (docs/security.md):
+    reader, worker, administrator, each of which may do what those before it may.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -152,10 +154,13 @@ class EmbeddingStoreStub:
 
 
 class EmbeddingStoreServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Roles are those of the caller's token or certificate (docs/security.md):
+    reader, worker, administrator, each of which may do what those before it may.
+    """
 
     def ListTables(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """For readers.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -245,6 +250,7 @@ class EmbeddingStoreServicer:
 
     def CreateTable(self, request, context):
         """Only where the server allows writing.  The master of a job does not.
+        For workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -275,7 +281,8 @@ class EmbeddingStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Delete(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """For administrators; logged (elastable.audit).
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -425,7 +432,9 @@ def add_EmbeddingStoreServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EmbeddingStore:
-    """Missing associated documentation comment in .proto file."""
+    """Roles are those of the caller's token or certificate (docs/security.md):
+    reader, worker, administrator, each of which may do what those before it may.
+    """
 
     @staticmethod
     def ListTables(request,

@@ -33,11 +33,16 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class EmbeddingStoreStub:
+    """Roles are those of the caller's token or certificate (docs/security.md):
+    reader, worker, administrator, each of which may do what those before it may.
+    """
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EmbeddingStoreAsyncStub: ...
     ListTables: _grpc.UnaryUnaryMultiCallable[_store_pb2.ListTablesRequest, _store_pb2.ListTablesReply]
+    """For readers."""
     GetVersion: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetVersionRequest, _store_pb2.GetVersionReply]
     Lookup: _grpc.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
     LookupSmall: _grpc.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]
@@ -58,20 +63,28 @@ class EmbeddingStoreStub:
     ReleasePin: _grpc.UnaryUnaryMultiCallable[_store_pb2.ReleasePinRequest, _store_pb2.ReleasePinReply]
     ListPins: _grpc.UnaryUnaryMultiCallable[_store_pb2.ListPinsRequest, _store_pb2.ListPinsReply]
     CreateTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]
-    """Only where the server allows writing.  The master of a job does not."""
+    """Only where the server allows writing.  The master of a job does not.
+    For workers.
+    """
     Commit: _grpc.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]
     CommitStaged: _grpc.UnaryUnaryMultiCallable[_store_pb2.CommitStagedRequest, _store_pb2.CommitReply]
     Put: _grpc.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]
     PutSightings: _grpc.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]
     Delete: _grpc.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]
+    """For administrators; logged (elastable.audit)."""
     ClearTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]
     DropTable: _grpc.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]
     ResetVersion: _grpc.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]
 
 @_typing.type_check_only
 class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
+    """Roles are those of the caller's token or certificate (docs/security.md):
+    reader, worker, administrator, each of which may do what those before it may.
+    """
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListTables: _aio.UnaryUnaryMultiCallable[_store_pb2.ListTablesRequest, _store_pb2.ListTablesReply]  # type: ignore[assignment]
+    """For readers."""
     GetVersion: _aio.UnaryUnaryMultiCallable[_store_pb2.GetVersionRequest, _store_pb2.GetVersionReply]  # type: ignore[assignment]
     Lookup: _aio.StreamStreamMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
     LookupSmall: _aio.UnaryUnaryMultiCallable[_store_pb2.LookupRequest, _store_pb2.LookupReply]  # type: ignore[assignment]
@@ -92,23 +105,31 @@ class EmbeddingStoreAsyncStub(EmbeddingStoreStub):
     ReleasePin: _aio.UnaryUnaryMultiCallable[_store_pb2.ReleasePinRequest, _store_pb2.ReleasePinReply]  # type: ignore[assignment]
     ListPins: _aio.UnaryUnaryMultiCallable[_store_pb2.ListPinsRequest, _store_pb2.ListPinsReply]  # type: ignore[assignment]
     CreateTable: _aio.UnaryUnaryMultiCallable[_store_pb2.CreateTableRequest, _store_pb2.CreateTableReply]  # type: ignore[assignment]
-    """Only where the server allows writing.  The master of a job does not."""
+    """Only where the server allows writing.  The master of a job does not.
+    For workers.
+    """
     Commit: _aio.StreamUnaryMultiCallable[_store_pb2.CommitFrame, _store_pb2.CommitReply]  # type: ignore[assignment]
     CommitStaged: _aio.UnaryUnaryMultiCallable[_store_pb2.CommitStagedRequest, _store_pb2.CommitReply]  # type: ignore[assignment]
     Put: _aio.StreamUnaryMultiCallable[_store_pb2.RowBlockFrame, _store_pb2.PutReply]  # type: ignore[assignment]
     PutSightings: _aio.StreamUnaryMultiCallable[_store_pb2.SightingsFrame, _store_pb2.PutReply]  # type: ignore[assignment]
     Delete: _aio.StreamUnaryMultiCallable[_store_pb2.RowIdsFrame, _store_pb2.DeleteReply]  # type: ignore[assignment]
+    """For administrators; logged (elastable.audit)."""
     ClearTable: _aio.UnaryUnaryMultiCallable[_store_pb2.ClearTableRequest, _store_pb2.ClearTableReply]  # type: ignore[assignment]
     DropTable: _aio.UnaryUnaryMultiCallable[_store_pb2.DropTableRequest, _store_pb2.DropTableReply]  # type: ignore[assignment]
     ResetVersion: _aio.UnaryUnaryMultiCallable[_store_pb2.ResetVersionRequest, _store_pb2.ResetVersionReply]  # type: ignore[assignment]
 
 class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
+    """Roles are those of the caller's token or certificate (docs/security.md):
+    reader, worker, administrator, each of which may do what those before it may.
+    """
+
     @_abc_1.abstractmethod
     def ListTables(
         self,
         request: _store_pb2.ListTablesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.ListTablesReply, _abc.Awaitable[_store_pb2.ListTablesReply]]: ...
+    ) -> _typing.Union[_store_pb2.ListTablesReply, _abc.Awaitable[_store_pb2.ListTablesReply]]:
+        """For readers."""
 
     @_abc_1.abstractmethod
     def GetVersion(
@@ -213,7 +234,9 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
         request: _store_pb2.CreateTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.CreateTableReply, _abc.Awaitable[_store_pb2.CreateTableReply]]:
-        """Only where the server allows writing.  The master of a job does not."""
+        """Only where the server allows writing.  The master of a job does not.
+        For workers.
+        """
 
     @_abc_1.abstractmethod
     def Commit(
@@ -248,7 +271,8 @@ class EmbeddingStoreServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_store_pb2.RowIdsFrame],
         context: _ServicerContext,
-    ) -> _typing.Union[_store_pb2.DeleteReply, _abc.Awaitable[_store_pb2.DeleteReply]]: ...
+    ) -> _typing.Union[_store_pb2.DeleteReply, _abc.Awaitable[_store_pb2.DeleteReply]]:
+        """For administrators; logged (elastable.audit)."""
 
     @_abc_1.abstractmethod
     def ClearTable(

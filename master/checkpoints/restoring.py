@@ -55,7 +55,8 @@ def restore_tables(
                 made.append(name)
         for name, spec in specs.items():
             begun.append(name)
-            store.clear(name)
+            if name not in made:
+                store.clear(name)
             restored[name] = _restore(checkpoint, store, spec)
     except BaseException:
         for name in made:

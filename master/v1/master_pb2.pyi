@@ -4,6 +4,12 @@ isort:skip_file
 The master on the wire: who takes part in a job, which micro-batch is whose,
 the dense variables of a version, and the report of gradients.
 
+A worker chooses a secret of 16 to 64 random bytes and sends it as metadata
+`elastable-session-bin` with `Join` and with every later call of its
+incarnation.  Calls that name an incarnation and show another secret than it
+joined with are refused (PermissionDenied), so nobody can lease, push, fail or
+leave in another's name.  A worker that joins again shows the same secret.
+
 DenseFrame, GradientFrame and EvaluationFrame are framed as LookupRequest is:
 see embedding_store/v1/store.proto and docs/wire.md.
 """
@@ -721,7 +727,7 @@ class GradientHeader(_message.Message):
     computed_on: _builtins.int
     """async: the version whose dense variables it was computed on"""
     incarnation: _builtins.str
-    """sync: the worker that computed it, for the status; may be empty"""
+    """sync: the worker that computed it; empty: one that joined with this session"""
     @_builtins.property
     def push(self) -> Global___PushId: ...
     @_builtins.property

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class MasterStub:
-    """Missing associated documentation comment in .proto file."""
+    """Roles: see EmbeddingStore in embedding_store/v1/store.proto.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -77,10 +78,12 @@ class MasterStub:
 
 
 class MasterServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Roles: see EmbeddingStore in embedding_store/v1/store.proto.
+    """
 
     def Join(self, request, context):
-        """A worker's session: open while it lives; its end frees the worker's leases.
+        """For workers, each with its session's secret.
+        A worker's session: open while it lives; its end frees the worker's leases.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,13 +120,15 @@ class MasterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """For readers.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopJob(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """For administrators; logged (elastable.audit).
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -180,7 +185,8 @@ def add_MasterServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Master:
-    """Missing associated documentation comment in .proto file."""
+    """Roles: see EmbeddingStore in embedding_store/v1/store.proto.
+    """
 
     @staticmethod
     def Join(request,

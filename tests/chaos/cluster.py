@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -109,8 +110,15 @@ class Cluster:
         """Where masters save."""
         return self.home / "checkpoints"
 
+    @property
+    def _token(self) -> Path:
+        return self.home / "token"
+
     def begin(self, give_up: float) -> None:
         """Starts everything. Raises `Failed` where the store does not start before `give_up`."""
+        # Jobs that begin anew in a parameter server drop and restore there, which is for its administrator.
+        self._token.touch(0o600)
+        self._token.write_text(secrets.token_hex(32))
         # Orphans become children of this process: none gets lost.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self.links["worker-master"] = [Link(self.selector, self.timers) for _ in range(self.schedule.workers)]
@@ -155,6 +163,7 @@ class Cluster:
             environment={
                 "CHAOS_OPTIMIZER": shape.optimizer,
                 "CHAOS_LIFE": str(life),
+                "ELASTABLE_TOKEN_FILE": str(self._token),
                 "NO_COLOR": "1",
                 "COLUMNS": "200",
             },

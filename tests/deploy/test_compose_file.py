@@ -116,12 +116,16 @@ def test_variables_of_the_compose_test_are_those_of_the_compose_file() -> None:
 def test_tls_adds_files_and_variables_to_master_and_workers() -> None:
     added: dict[str, Any] = yaml.safe_load((ROOT / "deploy/tls.yml").read_text())
     assert set(added["services"]) == {"master", "worker"}
-    for settings in added["services"].values():
+    files = {"ELASTABLE_TLS_CA", "ELASTABLE_TLS_CERT", "ELASTABLE_TLS_KEY", "ELASTABLE_WORKER_TOKEN_FILE"}
+    variables = {"master": files | {"ELASTABLE_TOKEN_FILE"}, "worker": files}
+    for name, settings in added["services"].items():
         assert set(settings) <= {"environment", "volumes", "healthcheck"}
-        assert list(settings["environment"]) == list(ENVIRONMENT)
-        (volume,) = settings["volumes"]
-        folder = volume.removesuffix(":ro").rpartition(":")[2]
-        assert all(Path(path).parent == Path(folder) for path in settings["environment"].values())
+        assert set(settings["environment"]) == variables[name] <= set(ENVIRONMENT)
+        mounted = {volume.removesuffix(":ro").rpartition(":")[2] for volume in settings["volumes"]}
+        paths = set(settings["environment"].values())
+        # Workers are given the very files that they read, and so not the administrator's token.
+        assert mounted == (paths if name == "worker" else {"/run/tls"})
+        assert {str(Path(path).parent) for path in paths} == {"/run/tls"}
     assert added["services"]["master"]["healthcheck"]["test"] == ["CMD", "master-health.py", "master:50051"]
     if shutil.which("docker-compose"):
         command = ["docker-compose", "-f", "docker-compose.yml", "-f", "deploy/tls.yml", "config"]
@@ -129,7 +133,7 @@ def test_tls_adds_files_and_variables_to_master_and_workers() -> None:
         ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True)
         services = yaml.safe_load(ran.stdout)["services"]
         for name in ("master", "worker"):
-            assert set(ENVIRONMENT) <= set(services[name]["environment"])
+            assert variables[name] <= set(services[name]["environment"])
             # As one string or as a mapping: Compose 1 and 2 differ.
             assert any(
                 "/somewhere" in str(volume) and "/run/tls" in str(volume) for volume in services[name]["volumes"]
@@ -138,7 +142,7 @@ def test_tls_adds_files_and_variables_to_master_and_workers() -> None:
 
 def test_a_worker_container_tries_no_more_where_every_try_would_fail_alike() -> None:
     (codes,) = re.findall(r"^ *([\d |]+)\) exit", (ROOT / "deploy/worker.sh").read_text(), re.MULTILINE)
-    hopeless = "USAGE", "BAD_INPUT", "BAD_MODEL", "UNAUTHENTICATED"
+    hopeless = "USAGE", "BAD_INPUT", "BAD_MODEL", "UNAUTHENTICATED", "PERMISSION_DENIED"
     assert {int(code) for code in codes.split("|")} == {ExitCode[name] for name in hopeless}
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.rpc.credentials import ENVIRONMENT
+from elastable.embedding_store.rpc.credentials import ENVIRONMENT, GIVEN_TOKEN
 from elastable.exit_codes import ExitCode, exit_code_of
 from tests.certificates import TOKEN, Authority
 from tests.elastable.conftest import JOB, Trained
@@ -34,6 +34,8 @@ class Met:
     wrong_token: Finished
     unsent: Finished
     stranger: Finished
+    worker_environment: dict[str, str]
+    worker_command: str
 
 
 def asking(environment: dict[str, str], *arguments: str) -> Finished:
@@ -53,7 +55,8 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
     token, wrong = home / "token", home / "wrong"
     token.write_text(f"{TOKEN}\n")
     wrong.write_text("another\n")
-    secure = dict(zip(ENVIRONMENT, map(str, (authority.ca, *authority.issue("all", "127.0.0.1"), token)), strict=True))
+    files = (authority.ca, *authority.issue("all", "127.0.0.1"), token)
+    secure = dict(zip(ENVIRONMENT, map(str, files), strict=False))
     hold = Hold(home / "hold", HELD_AT)
     # No certificate names 0.0.0.0: workers here call another address.
     where = ("--listen", "0.0.0.0:0", "--transport", "grpc", "--run-dir", home / "runs", "--no-export")
@@ -62,6 +65,10 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
         hold.wait(job)
         master = ("--master", job.address("0.0.0.0").replace("0.0.0.0", "127.0.0.1"), "--deadline")
         status = ("status", "--json", *master)
+        (worker,) = job.children()
+        pairs = (Path("/proc") / str(worker) / "environ").read_text().split("\0")
+        environment = dict(pair.partition("=")[::2] for pair in pairs)
+        command = (Path("/proc") / str(worker) / "cmdline").read_text()
         asked = {
             "status": asking(secure, *status, "60"),
             "row": asking(secure, "lookup", "users", "3", *master, "60"),
@@ -72,7 +79,8 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Met:
         }
         hold.go()
         code, run = job.wait(), (home / "runs" / "latest").resolve()
-        return Met(code, run, job.out + job.err, (run / "worker-0.log").read_text(), **asked)
+        told = job.out + job.err, (run / "worker-0.log").read_text()
+        return Met(code, run, *told, **asked, worker_environment=environment, worker_command=command)
 
 
 @pytest.mark.timeout(900)
@@ -98,6 +106,15 @@ def test_others_are_not(met: Met) -> None:
         assert refused.code == ExitCode.UNAUTHENTICATED, refused.err
         assert why in refused.err
         assert not refused.out
+
+
+def test_local_workers_have_a_token_of_their_own(met: Met) -> None:
+    assert met.worker_environment["ELASTABLE_TOKEN_FILE"] == ""
+    own = met.worker_environment[GIVEN_TOKEN]
+    assert own != TOKEN
+    assert len(own) >= 32
+    assert own not in met.worker_command + met.said + met.workers
+    assert not [file for file in met.run.rglob("*") if file.is_file() and own.encode() in file.read_bytes()]
 
 
 def test_the_token_is_shown_nowhere(met: Met) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store.errors import PermissionDenied
+from elastable.master.api import WorkerIdentity
 from elastable.master.client import MasterClient
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import (
@@ -135,6 +137,17 @@ def test_all_workers_killed(tmp_path: Path) -> None:
     with elastable(tmp_path, *arguments, env=hold.environment) as train:
         hold.wait(train)
         (worker,) = train.children()
+        address = train.address()
+        # Whoever else can reach the port sees the job, and takes no part in it: only its own workers have the token.
+        with MasterClient(address, deadline_s=60) as stranger:
+            assert stranger.status().version == 2
+            for attempt in (
+                lambda: stranger.join(WorkerIdentity("stranger")),
+                lambda: stranger.report_failure("stranger", RuntimeError("forged"), fatal=True),
+                lambda: stranger.stop("no more"),
+            ):
+                with pytest.raises(PermissionDenied, match=r"this caller's is reader \(no token\)"):
+                    attempt()
         with (tmp_path / "runs" / "latest" / "worker-0.log").open("a") as log:
             log.write("the last thing it said [n]\n")
         os.kill(worker, signal.SIGKILL)

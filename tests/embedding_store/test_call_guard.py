@@ -17,6 +17,7 @@ from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.rpc.call_guard import MAX_CONTROL_BYTES, CallLimits
 from elastable.embedding_store.rpc.errors import ERROR_KEY
 from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer, Service
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
@@ -38,7 +39,9 @@ def held() -> Iterator[ExitStack]:
 def served(held: ExitStack, limits: CallLimits = LIMITS, *more: Service) -> tuple[MemoryStore, str]:
     store = held.enter_context(MemoryStore(1))
     store.create_table(fixed())
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store), *more], limits))
+    server = held.enter_context(
+        GrpcServer("127.0.0.1:0", [store_service(store), *more], limits, anonymous=Role.ADMINISTRATOR)
+    )
     return store, server.address
 
 

@@ -30,6 +30,7 @@ from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.placed_store import PlacedStore
 from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.shared.store import SharedMemoryStore
@@ -81,7 +82,7 @@ Make = Callable[[ExitStack, Path], EmbeddingStore]
 
 def served(held: ExitStack, tmp_path: Path) -> EmbeddingStore:
     store = held.enter_context(MemoryStore(threads=1))
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, True)]))
+    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, True)], anonymous=Role.ADMINISTRATOR))
     return open_store(f"grpc://{server.address}")
 
 

@@ -19,6 +19,7 @@ from elastable.embedding_store.rpc.address import Address
 from elastable.embedding_store.rpc.connection import Connection
 from elastable.embedding_store.rpc.credentials import ENVIRONMENT, Credentials
 from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer, Service
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
@@ -26,6 +27,8 @@ from tests.certificates import TOKEN, Authority
 
 LOOPBACK = Address("127.0.0.1", 50051)
 ELSEWHERE = Address("192.0.2.1", 50051)
+FILES = [name for name in ENVIRONMENT if name != "ELASTABLE_CERTIFICATE_ROLES"]
+TOKENS = (TOKEN, f"{TOKEN}-of-workers", f"{TOKEN}-of-readers")
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +43,13 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def files(ours: Authority, tmp_path: Path) -> dict[str, Path]:
-    """A file for every variable, all of them right; a test spoils some."""
+    """A file for every variable that names one, all of them right; a test spoils some."""
     certificate, key = ours.issue("here", "localhost")
-    made = dict(zip(ENVIRONMENT, (tmp_path / name for name in ("ca", "certificate", "key", "token")), strict=True))
+    made = {variable: tmp_path / variable.removeprefix("ELASTABLE_") for variable in FILES}
     for source, target in zip((ours.ca, certificate, key), made.values(), strict=False):
         shutil.copy(source, target)
-    made["ELASTABLE_TOKEN_FILE"].write_text(f"{TOKEN}\n")
+    for variable, token in zip(FILES[3:], TOKENS, strict=True):
+        made[variable].write_text(f"{token}\n")
     return made
 
 
@@ -57,9 +61,12 @@ def environment(files: dict[str, Path], *names: str) -> dict[str, str]:
 
 
 def test_every_variable_is_read(files: dict[str, Path]) -> None:
-    ca, certificate, key, _ = files.values()
-    found = Credentials.from_environment({name: str(file) for name, file in files.items()})
-    assert found == Credentials(str(ca), str(certificate), str(key), TOKEN)
+    ca, certificate, key, *_ = files.values()
+    roles = {"ELASTABLE_CERTIFICATE_ROLES": "ops.example=administrator, trainer = worker,*=reader"}
+    found = Credentials.from_environment({name: str(file) for name, file in files.items()} | roles)
+    named = {"ops.example": "administrator", "trainer": "worker", "*": "reader"}
+    assert found == Credentials(str(ca), str(certificate), str(key), *TOKENS, named)
+    assert found.tokens == dict(zip(TOKENS, reversed(Role), strict=True))
 
 
 def test_a_variable_that_is_empty_is_as_one_that_is_not_set() -> None:
@@ -76,7 +83,7 @@ def test_certificate_and_key_come_together(files: dict[str, Path], given: tuple[
     assert str(files[f"ELASTABLE_{given[-1]}"]) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ENVIRONMENT)
+@pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_missing_is_named(files: dict[str, Path], name: str) -> None:
     files[name].unlink()
     with pytest.raises(BadInput, match=f"{name}.*No such file") as caught:
@@ -94,7 +101,7 @@ def test_a_file_that_is_not_pem_is_named(files: dict[str, Path], name: str, text
 
 
 def test_files_of_each_others_kind_are_named(files: dict[str, Path]) -> None:
-    ca, certificate, key, _ = files.values()
+    ca, certificate, key, *_ = files.values()
     with pytest.raises(BadInput, match=r"key \(ELASTABLE_TLS_KEY\).*must be a private key in PEM"):
         Credentials(ca, certificate, certificate)
     with pytest.raises(BadInput, match=r"certificate \(ELASTABLE_TLS_CERT\).*must be a certificate in PEM"):
@@ -128,16 +135,45 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked(files: dict[str, Path])
     ],
 )
 def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(files: dict[str, Path], text: str, told: str) -> None:
-    file = files["ELASTABLE_TOKEN_FILE"]
-    file.write_text(text)
-    with pytest.raises(BadInput, match=told) as caught:
-        Credentials.from_environment({"ELASTABLE_TOKEN_FILE": str(file)})
-    assert str(file) in str(caught.value)
+    for variable in FILES[3:]:
+        file = files[variable]
+        file.write_text(text)
+        with pytest.raises(BadInput, match=told) as caught:
+            Credentials.from_environment({variable: str(file)})
+        assert str(file) in str(caught.value)
+        assert variable in str(caught.value)
     assert not text.strip() or text not in str(caught.value)
 
 
 def test_no_repr_shows_the_token() -> None:
-    assert TOKEN not in repr(Credentials(token=TOKEN))
+    shown = repr(Credentials(None, None, None, *TOKENS))
+    assert not any(token in shown for token in TOKENS)
+
+
+def test_each_role_has_a_token_of_its_own() -> None:
+    with pytest.raises(BadInput, match=r"ELASTABLE_TOKEN_FILE.*READER_TOKEN_FILE.* are one secret") as caught:
+        Credentials(token=TOKEN, reader_token=TOKEN)
+    assert TOKEN not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["ops", "ops=chief", "=reader", "a=reader,a=worker"])
+def test_roles_of_certificates_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="ELASTABLE_CERTIFICATE_ROLES"):
+        Credentials.from_environment({"ELASTABLE_CERTIFICATE_ROLES": text})
+
+
+def test_roles_of_certificates_need_a_server_that_asks_for_certificates(ours: Authority) -> None:
+    certificate, key = ours.issue("here", "localhost")
+    for credentials in (
+        Credentials(certificate_roles={"*": "reader"}),
+        Credentials(certificate=certificate, key=key, certificate_roles={"*": "reader"}),
+    ):
+        with pytest.raises(BadInput, match=r"ELASTABLE_CERTIFICATE_ROLES.* asks clients for no certificate"):
+            credentials.for_server(LOOPBACK)
+
+
+def test_workers_that_a_command_starts_find_their_token_in_the_environment() -> None:
+    assert Credentials.from_environment({"ELASTABLE_WORKER_TOKEN": "given"}).tokens == {"given": Role.WORKER}
 
 
 # -- what would not be safe
@@ -239,7 +275,9 @@ def echoed(connection: Connection, shape: str) -> bytes:
 
 
 def server_of(credentials: Credentials, echo: Echo | None = None) -> GrpcServer:
-    return GrpcServer("127.0.0.1:0", [(echo or Echo()).service()], credentials=credentials)
+    # Its calls are in no table of roles, and so are for administrators.
+    anonymous = None if credentials.tokens else Role.ADMINISTRATOR
+    return GrpcServer("127.0.0.1:0", [(echo or Echo()).service()], credentials=credentials, anonymous=anonymous)
 
 
 def ask(address: str, credentials: Credentials, shape: str = "unary_unary", deadline_s: float = 60.0) -> bytes:

@@ -15,6 +15,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.rpc.address import Address
 from elastable.embedding_store.rpc.call_guard import CallLimits
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer, Service
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
@@ -87,7 +88,7 @@ def test_calls_beyond_the_threads_are_refused_and_not_left_waiting() -> None:
 
     service = Service(STORE_SERVICE, {"Hold": grpc.unary_unary_rpc_method_handler(hold)})
     with (
-        GrpcServer("127.0.0.1:0", [service], CallLimits(threads=1)) as server,
+        GrpcServer("127.0.0.1:0", [service], CallLimits(threads=1), anonymous=Role.ADMINISTRATOR) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
         call = channel.unary_unary(f"/{STORE_SERVICE}/Hold", None, None)

@@ -32,6 +32,7 @@ from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.memory.table import MemoryTable
 from elastable.embedding_store.pins import Pin
 from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
@@ -63,7 +64,9 @@ class Served:
     def __init__(self, held: ExitStack) -> None:
         self.store = held.enter_context(MemoryStore(threads=1))
         self.twin = held.enter_context(MemoryStore(threads=1))
-        server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(self.store, writable=True)]))
+        server = held.enter_context(
+            GrpcServer("127.0.0.1:0", [store_service(self.store, writable=True)], anonymous=Role.ADMINISTRATOR)
+        )
         self.client = held.enter_context(RemoteStore(server.address, 60))
         self.models: dict[str, ModelTable] = {}
         self.begin()

@@ -15,6 +15,7 @@ from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.partitions.store import PartitionedStore
 from elastable.embedding_store.redis.store import RedisStore
 from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.store import EmbeddingStore
@@ -112,5 +113,5 @@ class TestRemoteOverToken(StoreContract):
 
 def _remote(held: ExitStack, store: EmbeddingStore | None = None) -> EmbeddingStore:
     served = held.enter_context(MemoryStore(threads=1)) if store is None else store
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(served, True)]))
+    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(served, True)], anonymous=Role.ADMINISTRATOR))
     return RemoteStore(server.address)

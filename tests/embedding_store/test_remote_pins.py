@@ -122,7 +122,8 @@ def test_tokens_of_pins_that_have_ended_are_forgotten(held: ExitStack, monkeypat
     pins = pin_service.ServedPins(store)
 
     class Context:
-        pass
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:1"
 
     for _ in range(5):
         request = store_pb2.PinRequest(lease_s=0.001, token=uuid.uuid4().bytes)

@@ -25,6 +25,7 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.open_store import open_source, open_store
 from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer, Service
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
@@ -44,7 +45,9 @@ def served() -> Iterator[ExitStack]:
 
 def serve(held: ExitStack, writable: bool = True) -> tuple[MemoryStore, GrpcServer]:
     store = held.enter_context(MemoryStore(threads=2))
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, writable)]))
+    server = held.enter_context(
+        GrpcServer("127.0.0.1:0", [store_service(store, writable)], anonymous=Role.ADMINISTRATOR)
+    )
     return store, server
 
 
@@ -87,7 +90,10 @@ def test_calls_whose_answer_was_lost_count_once() -> None:
     methods = ("Commit", "CommitStaged", "DropTable", "Put", "ClearTable", "CreateTable", "ResetVersion")
     with MemoryStore() as store, MemoryStore() as model:
         service = losing(store_service(store, writable=True), *methods)
-        with GrpcServer("127.0.0.1:0", [service]) as server, RemoteStore(server.address, 30) as remote:
+        with (
+            GrpcServer("127.0.0.1:0", [service], anonymous=Role.ADMINISTRATOR) as server,
+            RemoteStore(server.address, 30) as remote,
+        ):
             spec = dynamic(optimizer=OptimizerSpec.of("adam"))
             for each in (remote, model):
                 each.create_table(spec)

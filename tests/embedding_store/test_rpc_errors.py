@@ -21,6 +21,7 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.rpc.connection import Connection
 from elastable.embedding_store.rpc.errors import ERROR_KEY, answering, status_code
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer, Service
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
@@ -64,7 +65,7 @@ def connection(failing: Failing) -> Iterator[Connection]:
         "Stream": grpc.unary_stream_rpc_method_handler(failing.stream),
         "Slow": grpc.unary_unary_rpc_method_handler(failing.slow),
     }
-    with GrpcServer("127.0.0.1:0", [Service(STATUS, handlers)]) as server:
+    with GrpcServer("127.0.0.1:0", [Service(STATUS, handlers)], anonymous=Role.ADMINISTRATOR) as server:
         connection = Connection(server.address, deadline_s=20)
         yield connection
         connection.close()

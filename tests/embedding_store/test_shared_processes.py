@@ -17,6 +17,7 @@ import pytest
 from elastable.embedding_store.errors import Unavailable
 from elastable.embedding_store.rpc.remote import RemoteSource
 from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.shared.source import SharedSource
@@ -54,7 +55,10 @@ def heard(pipe: Pipe) -> Any:
 
 def own(pipe: Pipe) -> None:
     """Serves a store that others may write to, until killed."""
-    with SharedMemoryStore(2) as store, GrpcServer("127.0.0.1:0", [store_service(store, writable=True)]) as server:
+    with (
+        SharedMemoryStore(2) as store,
+        GrpcServer("127.0.0.1:0", [store_service(store, writable=True)], anonymous=Role.ADMINISTRATOR) as server,
+    ):
         pipe.send(server.address)
         pipe.poll(600)
 

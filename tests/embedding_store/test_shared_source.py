@@ -19,6 +19,7 @@ import pytest
 from elastable.embedding_store.errors import FutureVersion, IdOutOfRange, StaleVersion, TableNotFound, Unsupported
 from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.rpc.remote import RemoteSource
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.shared import store as shared_store
@@ -75,7 +76,9 @@ def held() -> Iterator[ExitStack]:
 
 def served(held: ExitStack, store: EmbeddingStore, writable: bool = False) -> RemoteSource:
     held.enter_context(store)
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, writable)]))
+    server = held.enter_context(
+        GrpcServer("127.0.0.1:0", [store_service(store, writable)], anonymous=Role.ADMINISTRATOR)
+    )
     return held.enter_context(RemoteSource(server.address, 30))
 
 

@@ -16,6 +16,7 @@ from elastable.embedding_store.rpc import pin_service, service, write_service
 from elastable.embedding_store.rpc.frames import MAX_ENTRIES, FrameReader, encode
 from elastable.embedding_store.rpc.remote_store import RemoteStore
 from elastable.embedding_store.rpc.reply_room import ReplyRoom
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
@@ -36,7 +37,9 @@ def held() -> Iterator[ExitStack]:
 def served(held: ExitStack) -> tuple[MemoryStore, RemoteStore, grpc.Channel]:
     store = held.enter_context(MemoryStore(1))
     store.create_table(fixed())
-    server = held.enter_context(GrpcServer("127.0.0.1:0", [store_service(store, writable=True)]))
+    server = held.enter_context(
+        GrpcServer("127.0.0.1:0", [store_service(store, writable=True)], anonymous=Role.ADMINISTRATOR)
+    )
     client = held.enter_context(RemoteStore(server.address, WAIT_S))
     return store, client, held.enter_context(grpc.insecure_channel(server.address))
 

@@ -26,6 +26,8 @@ from elastable.embedding_store.errors import (
     Unavailable,
 )
 from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.metadata_channel import MetadataChannel
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer, Service
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.spec import OptimizerSpec, TableSpec
@@ -47,6 +49,7 @@ from elastable.master.api import (
 )
 from elastable.master.bare import BareMaster
 from elastable.master.client import MasterClient
+from elastable.master.identities import SESSION_KEY
 from elastable.master.service import master_service
 from elastable.master.sessions import LocalSession
 from elastable.master.v1 import master_pb2, master_pb2_grpc
@@ -124,7 +127,9 @@ def scripted() -> Scripted:
 
 @pytest.fixture
 def server(scripted: Scripted) -> Iterator[GrpcServer]:
-    with GrpcServer("127.0.0.1:0", [master_service(scripted), store_service(MemoryStore())]) as server:
+    with GrpcServer(
+        "127.0.0.1:0", [master_service(scripted), store_service(MemoryStore())], anonymous=Role.ADMINISTRATOR
+    ) as server:
         yield server
 
 
@@ -143,6 +148,7 @@ def eventually(told: Callable[[], bool]) -> None:
 
 
 def test_every_call_is_handed_on_and_its_answer_back(client: MasterClient, scripted: Scripted) -> None:
+    client.join(WorkerIdentity("w"))
     lease = client.lease_tasks("w", 4, 0.25)
     tasks = (Task(3, TaskKind.TRAIN, 5, 0, 40, 48), Task(3, TaskKind.EVALUATE, 1, 0, 8, 16))
     assert lease == Lease(tasks)
@@ -161,6 +167,7 @@ def test_every_call_is_handed_on_and_its_answer_back(client: MasterClient, scrip
     assert client.status() == scripted.status()
     client.stop("enough")
     assert scripted.asked == [
+        ("join", WorkerIdentity("w")),
         ("lease", "w", 4, 0.25, None),
         ("lease", "w", 4, 0.25, ()),
         ("lease", "w", 4, 0.25, lease.tasks),
@@ -176,6 +183,7 @@ def test_every_call_is_handed_on_and_its_answer_back(client: MasterClient, scrip
 @pytest.mark.parametrize("rows", [1, 100_000, 500_000])
 def test_a_dense_part_of_any_size_arrives_again_and_again(client: MasterClient, scripted: Scripted, rows: int) -> None:
     scripted.snapshot = DenseSnapshot(3, (np.arange(2 * rows, dtype=np.float32).reshape(rows, 2),), (), ("kernel",), ())
+    client.join(WorkerIdentity("w"))
     for version, found in ((3, True), (4, False), (3, True), (4, False), (3, True)):
         snapshot = client.pull_dense("w", version, 0.0)
         assert (snapshot is not None) is found
@@ -187,8 +195,9 @@ def test_a_dense_part_of_any_size_arrives_again_and_again(client: MasterClient, 
 def test_a_push_arrives_whole(client: MasterClient, scripted: Scripted, rows: int) -> None:
     values = np.random.default_rng(rows).normal(size=(rows, 16)).astype(np.float32)
     sent = Push(AsyncPushId("w", 2, 5), 9, (values[0],), {"t": Slices(np.arange(rows), values)}, (values[:1],), ())
+    client.join(WorkerIdentity("w"))
     client.report_gradient(sent)
-    ((_, push),) = scripted.asked
+    _, (_, push) = scripted.asked
     assert isinstance(push, Push)
     assert (push.id, push.records, push.metrics) == (sent.id, 9, ())
     np.testing.assert_array_equal(push.dense[0], values[0])
@@ -198,8 +207,9 @@ def test_a_push_arrives_whole(client: MasterClient, scripted: Scripted, rows: in
 
 
 def test_failures_keep_their_class(client: MasterClient, scripted: Scripted) -> None:
+    client.join(WorkerIdentity("w"))
     client.report_failure("w", BadGradient("why"), fatal=True)
-    ((_, incarnation, error, fatal),) = scripted.asked
+    _, (_, incarnation, error, fatal) = scripted.asked
     assert (incarnation, type(error), str(error), fatal) == ("w", BadGradient, "why", True)
 
 
@@ -207,6 +217,7 @@ def test_failures_keep_their_class(client: MasterClient, scripted: Scripted) -> 
 def test_errors_of_the_master_arrive_as_they_are(
     client: MasterClient, scripted: Scripted, error: ElastableError
 ) -> None:
+    client.join(WorkerIdentity("w"))
     scripted.error = error
     calls: list[Callable[[], object]] = [
         lambda: client.join(WorkerIdentity("w")),
@@ -245,7 +256,7 @@ def test_many_sessions_leave_room_for_calls(server: GrpcServer, scripted: Script
     clients = [MasterClient(server.address, 60) for _ in range(40)]
     with ThreadPoolExecutor(8) as pool:
         sessions = list(pool.map(lambda pair: pair[1].join(WorkerIdentity(f"w{pair[0]}")), enumerate(clients)))
-        leases = list(pool.map(lambda client: client.lease_tasks("w", 1, 0), clients))
+        leases = list(pool.map(lambda pair: pair[1].lease_tasks(f"w{pair[0]}", 1, 0), enumerate(clients)))
     assert len(leases) == 40
     assert all(session.alive() for session in sessions)
     for client in clients:
@@ -291,8 +302,8 @@ def test_calls_are_repeated_until_the_master_is_back(scripted: Scripted) -> None
     again: list[GrpcServer] = []
     starter = threading.Timer(0.4, lambda: again.append(GrpcServer(first.address, [master_service(scripted)])))
     starter.start()
-    assert client.report_gradient(Push(SyncPushId(2, 4), 8)).version == 4
     assert client.join(WorkerIdentity("w")).job == JOB
+    assert client.report_gradient(Push(SyncPushId(2, 4), 8)).version == 4
     starter.join(60)
     client.close()
     again[0].stop()
@@ -345,7 +356,9 @@ def test_a_wait_must_be_one_that_ends(client: MasterClient, wait_s: float) -> No
 
 def test_a_foreign_client_is_refused_what_cannot_be(server: GrpcServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
-        stub = master_pb2_grpc.MasterStub(channel)
+        stub = master_pb2_grpc.MasterStub(MetadataChannel(channel, SESSION_KEY, bytes(16)))
+        joined = stub.Join(master_pb2.JoinRequest(incarnation="w"), timeout=60)
+        next(joined)
         for call, told in (
             (lambda: stub.LeaseTasks(master_pb2.LeaseTasksRequest(wait_ms=-1), timeout=60), "wait_ms -1"),
             (lambda: next(stub.Join(master_pb2.JoinRequest(), timeout=60)), "incarnation is empty"),

@@ -23,7 +23,7 @@ from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.shared.attachment import OUTBOX, connected
 from elastable.embedding_store.shared.outbox import Letter, Outbox, Outboxes
 from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
-from elastable.master.api import Push, Slices, SyncPushId
+from elastable.master.api import Push, Slices, SyncPushId, WorkerIdentity
 from elastable.master.bulk_messages import push_frames, push_from_frames
 from elastable.master.client import MasterClient
 from elastable.master.service import master_service
@@ -188,6 +188,7 @@ def test_a_client_lays_down_what_it_reports(sizes: list[int]) -> None:
         master = Heard()
         server = served(held, master, SharedMemoryStore(1))
         client = held.enter_context(MasterClient(server.address, deadline_s=WAIT_S))
+        client.join(WorkerIdentity("w"))
         client.report_gradient(push(20_000, 1))
         client.share_memory()
         for seed in range(2, 6):
@@ -203,6 +204,7 @@ def test_a_master_that_shares_no_memory_gets_frames(sizes: list[int]) -> None:
         master = Heard()
         server = served(held, master, MemoryStore(1))
         client = held.enter_context(MasterClient(server.address, deadline_s=WAIT_S))
+        client.join(WorkerIdentity("w"))
         client.share_memory()
         client.report_gradient(push(20_000, 1))
         client.report_gradient(push(20_000, 2))
@@ -216,9 +218,11 @@ def test_a_master_that_begins_anew_is_sent_what_it_cannot_read(sizes: list[int])
         with ExitStack() as past:
             server = served(past, first, SharedMemoryStore(1))
             client = held.enter_context(MasterClient(server.address, deadline_s=WAIT_S))
+            client.join(WorkerIdentity("w"))
             client.share_memory()
             client.report_gradient(push(20_000, 1))
         served(held, second, SharedMemoryStore(1), server.address)
+        client.join(WorkerIdentity("w"))
         client.report_gradient(push(20_000, 2))
         same(first.pushes()[0], push(20_000, 1))
         same(second.pushes()[0], push(20_000, 2))
@@ -237,6 +241,7 @@ def test_a_master_that_is_gone_is_waited_for_once(monkeypatch: pytest.MonkeyPatc
         with ExitStack() as past:
             server = served(past, Heard(), SharedMemoryStore(1))
             client = held.enter_context(MasterClient(server.address, deadline_s=1))
+            client.join(WorkerIdentity("w"))
             client.share_memory()
             client.report_gradient(push(20_000, 1))
         monkeypatch.setattr("elastable.master.gradient_sender.push_frames", counted)

@@ -19,7 +19,7 @@ from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.shared.source import SharedSource
 from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
 from elastable.embedding_store.store import RowSource
-from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.master.api import JobSpec, Push, PushReply, TaskKind, WorkerIdentity
 from elastable.master.client import MasterClient
 from elastable.master.core import Master
 from elastable.master.dense import DenseState
@@ -159,6 +159,32 @@ def test_a_worker_goes_back_with_its_master_and_the_numbers_are_the_same(kind: s
     assert lives[2].master.status().version == VERSIONS
     assert lives[2].master.status().records_trained == 2 * RECORDS
     np.testing.assert_array_equal(lives[2].rows(), expected)
+
+
+@pytest.mark.timeout(180)
+def test_a_push_to_a_master_that_was_started_again_in_the_meantime(
+    expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That master knows nobody yet: the worker joins it and computes the micro-batch again."""
+    lives = [Life()]
+    plain = MasterClient.report_gradient
+
+    def late(client: MasterClient, push: Push) -> PushReply:
+        if len(lives) == 1 and lives[0].master.status().version == 20:
+            lives[0].die()
+            lives.append(Life(address=lives[0].address))
+            began.set()
+        return plain(client, push)
+
+    began = threading.Event()
+    monkeypatch.setattr(MasterClient, "report_gradient", late)
+    working = at_work(lives[0].address, "grpc")
+    lives[0].run()
+    assert began.wait(60)
+    lives[1].run()
+    working.end()
+    assert working.failures == []
+    np.testing.assert_array_equal(lives[1].rows(), expected)
 
 
 @pytest.mark.timeout(180)

@@ -1,0 +1,113 @@
+"""Whose calls are whose: every worker's name belongs to the secret that it joined with."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+
+import grpc
+
+from elastable.embedding_store.errors import BadInput, NotJoined, PermissionDenied
+
+__all__ = ["SESSION_KEY", "Identities"]
+
+SESSION_KEY = "elastable-session-bin"
+"""Metadata in which a worker shows the secret of its session."""
+
+_LENGTHS = range(16, 65)  # bytes of a secret
+_MOST = 8_192  # names that are remembered beyond their sessions
+_LONGEST_NAME = 256  # bytes
+
+
+class Identities:
+    """The names of workers (incarnations) and the secrets that they joined with. Safe to use from many threads.
+
+    Secrets are kept and compared as their SHA-256, so how long a comparison takes tells nothing about one.
+
+    Args:
+        join_first: Whether a name that never joined may make no calls; else it
+            belongs to the first secret that it is used with, and without one to nobody.
+        there: Whether a worker of that name has a session now; such names are never forgotten.
+    """
+
+    def __init__(self, join_first: bool, there: Callable[[str], bool] = lambda name: False) -> None:
+        self._join_first = join_first
+        self._there = there
+        self._lock = threading.Lock()
+        self._owner: dict[str, bytes] = {}  # name -> what its secret hashes to; the latest to join last
+        self._names: dict[bytes, int] = {}  # such a hash -> how many names it has
+
+    def claim(self, name: str, context: grpc.ServicerContext) -> None:
+        """For `Join`: the name is that of whoever shows the secret of this call, from now on.
+
+        Raises:
+            BadInput: the call shows no secret, or one that cannot be.
+            PermissionDenied: the name is another's.
+        """
+        shown = _shown(context)
+        if shown is None:
+            raise BadInput(f"Join: no secret: send 16 to 64 random bytes as metadata {SESSION_KEY}, here and later")
+        with self._lock:
+            self._require_own(name, shown)
+            self._bind(name, shown)
+
+    def secret_of(self, context: grpc.ServicerContext) -> bytes | None:
+        """What the secret of a call hashes to, before anything of the call is read.
+
+        Raises:
+            NotJoined: names must join first, and nobody has joined with that secret.
+        """
+        shown = _shown(context)
+        if self._join_first and (shown is None or shown not in self._names):
+            raise NotJoined(f"nobody has joined here with the secret of this call ({SESSION_KEY}): Join, or join again")
+        return shown
+
+    def require(self, name: str, shown: bytes | None) -> None:
+        """For a call in the name of a worker; "" is whoever joined with that secret.
+
+        Raises:
+            BadInput: it is longer than any name.
+            PermissionDenied: the name is another's.
+            NotJoined: names must join first, and this one did not.
+        """
+        if not name:
+            return
+        if len(name.encode()) > _LONGEST_NAME:
+            raise BadInput(f"an incarnation of {len(name.encode())} bytes; the most are {_LONGEST_NAME}")
+        with self._lock:
+            known = name in self._owner
+            self._require_own(name, shown)
+            if known:
+                return
+            if self._join_first:
+                raise NotJoined(f"worker {name!r} has not joined here")
+            if shown is not None:
+                self._bind(name, shown)
+
+    def _require_own(self, name: str, shown: bytes | None) -> None:
+        if self._owner.get(name, shown) != shown:
+            raise PermissionDenied(f"worker {name!r} is another session's: it joined with another secret")
+
+    def _bind(self, name: str, shown: bytes) -> None:
+        if self._owner.pop(name, None) is None:
+            self._names[shown] = self._names.get(shown, 0) + 1
+        self._owner[name] = shown
+        while len(self._owner) > _MOST:
+            oldest = next((known for known in self._owner if not self._there(known)), None)
+            if oldest is None:
+                return
+            hashed = self._owner.pop(oldest)
+            self._names[hashed] -= 1
+            if not self._names[hashed]:
+                del self._names[hashed]
+
+
+def _shown(context: grpc.ServicerContext) -> bytes | None:
+    """What the secret of a call hashes to; None where it shows none."""
+    shown = [value for key, value in context.invocation_metadata() if key == SESSION_KEY and isinstance(value, bytes)]
+    if not shown:
+        return None
+    if len(shown) > 1 or len(shown[0]) not in _LENGTHS:
+        raise BadInput(f"{SESSION_KEY}: show one secret of {_LENGTHS.start} to {_LENGTHS.stop - 1} bytes")
+    return hashlib.sha256(bytes(shown[0])).digest()
