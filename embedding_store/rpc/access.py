@@ -7,10 +7,11 @@ from typing import Any
 
 import grpc
 
-from elastable.embedding_store.errors import Unauthenticated
+from elastable.embedding_store.errors import PermissionDenied, Unauthenticated
 from elastable.embedding_store.rpc.audit import audit
 from elastable.embedding_store.rpc.call_guard import HEALTH_CHECK
 from elastable.embedding_store.rpc.callers import Caller, Callers
+from elastable.embedding_store.rpc.errors import ERROR_KEY
 from elastable.embedding_store.rpc.roles import Role, least_role
 
 __all__ = ["OPEN_TO_ALL", "AccessCheck"]
@@ -89,6 +90,7 @@ class AccessCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
             why = self._why(caller, least, call)
             if least is Role.ADMINISTRATOR:
                 audit(call, caller.told, context, "", f"refused: {why}")
+            context.set_trailing_metadata(((ERROR_KEY, PermissionDenied.__name__),))
             context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
 
     def _why(self, caller: Caller, least: Role, call: str) -> str:

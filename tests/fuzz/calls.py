@@ -62,7 +62,7 @@ class CallTarget(Target):
     service: ServiceDescriptor
     calls: Mapping[str, Call]
     channel: grpc.Channel
-    metadata: tuple[tuple[str, str], ...] = ()
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
     rare: frozenset[str] = frozenset()
 
     def case(self, m: Mutator) -> str | None:

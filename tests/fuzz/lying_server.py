@@ -12,6 +12,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
@@ -20,6 +21,7 @@ from elastable.embedding_store.v1 import store_pb2
 from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, Slices, WorkerIdentity
 from elastable.master.bare import BareMaster
 from elastable.master.client import MasterClient
+from elastable.master.identities import SESSION_KEY
 from elastable.master.service import master_service
 from elastable.master.v1 import master_pb2
 from tests.fuzz.calls import WAIT_S
@@ -46,7 +48,8 @@ class _Liar(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             m = self.mutator
-            replies = self._truth.stream_stream(method, None, None)(messages, WAIT_S)
+            secret = [(key, value) for key, value in context.invocation_metadata() if key == SESSION_KEY]
+            replies = self._truth.stream_stream(method, None, None)(messages, WAIT_S, secret)
             if not context.add_callback(replies.cancel):
                 replies.cancel()
             try:
@@ -88,7 +91,7 @@ class _Replies(Target):
             store.create_table(spec)
         master = BareMaster(store, JobSpec(job="told", mode="async"))
         services = [store_service(store, writable=True), master_service(master, outboxes_of(store))]
-        truthful = self.held.enter_context(GrpcServer("127.0.0.1:0", services))
+        truthful = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
         self.liar = _Liar(self.held.enter_context(grpc.insecure_channel(truthful.address)))
         pool = self.held.enter_context(ThreadPoolExecutor(16))
         server = grpc.server(pool, handlers=(self.liar,))

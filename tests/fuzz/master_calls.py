@@ -12,6 +12,7 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
 from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
@@ -38,6 +39,7 @@ from elastable.master.bulk_messages import evaluation_frames, push_frames
 from elastable.master.client import MasterClient
 from elastable.master.core import Master
 from elastable.master.discovery import create_tables, discover_tables
+from elastable.master.identities import SESSION_KEY
 from elastable.master.service import master_service
 from elastable.master.v1 import master_pb2
 from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
@@ -179,9 +181,14 @@ class MasterCalls(CallTarget):
         self.calls = MASTER_CALLS
         self.store = store
         services = [store_service(store, writable), master_service(master, outboxes_of(store))]
-        self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", services))
+        self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
         self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
-        self.client = self.held.enter_context(MasterClient(self.server.address, WAIT_S))
+        # One secret of all workers: what lies behind the check of whose name it is, is what is to be met.
+        self.metadata = ((SESSION_KEY, bytes(16)),)
+        self.client = self.held.enter_context(MasterClient(self.server.address, WAIT_S, session=bytes(16)))
+        for worker in _WORKERS:
+            if worker:
+                self.client.join(WorkerIdentity(worker)).close()
 
     def words(self, m: Mutator, field: FieldDescriptor) -> Any:
         """As `master_words`."""

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.rpc.spec_messages import spec_to_message
@@ -143,7 +144,9 @@ class StoreCalls(CallTarget):
         """Serves a store with tables of every kind."""
         self.calls = STORE_CALLS
         self.store = self.held.enter_context(SharedMemoryStore(2))
-        self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", [store_service(self.store, writable=True)]))
+        self.server = self.held.enter_context(
+            GrpcServer("127.0.0.1:0", [store_service(self.store, writable=True)], anonymous=Role.ADMINISTRATOR)
+        )
         self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
         self.client = self.held.enter_context(RemoteStore(self.server.address, WAIT_S))
         self.client.create_table(CALM)
