@@ -12,7 +12,7 @@ import grpc
 __all__ = ["CallChannel"]
 
 
-class CallChannel(grpc.Channel):  # type: ignore[misc]
+class CallChannel(grpc.Channel):
     """What all four shapes of calls go through; a subclass says how one is made.
 
     Its calls are plain functions: they are made and waited for, and have none

@@ -18,7 +18,7 @@ def test_everyone_has_one_turn_a_round_and_begins_in_turn() -> None:
         order.append(name)
         return float(len(order))
 
-    rounds = interleaved({name: (lambda name=name: contender(name)) for name in "abc"}, 3)
+    rounds = interleaved({name: (lambda name=name: contender(name)) for name in "abc"}, 3)  # type: ignore[misc]
     assert "".join(order) == "abcbcacab"
     assert rounds == {"a": [1.0, 6.0, 8.0], "b": [2.0, 4.0, 9.0], "c": [3.0, 5.0, 7.0]}
 

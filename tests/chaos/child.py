@@ -166,8 +166,8 @@ def _use_little_memory() -> None:
     """Makes file stores hold few rows in frames, and take their disk in small pieces: tables here are small."""
     from elastable.embedding_store.files import row_file, store
 
-    plain = store.RowBudget
-    store.RowBudget = lambda total: plain(min(total, _FRAMES_BYTES))  # type: ignore[assignment,misc]
+    plain = store.RowBudget  # type: ignore[attr-defined]
+    store.RowBudget = lambda total: plain(min(total, _FRAMES_BYTES))  # type: ignore[assignment, attr-defined]
     row_file._CHUNK_BYTES = _DISK_BYTES
 
 

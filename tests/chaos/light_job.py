@@ -249,6 +249,6 @@ def use_light_model() -> None:
         assert hasattr(prepare, name), f"elastable.prepare has no {name} any more"
         setattr(prepare, name, stand_in)
     assert hasattr(master_process, "Freezing")
-    master_process.Freezing = _Freezing  # type: ignore[misc, assignment]
+    master_process.Freezing = _Freezing
     assert hasattr(worker_process, "_computer")
     worker_process._computer = computer  # type: ignore[assignment]

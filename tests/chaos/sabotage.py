@@ -163,8 +163,8 @@ def _keeps_nobody_out(role: str) -> None:
         return
     from elastable.embedding_store.redis.ownership import Ownership
 
-    Ownership._end_others = lambda *_: None  # type: ignore[method-assign,assignment]
-    Ownership.require = lambda *_: None  # type: ignore[method-assign,assignment]
+    Ownership._end_others = lambda *_: None  # type: ignore[method-assign]
+    Ownership.require = lambda *_: None  # type: ignore[method-assign]
 
 
 SABOTAGES: dict[str, Callable[[str], None]] = {

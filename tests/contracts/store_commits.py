@@ -46,7 +46,7 @@ class CommitContract:
                 model, rate = models[name], np.float32(optimizer.get("learning_rate", 0))
                 for one, gradient in zip(ids.tolist(), change.gradients, strict=True):
                     before = model.get(one) or (initial_rows(specs[name], int64(one))[0], None)
-                    model[one] = step_row(*before, gradient, step, rate)
+                    model[one] = step_row(*before, gradient, step, rate)  # type: ignore[call-arg]
         for name, model in models.items():
             ids = np.array(list(model), np.int64)
             weights = np.stack([weights for weights, _ in model.values()])

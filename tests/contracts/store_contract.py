@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -121,7 +121,8 @@ class StoreContract(
         view = store.table(dynamic(dim=4))
         store.drop_table("people")
         store.create_table(dynamic(dim=9))
-        for bags in ({}, {"combiner": "sum"}):
+        forms: tuple[dict[str, Any], ...] = ({}, {"combiner": "sum"})
+        for bags in forms:
             with pytest.raises(SpecConflict, match=r"'people'.*9.*4"):
                 view.lookup(np.arange(6).reshape(3, 2), **bags)
         with pytest.raises(BadGradient, match="'people'"):

@@ -62,5 +62,5 @@ class DeletionContract:
         with pytest.raises(IdOutOfRange, match=r"'cities'.*\bid 100\b"):
             store.delete("cities", int64(1, 100))
         with pytest.raises(BadIds, match="'cities'"):
-            store.delete("cities", np.ones(2, np.float32))  # type: ignore[arg-type]
+            store.delete("cities", np.ones(2, np.float32))
         assert store.row_count("cities") == 2

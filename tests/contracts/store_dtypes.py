@@ -47,7 +47,7 @@ class DtypeContract:
                 assert one.specs()["t"].dtype == dtype
             for seed in range(3):
                 rows = [one.lookup({"t": asked}, seed)["t"] for one in stores]
-                np.testing.assert_array_equal(*rows)
+                np.testing.assert_array_equal(*rows)  # type: ignore[arg-type]
                 for one in stores:
                     commit(one, {"t": update(IDS[seed : seed + 80], 5, seed)})
             assert rows_by_id(store, "t", 7) == rows_by_id(plain, "t")
@@ -89,7 +89,7 @@ class DtypeContract:
         bags, weights = random.choice(IDS, (40, 7)), random.normal(size=(40, 7)).astype(np.float32)
         for factors in (None, weights):
             found = [table.lookup(bags, combiner=combiner, weights=factors) for table in tables]
-            np.testing.assert_array_equal(*found)
+            np.testing.assert_array_equal(*found)  # type: ignore[arg-type]
         wide = np.zeros((len(IDS), 6), np.float32)
         assert tables[0].lookup(IDS, out=wide) is wide
         np.testing.assert_array_equal(wide, tables[1].lookup(IDS))

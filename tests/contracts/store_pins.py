@@ -112,13 +112,13 @@ class PinContract:
             Bags(FOLK[:9], "sum", offsets=[0, 4, 4, 9], weights=np.linspace(-1, 1, 9, dtype=np.float32)),
             FOLK.reshape(2, -1),
         ]
-        before = [table.lookup(of) for of in rows]
+        before = [table.lookup(of) for of in rows]  # type: ignore[arg-type]
         with store.pin():
             for seed in range(2, 4):
                 commit(store, self.change(seed))
             for of, expected in zip(rows, before, strict=True):
-                np.testing.assert_array_equal(table.lookup(of, version=2), expected)
-                assert (table.lookup(of) != expected).any()
+                np.testing.assert_array_equal(table.lookup(of, version=2), expected)  # type: ignore[arg-type]
+                assert (table.lookup(of) != expected).any()  # type: ignore[arg-type]
 
     def test_first_touches_deletions_and_put_rows_do_not_show_in_a_pin(self, pinning: EmbeddingStore) -> None:
         store = pinning
@@ -231,7 +231,7 @@ class PinContract:
                 pin.lookup({"towns": PLACES})
             for call in (pin.row_count, pin.scan, pin.sightings):
                 with pytest.raises(TableNotFound, match="'towns'"):
-                    list(call("towns") or ())  # type: ignore[call-overload]
+                    list(call("towns") or ())  # type: ignore[arg-type]
             with pytest.raises(IdOutOfRange, match="100"):
                 pin.lookup({"cities": int64(100)})
             with pytest.raises(BadIds, match="'cities'"):

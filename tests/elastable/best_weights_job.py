@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from freezing_job import data, model
+from freezing_job import data, model  # type: ignore[import-not-found]
 
 __all__ = ["callbacks", "data", "model"]
 

@@ -49,7 +49,7 @@ def data(split: str) -> Any:
     return {"user_ids": users, "word_ids": words}, clicked.astype("float32")
 
 
-class Hold(keras.callbacks.Callback):  # type: ignore[misc]
+class Hold(keras.callbacks.Callback):
     """Stops the clock at one version, so that a test can act in the middle of a job."""
 
     def __init__(self, home: Path, version: int) -> None:

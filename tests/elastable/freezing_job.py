@@ -12,7 +12,7 @@ import elastable as et
 ROWS, EPOCHS, BATCH = 40, 5, 16
 
 
-class Freeze(keras.callbacks.Callback):  # type: ignore[misc]
+class Freeze(keras.callbacks.Callback):
     """Sets `trainable` where Keras reads it anew."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import elastable as et
 
 
-class Slower(keras.callbacks.Callback):  # type: ignore[misc]
+class Slower(keras.callbacks.Callback):
     """Takes a tenth off the learning rate for every epoch but the first that it has seen begin and end."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ def main(what: str, home: Path) -> None:
     """Adds the ranks up; then rank 1 ends in some way, or all wait."""
     group = et.replica_group()
     (home / f"{group.rank}.pid").write_text(str(os.getpid()))
-    total = group.all_reduce(np.float64(group.rank + 1))
+    total = group.all_reduce(np.float64(group.rank + 1))  # type: ignore[arg-type, var-annotated]
     print(f"{group.size} replicas add up to {total}")
     if what == "child" and group.rank == 1:
         command = [sys.executable, __file__, "add", str(home)]

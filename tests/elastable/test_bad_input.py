@@ -207,7 +207,7 @@ class TestPushes:
 
 class TestStoreOfAnotherJob:
     def test_needs_overwrite_or_resume(self, redis_url: str, tmp_path: Any) -> None:
-        options = {"model_file": CLICK_JOB, "store": redis_url}
+        options: dict[str, Any] = {"model_file": CLICK_JOB, "store": redis_url}
         with prepare_job(JobOptions(**options)).store as store:
             store.reset_version(3)  # there is more in it than tables that were made and never trained
         with pytest.raises(errors.BadInput, match=re.escape("(users, words): go on from its checkpoint with --resume")):

@@ -33,7 +33,7 @@ def fit(model: Any, optimizer: Any, *callbacks: Any, epochs: int = 6, lazy: bool
 def assert_equal(ours: Any, theirs: Any, **tolerance: float) -> None:
     expected = tables_and_weights(theirs)
     for name, values in tables_and_weights(ours).items():
-        np.testing.assert_allclose(values, expected[name], err_msg=name, **(tolerance or {"rtol": 1e-3, "atol": 1e-5}))
+        np.testing.assert_allclose(values, expected[name], err_msg=name, **(tolerance or {"rtol": 1e-3, "atol": 1e-5}))  # type: ignore[call-overload]
 
 
 class TestEarlyStopping:
@@ -55,7 +55,7 @@ class TestEarlyStopping:
         assert_equal(*models)
 
     def test_ids_that_were_first_trained_later_are_new_again(self) -> None:
-        class Worse(keras.callbacks.Callback):  # type: ignore[misc]
+        class Worse(keras.callbacks.Callback):
             def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
                 logs["judged"] = float(epoch)
 
@@ -117,7 +117,7 @@ class TestModelCheckpoint:
             assert_equal(*loaded)
 
 
-class Crash(keras.callbacks.Callback):  # type: ignore[misc]
+class Crash(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch == 3:
             raise LookupError("pulled the plug")

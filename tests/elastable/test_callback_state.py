@@ -23,7 +23,7 @@ JOB = Path(__file__).with_name("plateau_job.py")
 VERSIONS = 4  # of an epoch
 
 
-class Counts(keras.callbacks.Callback):  # type: ignore[misc]
+class Counts(keras.callbacks.Callback):
     def __init__(self, state: Any = None) -> None:
         super().__init__()
         self.state = state
@@ -37,7 +37,7 @@ class Counts(keras.callbacks.Callback):  # type: ignore[misc]
         self.state = state
 
 
-class Half(keras.callbacks.Callback):  # type: ignore[misc]
+class Half(keras.callbacks.Callback):
     def state_dict(self) -> Any:
         return 1
 

@@ -17,7 +17,7 @@ RECORDS = clicks(64)
 VERSIONS = 4  # to an epoch of 64 records
 
 
-class Counted(keras.callbacks.Callback):  # type: ignore[misc]
+class Counted(keras.callbacks.Callback):
     """Notes every call."""
 
     def __init__(self) -> None:

@@ -257,14 +257,14 @@ class TestServe:
             np.testing.assert_allclose([line["row"] for line in told], named, rtol=1e-6)
             ran = run_elastable("lookup", "t", "alice", "--master", address)
             assert (ran.code, "'alice' is no id of table 't'" in ran.err) == (ExitCode.BAD_INPUT, True)
-            told = run_elastable("status", "--master", address)
-            assert "parameter server" in told.out
-            assert "version" in told.out
-            assert " of 0" not in told.out
-            assert "pinned" not in told.out
+            shown = run_elastable("status", "--master", address)
+            assert "parameter server" in shown.out
+            assert "version" in shown.out
+            assert " of 0" not in shown.out
+            assert "pinned" not in shown.out
             with RemoteStore(address, deadline_s=30) as store, store.pin(lease_s=600.0):
-                told = run_elastable("status", "--master", address, "--json")
-            (pin,) = json.loads(told.out)["pins"]
+                shown = run_elastable("status", "--master", address, "--json")
+            (pin,) = json.loads(shown.out)["pins"]
             assert (pin["version"], pin["rows"], pin["bytes"]) == (1, 0, 0)
             assert 500 < pin["lease_left_s"] <= 600
             occupied = run_elastable("serve", "--listen", address)

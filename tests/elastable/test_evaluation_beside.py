@@ -19,12 +19,13 @@ from tests.elastable.processes import CLICK_JOB, run_elastable
 BATCH, EVERY = 16, 3
 
 
-class EvaluateAt(keras.callbacks.Callback):  # type: ignore[misc]
+class EvaluateAt(keras.callbacks.Callback):
     """Evaluates the model on the spot at some versions, while nothing is trained."""
 
     def __init__(self, records: Any, every: int) -> None:
         super().__init__()
-        self.records, self.every, self.version, self.found = records, every, 0, {}
+        self.records, self.every, self.version = records, every, 0
+        self.found: dict[Any, Any] = {}
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.version += 1
@@ -70,7 +71,7 @@ def test_a_jobs_results_are_those_of_its_checkpoints(tmp_path: Path) -> None:
     every = 8
     home = ["--run-dir", tmp_path / "runs", "--checkpoint-dir", tmp_path / "checkpoints", "--keep", 0]
     arguments = [*JOB, "--evaluate-every", every, "--checkpoint-every", every, "--no-export"]
-    ended = run_elastable("train", CLICK_JOB, "--workers", 2, *map(str, [*arguments, *home]))
+    ended = run_elastable("train", CLICK_JOB, "--workers", "2", *map(str, [*arguments, *home]))
     assert ended.code == 0, ended.err
     lines = [json.loads(line) for line in (tmp_path / "runs" / "latest" / "metrics.jsonl").read_text().splitlines()]
     beside = {line["version"]: line for line in lines if line["kind"] == "evaluation"}

@@ -21,7 +21,7 @@ LARGE = IDS * 10**15 - 2**60
 LABELS = np.random.default_rng(1).random((32, 1)).astype(np.float32)
 
 
-class Subclassed(keras.Model):  # type: ignore[misc]
+class Subclassed(keras.Model):
     """Any ids, of which some were never trained, twice."""
 
     def __init__(self, **table: Any) -> None:
@@ -45,7 +45,7 @@ def functional() -> Any:
 
 def trained(model: Any, ids: Any, lazy: bool = True) -> Any:
     model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1), "mse")
-    settings = {"batch_size": 8, "seed": 5, "verbose": False, "lazy": lazy}
+    settings: dict[str, Any] = {"batch_size": 8, "seed": 5, "verbose": False, "lazy": lazy}
     et.fit(model, (ids, LABELS), offload_embeddings_above=ROWS * DIM - 1, **settings)
     return model
 

@@ -66,7 +66,7 @@ class TestAgainstKeras:
     def test_several_losses_with_weights(self) -> None:
         x, y = clicks(BATCH * 4)
         records = (x, (y, 1 - y))
-        losses = {"loss": ["mse", "mae"], "loss_weights": [0.3, 2.0], "metrics": [["mse"], ["mae"]]}
+        losses: dict[str, Any] = {"loss": ["mse", "mae"], "loss_weights": [0.3, 2.0], "metrics": [["mse"], ["mae"]]}
         ours, theirs = (
             keras.Model(made.inputs, [made.output, 2 * made.output]) for made in (store_model(), plain_model())
         )
@@ -112,7 +112,7 @@ def keras_with_dense_gradients(optimizer: Any, records: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class Halved(keras.optimizers.SGD):  # type: ignore[misc]
+class Halved(keras.optimizers.SGD):
     """An optimizer of a person's own."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
@@ -172,7 +172,7 @@ class TestAfterwards:
     def test_a_dataset_trains_as_its_records_do(self) -> None:
         records, held_out = clicks(BATCH * 4 + 5), clicks(BATCH, seed=1)
 
-        def trained(data: Any, validation: Any, **size: int) -> tuple[Any, Any]:
+        def trained(data: Any, validation: Any, **size: Any) -> tuple[Any, Any]:
             model = store_model()
             model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
             history = et.fit(model, data, epochs=2, validation_data=validation, seed=3, verbose=False, **size)
@@ -226,7 +226,7 @@ class TestModels:
         assert model.predict(x, verbose=0).shape == (BATCH * 8, 1)
 
 
-class Subclassed(keras.Model):  # type: ignore[misc]
+class Subclassed(keras.Model):
     """Hashes words within `call`, and uses one table twice."""
 
     def __init__(self) -> None:

@@ -201,7 +201,7 @@ class TestFtrl:
         ):
             made = model(layer)
             made.compile(keras.optimizers.Ftrl(0.5, l1_regularization_strength=1e-4), "mse")
-            how = {"epochs": 2, "batch_size": 2, "shuffle": False}
+            how: dict[str, Any] = {"epochs": 2, "batch_size": 2, "shuffle": False}
             data = self.IDS[:records], np.arange(records, dtype=np.float32)
             if isinstance(layer, et.Embedding):
                 et.fit(made, data, verbose=False, **how)

@@ -79,7 +79,12 @@ def run(program: Program, by_keras: bool, **user: Any) -> tuple[Any, list[Arrays
 
     def fit(epochs: int = 1, *callbacks: Any) -> None:
         note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: states.append(state_of(model)))
-        settings = {"epochs": epochs, "batch_size": BATCH, "shuffle": False, "callbacks": [*callbacks, note]}
+        settings: dict[str, Any] = {
+            "epochs": epochs,
+            "batch_size": BATCH,
+            "shuffle": False,
+            "callbacks": [*callbacks, note],
+        }
         if by_keras:
             model.fit(x, y, verbose=0, **settings)
         else:
@@ -97,7 +102,7 @@ def assert_equal(ours: list[Arrays], theirs: list[Arrays]) -> None:
             np.testing.assert_allclose(mine[name], values, rtol=2e-4, atol=2e-5, err_msg=f"{name}, epoch {epoch}")
 
 
-class Flags(keras.callbacks.Callback):  # type: ignore[misc]
+class Flags(keras.callbacks.Callback):
     """Sets `trainable` at the beginning of epochs: epoch -> (layer, value)."""
 
     def __init__(self, flags: dict[int, tuple[str, bool]], force: bool = True) -> None:
@@ -174,7 +179,7 @@ def test_the_penalty_of_a_frozen_layer_is_no_part_of_the_loss() -> None:
         model = built(plain if by_keras else in_store, embeddings_regularizer="l2")
         layer_of(model, "users").trainable = False
         model.compile(keras.optimizers.SGD(0.05), "mse")
-        settings = {"epochs": 2, "batch_size": BATCH, "shuffle": False}
+        settings: dict[str, Any] = {"epochs": 2, "batch_size": BATCH, "shuffle": False}
         x, y = records()
         ran = model.fit(x, y, verbose=0, **settings) if by_keras else et.fit(model, (x, y), verbose=False, **settings)
         losses[by_keras] = ran.history["loss"]
@@ -215,7 +220,7 @@ def test_offloaded_embeddings() -> None:
         if by_keras:
             model.fit(x, y, epochs=2, batch_size=BATCH, shuffle=False, verbose=0)
         else:
-            above = {"offload_embeddings_above": 1, "epochs": 2, "batch_size": BATCH, "shuffle": False}
+            above: dict[str, Any] = {"offload_embeddings_above": 1, "epochs": 2, "batch_size": BATCH, "shuffle": False}
             et.fit(model, (x, y), verbose=False, **above)
             assert layer_of(model, "users").source is not None
         states[by_keras] = state_of(model)

@@ -33,7 +33,7 @@ def in_keras(size: int, name: str, **arguments: Any) -> Any:
     return keras.layers.Embedding(size, DIM, name=name, **arguments)
 
 
-class TwoTowers(keras.Model):  # type: ignore[misc]
+class TwoTowers(keras.Model):
     """Retrieval as in TFRS: the candidate tower runs in `compute_loss`, on ids that are labels."""
 
     def __init__(self, layer: Layer) -> None:
@@ -60,7 +60,7 @@ class TwoTowers(keras.Model):  # type: ignore[misc]
         return {**super().compute_metrics(x, y, y_pred, sample_weight), "hit": self.hit.result()}
 
 
-class Sums(keras.layers.Layer):  # type: ignore[misc]
+class Sums(keras.layers.Layer):
     """Adds a loss of the rows it looks up itself."""
 
     def __init__(self, layer: Layer) -> None:
@@ -90,13 +90,13 @@ def compare(make: Callable[[Layer], Any], loss: Any, y: Any, tables: dict[str, i
     initial = {}
     for layer in ours._flatten_layers():
         if isinstance(layer, et.Embedding):
-            initial[layer.name] = layer.read_rows(np.arange(layer.input_dim))
+            initial[layer.name] = layer.read_rows(np.arange(layer.input_dim))  # type: ignore[arg-type]
             layers[layer.name].build()
             layers[layer.name].set_weights([initial[layer.name]])
     for model in (ours, plain):
         model.compile(keras.optimizers.SGD(0.2), loss)
     store = MemoryStore()
-    arguments = {"epochs": 2, "batch_size": BATCH, "validation_data": (X, y), "shuffle": False}
+    arguments: dict[str, Any] = {"epochs": 2, "batch_size": BATCH, "validation_data": (X, y), "shuffle": False}
     mine = et.fit(ours, (X, y), store=store, verbose=False, **arguments)
     theirs = plain.fit(X, y, verbose=0, **arguments)
     for name, size in tables.items():
@@ -170,7 +170,7 @@ def test_a_table_without_a_gradient_is_warned_of_by_name(caplog: pytest.LogCaptu
     model.compile("sgd")
     with caplog.at_level(logging.WARNING, "elastable.untrained"):
         et.fit(model, (X, ITEM), batch_size=BATCH, verbose=False)
-    assert [record.args[0] for record in caplog.records] == ["idle"]
+    assert [record.args[0] for record in caplog.records] == ["idle"]  # type: ignore[index]
 
 
 def test_only_the_first_versions_are_judged(caplog: pytest.LogCaptureFixture) -> None:
@@ -179,4 +179,4 @@ def test_only_the_first_versions_are_judged(caplog: pytest.LogCaptureFixture) ->
     for updated in (["users"], ["items"], []):
         tables.saw(updated)
     tables.end()
-    assert [record.args[1] for record in caplog.records] == ["biases"]
+    assert [record.args[1] for record in caplog.records] == ["biases"]  # type: ignore[index]

@@ -62,7 +62,7 @@ def two_outputs(embedding: Any) -> Any:
     return keras.Model(ids, {"whole": whole, "each": dense(name="each")(rows)})
 
 
-class Adds(keras.layers.Layer):  # type: ignore[misc]
+class Adds(keras.layers.Layer):
     """Adds a loss of what passes."""
 
     def __init__(self, loss: Callable[[Any], Any]) -> None:
@@ -90,7 +90,7 @@ def mse(reduction: str | None, scale: Any = None) -> Any:
     return keras.losses.MeanSquaredError(reduction=reduction)
 
 
-class WeightedByHand(keras.Model):  # type: ignore[misc]
+class WeightedByHand(keras.Model):
     """A loss of its own: divided by the weights, and a mean beside it."""
 
     def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool = True) -> Any:
@@ -99,7 +99,7 @@ class WeightedByHand(keras.Model):  # type: ignore[misc]
         return 0.7 * weighted + tf.reduce_sum(tf.abs(y_pred)) / tf.cast(tf.shape(y_pred)[0], tf.float32) - 0.2
 
 
-class Uncertain(keras.Model):  # type: ignore[misc]
+class Uncertain(keras.Model):
     """Keras' loss times a trained factor, and a penalty on that factor."""
 
     def build(self, shape: Any) -> None:
@@ -196,7 +196,7 @@ def test_a_term_that_cannot_be_combined_is_refused_and_says_what_to_write(make: 
 
 
 def test_a_regularizer_that_joins_rows_is_refused() -> None:
-    class Joined(keras.regularizers.Regularizer):  # type: ignore[misc]
+    class Joined(keras.regularizers.Regularizer):
         def __call__(self, rows: Any) -> Any:
             return keras.ops.square(keras.ops.sum(rows))
 

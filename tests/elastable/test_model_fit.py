@@ -193,7 +193,7 @@ def test_steps_per_execution_changes_when_callbacks_are_called_and_no_number() -
         seen = []
         note = keras.callbacks.LambdaCallback(
             on_train_batch_begin=lambda batch, logs: seen.append(("begin", batch)),
-            on_train_batch_end=lambda batch, logs: seen.append(("end", batch, round(logs["loss"], 4))),
+            on_train_batch_end=lambda batch, logs: seen.append(("end", batch, round(logs["loss"], 4))),  # type: ignore[arg-type]
         )
         model.fit(X, Y, BATCH, epochs=2, shuffle=False, verbose=0, callbacks=note)
         return seen
@@ -204,7 +204,7 @@ def test_steps_per_execution_changes_when_callbacks_are_called_and_no_number() -
 
 
 def test_a_callback_that_stops_training_within_an_epoch_ends_it_there() -> None:
-    class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+    class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.model.stop_training = batch == 1
 
@@ -232,7 +232,7 @@ def test_several_inputs_and_outputs_with_weights() -> None:
     ]  # fmt: skip
     for (x, y), more in forms:
         ours, theirs = made(et.Embedding), made(keras.layers.Embedding)
-        histories = [model.fit(x, y, BATCH, shuffle=False, verbose=0, **more) for model in (ours, theirs)]
+        histories = [model.fit(x, y, BATCH, shuffle=False, verbose=0, **more) for model in (ours, theirs)]  # type: ignore[arg-type]
         np.testing.assert_allclose(histories[0].history["loss"], histories[1].history["loss"], rtol=1e-5)
         for mine, other in zip(ours.predict(x, verbose=0), theirs.predict(x, verbose=0), strict=True):
             np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
@@ -345,7 +345,7 @@ class TestStores:
         rows = [model.layers[0].read_rows(np.arange(ROWS)) for model in (ours, expected)]
         np.testing.assert_array_equal(*rows)
         keras.backend.clear_session()  # a new program: its table has the same name
-        again = program(lambda *size: et.Embedding(*size, table=ours.layers[0].table_name))
+        again = program(lambda *size: et.Embedding(*size, table=ours.layers[0].table_name))  # type: ignore[misc]
         with pytest.raises(BadInput, match=r"holds 50 rows of table .* which this model has not read"):
             et.fit(again, X, Y, BATCH, verbose=0, store=url)
 

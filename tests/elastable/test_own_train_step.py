@@ -22,10 +22,10 @@ OTHER = keras.optimizers.Adam()
 WEIGHTS = RANDOM.uniform(0.1, 2.0, RECORDS).astype(np.float32)
 
 
-class Two(keras.Model):  # type: ignore[misc]
+class Two(keras.Model):
     """Two losses of two calls of one layer, and metrics of its own; `take` takes the step."""
 
-    def __init__(self, layer: Any, take: Callable[..., None], weighted: bool = False) -> None:
+    def __init__(self, layer: Any, take: Callable[..., tuple[Any, Any]], weighted: bool = False) -> None:
         super().__init__()
         start = keras.initializers.GlorotUniform(seed=1)
         self.words, self.out = layer, keras.layers.Dense(1, kernel_initializer=start)

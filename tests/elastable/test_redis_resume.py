@@ -19,8 +19,26 @@ def test_killed_twice_and_resumed_equals_undisturbed(trained: Trained, server_bi
     """The rows were in memory there, and are in Redis here; no checkpoint is written before the end."""
     checkpoints = tmp_path / "checkpoints"
     with running_server(server_binary, tmp_path / "redis") as server:
-        places = ["--store", server.url, "--run-dir", tmp_path / "runs", "--checkpoint-dir", checkpoints, "--resume"]
-        job = ["train", CLICK_JOB, *JOB, "--deadline", "30", "--no-export", "--evaluate-every", "8", *places]
+        places: list[str | Path] = [
+            "--store",
+            server.url,
+            "--run-dir",
+            tmp_path / "runs",
+            "--checkpoint-dir",
+            checkpoints,
+            "--resume",
+        ]
+        job: list[str | Path] = [
+            "train",
+            CLICK_JOB,
+            *JOB,
+            "--deadline",
+            "30",
+            "--no-export",
+            "--evaluate-every",
+            "8",
+            *places,
+        ]
         for version, workers in ((7, "2"), (28, "1")):
             hold = Hold(tmp_path / f"hold-{version}", version)
             with elastable(tmp_path, *job, "--workers", workers, env=hold.environment, name=f"to-{version}") as train:

@@ -279,7 +279,7 @@ class TestOptimizerState:
                 model.fit(*records, batch_size=16, shuffle=False, verbose=0)
 
         def by_us() -> None:
-            settings = {"batch_size": 16, "shuffle": False, "verbose": False, "lazy": False}
+            settings: dict[str, Any] = {"batch_size": 16, "shuffle": False, "verbose": False, "lazy": False}
             et.fit(moved, records, offload_embeddings_above=100, **settings)
 
         def assert_same(model: Any) -> None:

@@ -40,7 +40,7 @@ def net(embedding: Any, units: int, inputs: int, seed: int) -> Any:
     return keras.Model([given, label], keras.layers.Dense(units, kernel_initializer=start)(hidden))
 
 
-class Gan(keras.Model):  # type: ignore[misc]
+class Gan(keras.Model):
     """Two networks, each with a table and an optimizer of its own."""
 
     def __init__(self, layer: Callable[[str], Any]) -> None:

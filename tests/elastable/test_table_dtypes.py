@@ -88,7 +88,7 @@ def test_constraints_and_keras_own_optimizers_work_on_narrow_rows(fused: bool) -
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class Doubled(keras.optimizers.SGD):  # type: ignore[misc]
+class Doubled(keras.optimizers.SGD):
     """An optimizer of a person's own, run by Keras on the gathered block."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:

@@ -122,7 +122,7 @@ class TestGoingOn:
     @pytest.mark.parametrize("held", [False, True], ids=["own store", "given store"])
     def test_a_second_fit_goes_on(self, rate: Any, held: bool) -> None:
         once = fitted(model_with(K.Adam(rate())), K.Adam(rate()), epochs=4)
-        stores = {"store": et.MemoryStore()} if held else {}
+        stores: dict[str, Any] = {"store": et.MemoryStore()} if held else {}
         twice = fitted(model_with(K.Adam(rate())), K.Adam(rate()), **stores)
         et.fit(twice, clicks(BATCH * 4), epochs=2, batch_size=BATCH, shuffle=False, verbose=False, **stores)
         ours, theirs = tables_and_weights(twice), tables_and_weights(once)
@@ -131,7 +131,7 @@ class TestGoingOn:
 
     @pytest.mark.parametrize("held", [False, True], ids=["own store", "given store"])
     def test_compiled_anew_the_optimizer_begins_anew(self, held: bool) -> None:
-        stores = {"store": et.MemoryStore()} if held else {}
+        stores: dict[str, Any] = {"store": et.MemoryStore()} if held else {}
         ours = fitted(fitted(model_with(None), K.Adagrad(0.3), **stores), K.Adagrad(0.3), **stores)
         theirs = by_hand(K.Adagrad(0.3), None)
         theirs.compile(K.Adagrad(0.3), "binary_crossentropy")
@@ -171,7 +171,7 @@ class TestCallbacks:
         assert float(ours.get_layer("users").optimizer.learning_rate) == pytest.approx(0.3)
 
     def test_a_callback_may_assign_a_tables_rate(self) -> None:
-        class Slower(keras.callbacks.Callback):  # type: ignore[misc]
+        class Slower(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
                 self.model.get_layer("users").optimizer.learning_rate = 0.1
 

@@ -30,7 +30,7 @@ def built(layer: Any) -> Any:
     return layer
 
 
-class Subclassed(keras.Model):  # type: ignore[misc]
+class Subclassed(keras.Model):
     """Says which word comes next by its likeness to what came before."""
 
     def __init__(self, words: Any) -> None:
@@ -54,7 +54,7 @@ def functional_built_first(words: Any) -> Any:
 
 def trained(model: Any, above: int = 0, by_keras: bool = False) -> Any:
     model.compile(keras.optimizers.SGD(0.5, momentum=0.9), "sparse_categorical_crossentropy")
-    settings = {"batch_size": 16, "epochs": 3, "shuffle": False}
+    settings: dict[str, Any] = {"batch_size": 16, "epochs": 3, "shuffle": False}
     if by_keras:
         model.fit(IDS, NEXT, verbose=0, **settings)
     else:
@@ -83,7 +83,7 @@ def test_so_is_a_table_of_ours(make: Any) -> None:
     np.testing.assert_array_equal(words.read_rows(np.arange(ROWS)), np.ones((ROWS, DIM)))
 
 
-class Holding(keras.layers.Layer):  # type: ignore[misc]
+class Holding(keras.layers.Layer):
     """Takes the variable, and not the layer."""
 
     def __init__(self, variable: Any, **kwargs: Any) -> None:

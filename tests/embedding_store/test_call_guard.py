@@ -63,7 +63,7 @@ def silent(address: str, method: str, count: int, first: bytes | None = None) ->
         call = channel.stream_unary(method, None, None)
         calls = [call.future(messages(), timeout=WAIT_S) for _ in range(count)]
         try:
-            yield calls
+            yield calls  # type: ignore[misc]
         finally:
             enough.set()
             for one in calls:
@@ -78,7 +78,7 @@ def healthy(channel: grpc.Channel) -> bool:
 
 
 def ended(call: grpc.Future) -> grpc.StatusCode:
-    error = call.exception(timeout=WAIT_S)
+    error = call.exception(timeout=WAIT_S)  # type: ignore[call-arg]
     assert isinstance(error, grpc.Call), error
     code: grpc.StatusCode = error.code()
     return code
@@ -121,9 +121,9 @@ def test_a_stream_that_goes_silent_or_trickles_ends(held: ExitStack) -> None:
         while not trickling.wait(0.05):  # each in time, all together too little
             yield store_pb2.LookupRequest(body=bytes(8)).SerializeToString()
 
-    call = channel(held, address).stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)(drops(), timeout=WAIT_S)
+    call = channel(held, address).stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)(drops(), timeout=WAIT_S)  # type: ignore[assignment]
     with pytest.raises(grpc.RpcError) as caught:
-        list(call)
+        list(call)  # type: ignore[call-overload]
     trickling.set()
     assert caught.value.code() is grpc.StatusCode.CANCELLED
 
@@ -208,7 +208,7 @@ def test_messages_that_are_none_are_refused_by_name_and_cost_nothing(held: ExitS
         with pytest.raises(grpc.RpcError) as caught:
             call(message, timeout=WAIT_S)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert dict(caught.value.trailing_metadata())[ERROR_KEY] == "BadInput"
+        assert dict(caught.value.trailing_metadata())[ERROR_KEY] == "BadInput"  # type: ignore[arg-type, index]
         return str(caught.value.details())
 
     assert "is not what this call takes" in refused(b"\xff" * 100)

@@ -79,7 +79,7 @@ def of_keras(optimizer: Any, start: Float32) -> tuple[Float32, list[Float32]]:
     variable = keras.Variable(start, dtype="float32")
     optimizer.build([variable])
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function
     def step(gradients: Any, rate: Any) -> None:
         optimizer.learning_rate.assign(rate)
         optimizer.apply([gradients], [variable])

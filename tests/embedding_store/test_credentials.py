@@ -361,7 +361,7 @@ def test_anything_but_one_bearer_token_is_refused(shown: list[str]) -> None:
     with server_of(Credentials(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
         call = channel.unary_unary(f"/{STORE_SERVICE}/unary_unary", None, None)
         with pytest.raises(grpc.RpcError) as caught:
-            call(b"said", timeout=60, metadata=[("authorization", value) for value in shown])
+            call(b"said", timeout=60, metadata=[("authorization", value) for value in shown])  # type: ignore[arg-type]
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -392,7 +392,7 @@ def test_health_needs_no_token() -> None:
 def test_nothing_else_goes_without(method: str) -> None:
     with server_of(Credentials(token=TOKEN)) as server, grpc.insecure_channel(server.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            next(channel.stream_stream(method, None, None)(iter([b""]), timeout=60))
+            next(channel.stream_stream(method, None, None)(iter([b""]), timeout=60))  # type: ignore[call-overload]
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 

@@ -104,7 +104,7 @@ def test_gradients_that_do_not_fit_their_ids(gradients: np.ndarray, told: str) -
 def test_ids_that_are_not_int64_are_refused_whether_they_repeat_or_not() -> None:
     for ids in (np.arange(3, dtype=np.int32), np.array([1, 1, 2], np.uint64)):
         with pytest.raises(BadIds, match=r"int64 \[n\], got"):
-            coalesce(ids, np.ones((3, 2), np.float32))
+            coalesce(ids, np.ones((3, 2), np.float32))  # type: ignore[arg-type]
 
 
 def test_pushes_of_different_dims() -> None:

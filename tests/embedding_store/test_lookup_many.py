@@ -61,12 +61,12 @@ def wanted() -> list[Any]:
 def test_every_strategy_equals_separate_lookups(tables: list[EmbeddingTable], wanted: list[Any]) -> None:
     separate = [table.lookup(of) for table, of in zip(tables, wanted, strict=True)]
     for strategy in ("sequential", "one-thread-per-table"):
-        found = lookup_many(tables, wanted, strategy)  # type: ignore[call-overload]
+        found = lookup_many(tables, wanted, strategy)
         assert len(found) == len(separate)
         for one, other in zip(found, separate, strict=True):
             np.testing.assert_array_equal(one, other)
         given = [np.full_like(rows, np.nan) for rows in separate]
-        found = lookup_many(tables, wanted, strategy, given)  # type: ignore[call-overload]
+        found = lookup_many(tables, wanted, strategy, given)
         for one, to, other in zip(found, given, separate, strict=True):
             assert np.shares_memory(one, to)
             np.testing.assert_array_equal(to, other)
@@ -195,7 +195,7 @@ def test_an_error_of_one_table_reaches_the_caller() -> None:
             ids = [[100] if number == bad else [1] for number in range(4)]
             for strategy in ("sequential", "one-thread-per-table", "preallocated"):
                 with pytest.raises(IdOutOfRange, match=f"table {tables[bad].name!r}: id 100"):
-                    lookup_many(tables, ids, strategy)  # type: ignore[call-overload]
+                    lookup_many(tables, ids, strategy)
         with pytest.raises(FutureVersion):
             lookup_many(tables, [[1]] * 4, version=3)
 

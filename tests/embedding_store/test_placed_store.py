@@ -31,7 +31,7 @@ class TestMemoryAndRedis(StoreContract):
     sees_whole_commits = True
 
     @pytest.fixture
-    def make_store(self, redis_url: str) -> Iterator[MakeStore]:
+    def make_store(self, redis_url: str) -> MakeStore:
         made = 0
 
         def make() -> PlacedStore:

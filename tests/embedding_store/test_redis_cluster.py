@@ -88,7 +88,7 @@ def _plain(ranges: object) -> list[tuple]:
     """CLUSTER SLOTS as a list, whichever way this redis-py shapes it."""
     if isinstance(ranges, dict):
         return [(first, last, node["primary"]) for (first, last), node in ranges.items()]
-    return list(ranges)
+    return list(ranges)  # type: ignore[call-overload]
 
 
 @pytest.fixture

@@ -182,7 +182,7 @@ def test_a_partition_that_went_back_is_read_again(redis_url: str, client: redis.
         for version in range(1, 4):
             copies.append(client.dump(key))
             store.commit(Commit(version, {"t": TableUpdate(ids, np.ones((100, 2), np.float32))}, version - 1, {}))
-        client.restore(key, 0, copies[2], replace=True)
+        client.restore(key, 0, copies[2], replace=True)  # type: ignore[arg-type]
         assert client.hget(key, STAMP_FIELD) == (2).to_bytes(8, "little")
         old = store.lookup({"t": ids[:1]})["t"]
         store.commit(Commit(4, {"t": TableUpdate(ids, np.ones((100, 2), np.float32))}, 3, {}))

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection as Pipe
+from typing import Any
 
 import grpc
 import numpy as np
@@ -214,13 +215,13 @@ def test_a_client_of_the_generated_stubs_is_answered(
 class StubServicer(store_pb2_grpc.EmbeddingStoreServicer):
     """A server that knows nothing but the generated code."""
 
-    def ListTables(self, request, context):  # noqa: N802
+    def ListTables(self, request: Any, context: Any) -> Any:  # noqa: N802
         return store_pb2.ListTablesReply(tables=[store_pb2.TableStatus(spec=spec_to_message(NARROW))], version=4)
 
-    def GetVersion(self, request, context):  # noqa: N802
+    def GetVersion(self, request: Any, context: Any) -> Any:  # noqa: N802
         return store_pb2.GetVersionReply(version=4)
 
-    def Lookup(self, request_iterator, context):  # noqa: N802
+    def Lookup(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         requests = list(request_iterator)
         ids = np.frombuffer(b"".join(request.body for request in requests), "<i8")
         yield store_pb2.LookupReply(
@@ -235,7 +236,7 @@ class StubServicer(store_pb2_grpc.EmbeddingStoreServicer):
 
 def test_a_server_of_the_generated_stubs_is_understood() -> None:
     server = grpc.server(ThreadPoolExecutor(4))
-    store_pb2_grpc.add_EmbeddingStoreServicer_to_server(StubServicer(), server)
+    store_pb2_grpc.add_EmbeddingStoreServicer_to_server(StubServicer(), server)  # type: ignore[abstract]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with RemoteSource(f"127.0.0.1:{port}", deadline_s=60) as remote:
@@ -273,7 +274,7 @@ def test_malformed_requests_of_a_raw_client_are_refused(server: GrpcServer, case
     with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError, match=told) as caught:
         list(channel.stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)(iter(frames), timeout=60))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert dict(caught.value.trailing_metadata())[ERROR_KEY] in ("BadInput", "BadIds")
+    assert dict(caught.value.trailing_metadata())[ERROR_KEY] in ("BadInput", "BadIds")  # type: ignore[arg-type, index]
 
 
 def test_a_small_lookup_of_many_rows_is_sent_to_the_stream(stub: store_pb2_grpc.EmbeddingStoreStub) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import hiredis
 import numpy as np
@@ -29,7 +30,7 @@ def commands_of(counts: Sequence[int], width: int, stamped: int = 1, first_key: 
 
 
 def packed(*words: bytes | str | int) -> bytes:
-    return hiredis.pack_command(words)
+    return hiredis.pack_command(words)  # type: ignore[arg-type]
 
 
 def id_bytes(one: int) -> bytes:
@@ -145,7 +146,7 @@ def test_rows_of_any_length_there_and_back(width: int) -> None:
     np.testing.assert_array_equal(back, block)
 
 
-def row_replies(counts: Sequence[int], **options: int) -> RowReplies:
+def row_replies(counts: Sequence[int], **options: Any) -> RowReplies:
     total = sum(counts)
     block, missing = np.zeros(4 * total, np.uint8), np.zeros(total, np.uint8)
     return RowReplies(commands_of(counts, 4), np.arange(total), block, missing, **options)

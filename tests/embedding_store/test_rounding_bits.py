@@ -19,7 +19,7 @@ def test_bits_are_those_of_philox() -> None:
     for row, one in enumerate(IDS.tolist()):
         for column in range(21):
             counter = [one & 0xFFFFFFFF, (one >> 32) & 0xFFFFFFFF, column // 8, 7]
-            word = int(_philox(*map(np.uint64, counter), *key)[column % 8 // 2])
+            word = int(_philox(*map(np.uint64, counter), *key)[column % 8 // 2])  # type: ignore[call-arg]
             assert bits[row, column] == (word >> 16 if column % 2 else word & 0xFFFF)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -48,12 +50,12 @@ OURS_ALONE = [
 KERAS_NAMES = {"sgd": "SGD", "rmsprop": "RMSprop", "adamw": "AdamW"}
 
 
-def make(name: str, hyperparameters: dict[str, float], rate: float = 0.05) -> OptimizerSpec:
+def make(name: str, hyperparameters: dict[str, Any], rate: float = 0.05) -> OptimizerSpec:
     return OptimizerSpec.of(name, learning_rate=rate, **hyperparameters)
 
 
 @pytest.mark.parametrize(("name", "hyperparameters"), CASES, ids=NAMES)
-def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dict[str, float]) -> None:
+def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dict[str, Any]) -> None:
     keras = pytest.importorskip("keras")
     theirs = getattr(keras.optimizers, KERAS_NAMES.get(name, name.capitalize()))(0.05, **hyperparameters)
     ours = row_optimizer(make(name, hyperparameters))
@@ -80,7 +82,7 @@ def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dic
 
 
 @pytest.mark.parametrize(("name", "hyperparameters"), CASES + OURS_ALONE, ids=repr)
-def test_lazy_over_positions_and_splits(name: str, hyperparameters: dict[str, float]) -> None:
+def test_lazy_over_positions_and_splits(name: str, hyperparameters: dict[str, Any]) -> None:
     """Each row alone, in any order and any split, gives the same bits; others stay as they are."""
     optimizer = row_optimizer(make(name, hyperparameters))
     random = np.random.default_rng(1)
@@ -117,7 +119,7 @@ def test_lazy_over_positions_and_splits(name: str, hyperparameters: dict[str, fl
 )
 @settings(max_examples=10)
 def test_lazy_rows_are_those_of_a_naive_loop(
-    name: str, hyperparameters: dict[str, float], dim: int, history: list[tuple[int, set[int]]]
+    name: str, hyperparameters: dict[str, Any], dim: int, history: list[tuple[int, set[int]]]
 ) -> None:
     """Whatever rows each step touches, to the bit: a row not touched keeps its moments, undecayed."""
     optimizer = row_optimizer(make(name, hyperparameters))
@@ -184,4 +186,4 @@ def test_unknown_hyperparameter_lists_the_known_ones() -> None:
 )
 def test_hyperparameters_out_of_range(name: str, hyperparameter: str, value: float) -> None:
     with pytest.raises(BadSpec, match=rf"{name!r}: {hyperparameter} must .* {value}"):
-        row_optimizer(OptimizerSpec.of(name, **{hyperparameter: value}))
+        row_optimizer(OptimizerSpec.of(name, **{hyperparameter: value}))  # type: ignore[arg-type]

@@ -143,7 +143,7 @@ def test_the_status_tells_a_foreign_client_code_and_class(failing: Failing, conn
         connection.channel.unary_unary(f"/{STATUS}/Unary", None, None)(b"", timeout=20)
     assert caught.value.code() is grpc.StatusCode.OUT_OF_RANGE
     assert caught.value.details() == "id 5"
-    assert (ERROR_KEY, "IdOutOfRange") in [(key, value) for key, value in caught.value.trailing_metadata()]
+    assert (ERROR_KEY, "IdOutOfRange") in [(key, value) for key, value in caught.value.trailing_metadata()]  # type: ignore[has-type, misc]
 
 
 def test_every_class_has_a_code_of_its_own_or_its_base() -> None:

@@ -155,7 +155,7 @@ def test_where_the_system_cannot_seal_against_writing_descriptors_are_still_for_
 
 def come_as(user: int, name: str, token: bytes, said: multiprocessing.SimpleQueue[str]) -> None:
     os.setuid(user)
-    users._ROOT = -1  # type: ignore[misc]  # the owner is root, whom its own processes may trust
+    users._ROOT = -1  # the owner is root, whom its own processes may trust
     os.environ[users.USERS_VARIABLE] = "0"
     try:
         Attachment(name, token).close()
@@ -182,7 +182,7 @@ def test_another_user_is_let_in_only_where_the_environment_names_them(
         stranger = os.geteuid()
 
         def come() -> str:
-            monkeypatch.setattr(users.os, "geteuid", lambda: stranger + 1)
+            monkeypatch.setattr(users.os, "geteuid", lambda: stranger + 1)  # type: ignore[attr-defined]
             try:
                 with connected(store.door.name) as bell:
                     bell.send(store.door.token + BELL)
@@ -390,4 +390,4 @@ def test_more_processes_than_descriptors_are_set_aside_for_are_refused(store: Sh
         Outbox(store.door.name, store.door.token)
     assert kept[0].version() == 1
     for end in (*kept, *boxes):
-        end.close()
+        end.close()  # type: ignore[attr-defined]

@@ -101,7 +101,7 @@ def test_unread_replies_do_not_add_up(held: ExitStack, monkeypatch: pytest.Monke
     frames = list(encode(header.SerializeToString(), [np.zeros(32_768, np.int64)]))
     lookup = channel.stream_stream(f"/{STORE_SERVICE}/Lookup", None, None)
     first = lookup(iter(frames), timeout=WAIT_S)
-    assert next(first)  # and then nobody reads on
+    assert next(first)  # type: ignore[call-overload]  # and then nobody reads on
     with pytest.raises(DeadlineExceeded, match="still being sent"):
         client.lookup({"wide": np.arange(4_096)})
     assert client.lookup({"cities": np.arange(3)})["cities"].shape == (3, 4)

@@ -164,7 +164,7 @@ def _costs(call: Call, method: MethodDescriptor, sent: bytes) -> bool:
 
 
 def _class_of(method: MethodDescriptor) -> type[Message]:
-    made: type[Message] = method.input_type._concrete_class
+    made: type[Message] = method.input_type._concrete_class  # type: ignore[attr-defined]
     return made
 
 
@@ -174,7 +174,7 @@ def _is_costly(message: Message) -> bool:
             tried, taken = _COSTLY[field.name]
             if tried < value <= taken:
                 return True
-        elif field.type == FieldDescriptor.TYPE_MESSAGE and not field.message_type.GetOptions().map_entry:
+        elif field.type == FieldDescriptor.TYPE_MESSAGE and not field.message_type.GetOptions().map_entry:  # type: ignore[union-attr]
             inner = value if field.is_repeated else [value]
             if any(_is_costly(one) for one in inner):
                 return True

@@ -35,7 +35,7 @@ _DEADLINE_S = 0.5  # a lie may be that there is no answer yet, which is asked ag
 _IDS = np.array([1, 2, 3], np.int64)
 
 
-class _Liar(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _Liar(grpc.GenericRpcHandler):
     """Asks a real server, and changes what it answers."""
 
     def __init__(self, truth: grpc.Channel) -> None:
@@ -49,7 +49,7 @@ class _Liar(grpc.GenericRpcHandler):  # type: ignore[misc]
         def answer(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             m = self.mutator
             secret = [(key, value) for key, value in context.invocation_metadata() if key == SESSION_KEY]
-            replies = self._truth.stream_stream(method, None, None)(messages, WAIT_S, secret)
+            replies = self._truth.stream_stream(method, None, None)(messages, WAIT_S, secret)  # type: ignore[arg-type]
             if not context.add_callback(replies.cancel):
                 replies.cancel()
             try:
@@ -94,7 +94,7 @@ class _Replies(Target):
         truthful = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
         self.liar = _Liar(self.held.enter_context(grpc.insecure_channel(truthful.address)))
         pool = self.held.enter_context(ThreadPoolExecutor(16))
-        server = grpc.server(pool, handlers=(self.liar,))
+        server = grpc.server(pool, handlers=(self.liar,))  # type: ignore[arg-type]
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
         self.held.callback(lambda: server.stop(None).wait(WAIT_S))

@@ -29,7 +29,7 @@ def filled(m: Mutator, message: Message, words: Words, depth: int = 0) -> Messag
     """The message with some of its fields set."""
     for field in message.DESCRIPTOR.fields:
         if m.chance(0.7):
-            _set(m, message, field, words, depth)
+            _set(m, message, field, words, depth)  # type: ignore[arg-type]
     return message
 
 
@@ -40,13 +40,13 @@ def varied(m: Mutator, message: Message, words: Words, depth: int = 0) -> Messag
         if not fields:
             break
         field = m.choice(fields)
-        inner = _inner(m, message, field)
+        inner = _inner(m, message, field)  # type: ignore[arg-type]
         if inner is not None and m.chance(0.8):
             varied(m, inner, words, depth + 1)
         else:
-            message.ClearField(field.name)
+            message.ClearField(field.name)  # type: ignore[attr-defined]
             if m.chance(0.9):
-                _set(m, message, field, words, depth)
+                _set(m, message, field, words, depth)  # type: ignore[arg-type]
     return message
 
 
@@ -78,7 +78,7 @@ def _is_map(field: FieldDescriptor) -> bool:
 
 def _set(m: Mutator, message: Message, field: FieldDescriptor, words: Words, depth: int) -> None:
     if _is_map(field):
-        key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+        key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))  # type: ignore[union-attr]
         for _ in range(m.small(2)):
             getattr(message, field.name)[_value(m, key, words)] = _value(m, value, words)
     elif field.type == FieldDescriptor.TYPE_MESSAGE:
@@ -106,7 +106,7 @@ def _value(m: Mutator, field: FieldDescriptor, words: Words) -> Any:
     if field.type == FieldDescriptor.TYPE_BOOL:
         return m.chance(0.5)
     if field.type == FieldDescriptor.TYPE_ENUM:
-        return m.choice([value.number for value in field.enum_type.values] + [99])
+        return m.choice([value.number for value in field.enum_type.values] + [99])  # type: ignore[union-attr]
     if field.type in (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT):
         return m.number()
     return m.bytes(m.choice((0, 1, 16, 16, 16, 17))) if field.type == FieldDescriptor.TYPE_BYTES else m.text()

@@ -77,7 +77,7 @@ class Mutator:
         """So many bytes."""
         return self.random.randbytes(length)
 
-    def mutated(self, content: bytes, most: int = 3) -> bytes:
+    def mutated(self, content: bytes, most: int = 3) -> bytes:  # type: ignore[valid-type]
         """The bytes after one to `most` changes: bits, runs of bytes, cuts, insertions and repetitions."""
         changed = bytearray(content)
         for _ in range(1 + self.small(most - 1)):
@@ -104,7 +104,7 @@ class Mutator:
 
     def mutated_text(self, text: str) -> str:
         """As `mutated`, of a text; the result is a text."""
-        return self.mutated(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")
+        return self.mutated(text.encode("utf-8", "surrogateescape")).decode("utf-8", "replace")  # type: ignore[attr-defined]
 
     def mutated_json(self, value: Any) -> Any:
         """A copy of plain JSON with one value somewhere in it replaced, left out or added."""

@@ -74,7 +74,7 @@ def store_words(m: Mutator, field: FieldDescriptor) -> Any:
 
 
 def _strings(field: FieldDescriptor) -> list[str]:
-    of = field.containing_type.full_name.rpartition(".")[2]
+    of = field.containing_type.full_name.rpartition(".")[2]  # type: ignore[union-attr]
     if of == "Optimizer" and field.name == "name":
         return _OPTIMIZERS
     if of == "HyperparametersEntry":

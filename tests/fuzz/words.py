@@ -130,7 +130,7 @@ class TextFiles(Target):
         elif kind == 2:
             wrong = m.choice(sorted(self.certificates))
             self.path.write_bytes(m.mutated(self.certificates[wrong].read_bytes()))
-            Credentials(**{**self.certificates, wrong: self.path})
+            Credentials(**{**self.certificates, wrong: self.path})  # type: ignore[arg-type]
         else:
             self.path.write_bytes(m.bytes(m.small(40)))
             read_secret(self.path, "ELASTABLE_REDIS_PASSWORD_FILE")
@@ -150,19 +150,19 @@ class Tokens(Target):
         services = [store_service(store, writable=True)]
         server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, credentials=Credentials(token=self.token)))
         channel = self.held.enter_context(grpc.insecure_channel(server.address))
-        self.ask = channel.unary_unary(
+        self.ask = channel.unary_unary(  # type: ignore[call-arg]
             f"/{store_pb2.DESCRIPTOR.services_by_name['EmbeddingStore'].full_name}/GetVersion"
         )
 
     def case(self, m: Mutator) -> str | None:
         """One call with one header, almost right."""
         shown = m.mutated(f"Bearer {self.token}".encode())
-        text = "".join(chr(byte) for byte in shown if 32 <= byte < 127)[:2_000].strip()
+        text = "".join(chr(byte) for byte in shown if 32 <= byte < 127)[:2_000].strip()  # type: ignore[attr-defined]
         scheme, _, token = text.partition(" ")
         right = scheme.lower() == "bearer" and token == self.token
         metadata = [("authorization", text)] * (1 if m.chance(0.9) else 2)
         try:
-            self.ask(b"", WAIT_S, metadata)
+            self.ask(b"", WAIT_S, metadata)  # type: ignore[arg-type]
         except grpc.RpcError as error:
             if not isinstance(error, grpc.Call):
                 raise
@@ -175,4 +175,4 @@ class Tokens(Target):
 
     def check(self) -> None:
         """The right token is taken."""
-        self.ask(b"", WAIT_S, [("authorization", f"Bearer {self.token}")])
+        self.ask(b"", WAIT_S, [("authorization", f"Bearer {self.token}")])  # type: ignore[arg-type]

@@ -119,7 +119,7 @@ CASES = [
         for name, arguments in _COMMON
         for case in [_optimizer(name, arguments)]
     ),
-    *(_schedule(name, arguments) for name, arguments in _SCHEDULES.items()),
+    *(_schedule(name, arguments) for name, arguments in _SCHEDULES.items()),  # type: ignore[arg-type]
     Case("`SGD(lambda: 0.3)`", _with(lambda: keras.optimizers.SGD(lambda: 0.3))),
     Case(
         "`LossScaleOptimizer(SGD(0.5))`",

@@ -41,7 +41,7 @@ RECORDS, VALIDATION = 23, 7
 
 
 @keras.saving.register_keras_serializable("tests")
-class StoreLayer(keras.layers.Layer):  # type: ignore[misc]
+class StoreLayer(keras.layers.Layer):
     """Keeps the protocol of `elastable.master.discovery.StoreBackedLayer`; its rows are zeros here."""
 
     def __init__(self, dim: int = 2, table: str | None = None, constraint: Any = None, **kwargs: Any) -> None:

@@ -193,7 +193,7 @@ def good(**changes: object) -> Push:
         ({"slices": {"t": Slices(np.array([5]), f32([[0, 0]]))}}, IdOutOfRange, "'t': id 5 at position 0"),
         ({"slices": {"t": Slices(np.array([-1]), f32([[0, 0]]))}}, IdOutOfRange, "'t': id -1 at position 0"),
         ({"slices": {"t": Slices(np.array([1]), f32([[0, 0, 0]]))}}, BadGradient, r"'t'.*\[1, 2\]"),
-        ({"slices": {"t": Slices(np.array([1]), np.zeros((1, 2)))}}, BadGradient, "float64"),
+        ({"slices": {"t": Slices(np.array([1]), np.zeros((1, 2)))}}, BadGradient, "float64"),  # type: ignore[arg-type]
         ({"divisor": Divisor(DivisorKind.AMOUNT, -1.0)}, BadGradient, r"divided by -1.0"),
         ({"divisor": Divisor(DivisorKind.AMOUNT, np.nan)}, BadGradient, "divided by nan"),
         ({"parts": (part(DivisorKind.AMOUNT, np.inf),)}, BadGradient, "divided by inf"),

@@ -57,7 +57,7 @@ from tests.certificates import Authority
 from tests.master.joined_worker import join_and_say_so
 
 JOB = JobSpec(job="scripted", micro_batch_size=8, seed=-3, average="sum", not_finite="skip")
-SNAPSHOT = DenseSnapshot(3, (np.arange(6, dtype=np.float32).reshape(2, 3),), (np.int64([7]),), ("kernel",), ("count",))
+SNAPSHOT = DenseSnapshot(3, (np.arange(6, dtype=np.float32).reshape(2, 3),), (np.array([7]),), ("kernel",), ("count",))
 
 
 class Scripted:
@@ -358,10 +358,10 @@ def test_a_foreign_client_is_refused_what_cannot_be(server: GrpcServer) -> None:
     with grpc.insecure_channel(server.address) as channel:
         stub = master_pb2_grpc.MasterStub(MetadataChannel(channel, SESSION_KEY, bytes(16)))
         joined = stub.Join(master_pb2.JoinRequest(incarnation="w"), timeout=60)
-        next(joined)
+        next(joined)  # type: ignore[call-overload]
         for call, told in (
             (lambda: stub.LeaseTasks(master_pb2.LeaseTasksRequest(wait_ms=-1), timeout=60), "wait_ms -1"),
-            (lambda: next(stub.Join(master_pb2.JoinRequest(), timeout=60)), "incarnation is empty"),
+            (lambda: next(stub.Join(master_pb2.JoinRequest(), timeout=60)), "incarnation is empty"),  # type: ignore[call-overload]
             (lambda: stub.ReportGradient(iter([]), timeout=60), "ended before its first frame"),
             (lambda: stub.ReportEvaluation(iter([master_pb2.EvaluationFrame(body=b"a")]), timeout=60), "no header"),
         ):

@@ -16,7 +16,7 @@ from elastable.master.constraints import constrained
 C = keras.constraints
 
 
-class Own(C.Constraint):
+class Own(C.Constraint):  # type: ignore[name-defined]
     """A person's own constraint."""
 
 

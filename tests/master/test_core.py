@@ -305,7 +305,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
         bad = (np.full_like(good.dense[0], np.nan), *good.dense[1:])
         with pytest.raises(NotFinite, match="batch_normalization"):
             report(Push(good.id, 3, bad, good.slices, good.states, good.metrics))
-        assert same(list(before.values()), list(job.bench.dense.tensors().values()))
+        assert same(list(before.values()), list(job.bench.dense.tensors().values()))  # type: ignore[union-attr]
         assert report(good).outcome is PushOutcome.ACCEPTED
 
 
@@ -359,8 +359,7 @@ def test_evaluations_count_once_and_for_their_version_only() -> None:
             job.master.report_gradient(job.push(task))
         task = job.tasks(1)[0]
         assert (task.kind, task.version, task.stop) == (TaskKind.EVALUATE, 1, 3)
-        metrics = (np.float32(1).reshape(()), np.float32(1).reshape(()))
-        metrics = tuple(np.asarray(value) for value in metrics)
+        metrics = (np.ones((), np.float32), np.ones((), np.float32))
         assert job.master.report_evaluation(EvaluationReport("me", 0, 0, 3, metrics)) is PushOutcome.STALE
         assert job.master.report_evaluation(EvaluationReport("me", 1, 0, 3, metrics)) is PushOutcome.ACCEPTED
         assert job.master.report_evaluation(EvaluationReport("me", 1, 0, 3, metrics)) is PushOutcome.DUPLICATE

@@ -17,7 +17,7 @@ from tests.master.fakes import StoreLayer
 SGD = OptimizerSpec.of("sgd", learning_rate=0.1)
 
 
-class Subclassed(keras.Model):  # type: ignore[misc]
+class Subclassed(keras.Model):
     """Layers in attributes, lists, dicts and a model within the model."""
 
     def __init__(self) -> None:

@@ -185,7 +185,7 @@ def test_a_secret_that_is_none_is_refused(held: ExitStack, secret: bytes | None)
     with grpc.insecure_channel(served.address) as channel:
         shown = channel if secret is None else MetadataChannel(channel, SESSION_KEY, secret)
         with pytest.raises(grpc.RpcError, match=SESSION_KEY) as caught:
-            next(master_pb2_grpc.MasterStub(shown).Join(master_pb2.JoinRequest(incarnation="w"), timeout=60))
+            next(master_pb2_grpc.MasterStub(shown).Join(master_pb2.JoinRequest(incarnation="w"), timeout=60))  # type: ignore[call-overload]
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -49,7 +49,7 @@ REFUSED: list[tuple[str, Any]] = [
 
 
 @keras.saving.register_keras_serializable("tests")
-class Shrinking(K.SGD):
+class Shrinking(K.SGD):  # type: ignore[name-defined]
     """A person's own optimizer: exactly not one that is fused."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:

@@ -130,7 +130,7 @@ def test_dense_variables_come_back_as_they_were(
     version: int, variables: tuple[Any, ...], states: tuple[Any, ...], data: st.DataObject
 ) -> None:
     names = [data.draw(st.lists(words, min_size=n, max_size=n).map(tuple)) for n in (len(variables), len(states))]
-    snapshot = DenseSnapshot(version, variables, states, *names, data.draw(st.binary(max_size=9)))
+    snapshot = DenseSnapshot(version, variables, states, *names, data.draw(st.binary(max_size=9)))  # type: ignore[arg-type, call-arg]
     assert_same(dense_from_frames(dense_frames(snapshot)), snapshot)
 
 

@@ -15,7 +15,7 @@ from elastable.master.progress import Progress
 from tests.master.fakes import small_model
 
 
-class FromOne(keras.metrics.Metric):  # type: ignore[misc]
+class FromOne(keras.metrics.Metric):
     """A product: its state begins at 1, so states do not add up."""
 
     def __init__(self) -> None:

@@ -332,7 +332,7 @@ def test_the_job_always_ends_with_every_micro_batch_counted_once(
         if not board.evaluating:
             board.open()
     trained = sorted(number for kind, _, number in crowd.counted if kind is TaskKind.TRAIN)
-    evaluated = [entry for entry in crowd.counted if entry[0] is TaskKind.EVALUATE]
+    counted = [entry for entry in crowd.counted if entry[0] is TaskKind.EVALUATE]
     assert trained == list(range(2 * records))
     assert begun >= 2 or not validation
-    assert len(evaluated) == len(set(evaluated)) == begun * validation
+    assert len(counted) == len(set(counted)) == begun * validation

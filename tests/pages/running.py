@@ -105,7 +105,7 @@ class PageRun:
             command, _, expected = part.partition("\n")
             with self._process(command) as process:
                 printed = _finished(process, block)
-            assert_printed(*("\n".join(sorted(lines.splitlines())) for lines in (printed, expected)), str(block))
+            assert_printed(*("\n".join(sorted(lines.splitlines())) for lines in (printed, expected)), str(block))  # type: ignore[call-arg]
 
     def _run_toml(self, block: Block, text: str) -> None:
         tomllib.loads(text)

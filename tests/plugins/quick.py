@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
             raise AssertionError(f"a quick test starts {words}: mark it with pytest.mark.process")
 
         plain = subprocess.Popen.__init__
-        subprocess.Popen.__init__ = refuse  # type: ignore[method-assign]
+        subprocess.Popen.__init__ = refuse  # type: ignore[assignment, method-assign]
         config.add_cleanup(lambda: setattr(subprocess.Popen, "__init__", plain))
 
 

@@ -17,7 +17,6 @@ from importlib.metadata import Distribution, PathDistribution, distribution
 from pathlib import Path
 from zipfile import Path as ZipPath
 
-from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 from tests.elastable.processes import LIMIT_S
@@ -86,7 +85,7 @@ def _required(wheel: Distribution, extras: Iterable[str]) -> dict[str, Distribut
         for line in of.requires or ():
             need = Requirement(line)
             name = _normalised(need.name)
-            if need.marker is not None and not need.marker.evaluate({**default_environment(), "extra": extra}):
+            if need.marker is not None and not need.marker.evaluate({"extra": extra}):
                 continue
             itself = name == _normalised(wheel.name)
             if not itself:

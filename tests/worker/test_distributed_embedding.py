@@ -135,7 +135,7 @@ def by_name(nest: Any) -> dict[str, Any]:
     return dict(zip("vwxyz", keras.tree.flatten(nest), strict=True))
 
 
-class Ranking(keras.Model):  # type: ignore[misc]
+class Ranking(keras.Model):
     """keras-rs' DLRM example: dense features, embedded features, dot interactions, a head."""
 
     def __init__(self, embedding: Any) -> None:
@@ -184,7 +184,7 @@ def trained(make: Callable[[Any], Any], embedding: Any, records: Any, optimizer:
 @pytest.mark.parametrize("whose", [(Table, Feature), (et.TableConfig, et.FeatureConfig)], ids=["keras-rs", "et"])
 def test_a_dlrm_trains_as_with_keras_rs(whose: Any) -> None:
     # On a CPU keras-rs trains every table with the model's optimizer; here its own is the same.
-    ours = et.DistributedEmbedding(by_name(features(*whose, optimizer=keras.optimizers.SGD(0.02))))
+    ours = et.DistributedEmbedding(by_name(features(*whose, optimizer=keras.optimizers.SGD(0.02))))  # type: ignore[misc]
     theirs = keras_rs.layers.DistributedEmbedding(by_name(features()))
     got = trained(Ranking, ours, clicks(), keras.optimizers.SGD(0.02))
     for name, wanted in trained(Ranking, theirs, clicks(), keras.optimizers.SGD(0.02)).items():
@@ -210,7 +210,7 @@ def test_tables_have_the_optimizers_of_their_configs() -> None:
     assert specs["a"].get("learning_rate", 0.0) == 0.25
 
 
-class Retrieval(keras.Model):  # type: ignore[misc]
+class Retrieval(keras.Model):
     """keras-rs' sequential retrieval example: a sequence of items is the query, the next item the candidate."""
 
     def __init__(self, embedding: Any) -> None:
@@ -308,7 +308,7 @@ class TestSaved:
         layer = next(layer for layer in again.layers if isinstance(layer, et.DistributedEmbedding))
         assert float(layer._tables[0].optimizer.learning_rate) == pytest.approx(0.1)
         with pytest.raises(Unsupported, match=r"distributed_embedding.*plain Keras.*et\.Embedding"):
-            export_keras(model, embedding._tables[0].source, tmp_path / "plain.keras")
+            export_keras(model, embedding._tables[0].source, tmp_path / "plain.keras")  # type: ignore[arg-type]
 
     def test_shared_tables_stay_shared(self) -> None:
         layer = et.DistributedEmbedding(features())

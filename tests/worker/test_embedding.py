@@ -43,7 +43,7 @@ def test_dense_ids_read_their_rows(graph: bool) -> None:
     layer = Embedding(None, 8, name="table")
     ids = np.array([0, 1, 3, 8, 3, 2, 3])
     output, _ = run_in_step(lambda: layer(ids), ids_as_rows(8), graph)
-    np.testing.assert_array_equal(output, column(ids))
+    np.testing.assert_array_equal(output, column(ids))  # type: ignore[arg-type]
 
 
 @BOTH
@@ -51,7 +51,7 @@ def test_dense_ids_read_their_rows(graph: bool) -> None:
 def test_sparse_ids_are_combined(combiner: str, graph: bool) -> None:
     layer = Embedding(None, 8, name="table", combiner=combiner)
     output, _ = run_in_step(lambda: layer(SPARSE), ids_as_rows(8), graph)
-    np.testing.assert_allclose(output, column(COMBINED[combiner]), rtol=1e-6)
+    np.testing.assert_allclose(output, column(COMBINED[combiner]), rtol=1e-6)  # type: ignore[arg-type]
 
 
 @BOTH
@@ -65,7 +65,7 @@ def test_sparse_gradients_reach_every_unique_id(combiner: str, graph: bool) -> N
     )
     assert table == "table"
     np.testing.assert_array_equal(unique, [1, 3, 2, 0, 6])
-    np.testing.assert_allclose(gradient, column(GRADIENTS[combiner]), rtol=1e-6)
+    np.testing.assert_allclose(gradient, column(GRADIENTS[combiner]), rtol=1e-6)  # type: ignore[arg-type]
 
 
 def test_two_calls_of_one_layer_are_two_records_and_both_gradients_count() -> None:
@@ -125,7 +125,7 @@ def test_weights_and_kinds_agree_with_a_loop(combiner: str, kind: str) -> None:
     }
     for row, (mine, weigh) in enumerate(zip(ids, weights, strict=True)):
         expected = (table[mine] * weigh[:, np.newaxis]).sum(axis=0)
-        expected = expected / norms[combiner](weigh) if len(mine) else np.zeros(4)
+        expected = expected / norms[combiner](weigh) if len(mine) else np.zeros(4)  # type: ignore[operator]
         np.testing.assert_allclose(output[row], expected, rtol=1e-5)
 
 
@@ -242,7 +242,7 @@ def test_ids_outside_of_a_fixed_vocabulary_are_refused(bad: int) -> None:
         ({"output_dim": 4, "table_dtype": "int8"}, "'int8'.*served, not trained"),
     ],
 )
-def test_bad_arguments_are_refused_by_name(arguments: dict[str, object], told: str) -> None:
+def test_bad_arguments_are_refused_by_name(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(BadSpec, match=told):
         Embedding(**{"input_dim": None, **arguments}, name="bad")
 
@@ -266,7 +266,7 @@ def test_arguments_come_in_the_order_of_keras() -> None:
     [
         (lambda: Embedding(8), r"\(None, 8\)"),
         (lambda: Embedding(8, None), r"\(None, 8\)"),
-        (lambda: Embedding(8, input_dim=1000), r"\(1000, 8\)"),
+        (lambda: Embedding(8, input_dim=1000), r"\(1000, 8\)"),  # type: ignore[misc]
     ],
 )
 def test_the_order_of_earlier_versions_is_refused_with_the_right_one(make: Callable[[], Any], right: str) -> None:
@@ -320,12 +320,12 @@ def my_rows(shape: object, dtype: object = None) -> object:
     return tf.ones(shape)
 
 
-class OwnDraw(keras.initializers.RandomUniform):  # type: ignore[misc]
+class OwnDraw(keras.initializers.RandomUniform):
     def __call__(self, shape: object, dtype: object = None) -> object:
         return 2 * super().__call__(shape, dtype)
 
 
-class Narrow(keras.initializers.RandomUniform):  # type: ignore[misc]
+class Narrow(keras.initializers.RandomUniform):
     def __init__(self) -> None:
         super().__init__(-0.01, 0.01)
 
@@ -375,7 +375,7 @@ def test_a_layer_reads_what_its_narrow_table_keeps(table_dtype: str) -> None:
     np.testing.assert_array_equal(fresh(ids), initial_rows(fresh.table_spec(), ids))
 
 
-class Hidden(keras.Model):  # type: ignore[misc]
+class Hidden(keras.Model):
     """Makes its layer where Keras cannot see it before the first call."""
 
     def build(self, input_shape: Any) -> None:

@@ -22,7 +22,7 @@ SIZE = 4
 
 def batch(number: int) -> Any:
     ids = np.arange(SIZE) + SIZE * number
-    return {"item": ids % 11}, np.float32(ids % 7)[:, None]
+    return {"item": ids % 11}, (ids % 7).astype(np.float32)[:, None]
 
 
 def forever(start: int = 0) -> Iterator[Any]:
@@ -122,7 +122,7 @@ def test_fit_equals_keras_with_steps_per_epoch(kind: str) -> None:
         return tf.data.Dataset.from_generator(forever, output_signature=signature)
 
     expected = model(plain=True).fit(forever(), steps_per_epoch=5, epochs=3, shuffle=False, verbose=0).history["loss"]
-    source = {"generator": forever, "function": lambda: forever, "dataset": dataset}[kind]()
+    source = {"generator": forever, "function": lambda: forever, "dataset": dataset}[kind]()  # type: ignore[operator]
     done = et.fit(model(plain=False), et.EndlessReader(source, 5), epochs=3, verbose=False)
     np.testing.assert_allclose(done.history["loss"], expected, rtol=1e-5)
 

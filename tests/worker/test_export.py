@@ -28,7 +28,7 @@ LABELS = np.zeros((12, 1), np.float32)
 def _trained_store(model: Any) -> MemoryStore:
     """A store with the model's tables, attached, with rows moved away from their initial values."""
     store = MemoryStore()
-    updates = {}
+    updates: dict[Any, Any] = {}
     for layer in store_layers(model):
         spec = layer.table_spec(0, OptimizerSpec.of("sgd", learning_rate=1.0))
         if store.create_table(spec):
@@ -152,7 +152,7 @@ def _subclassed() -> keras.Model:
 
 
 @keras.saving.register_keras_serializable(package="tests")
-class Rows(keras.Model):  # type: ignore[misc]
+class Rows(keras.Model):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.rows, self.out = keras.layers.Embedding(100, 4, name="rows"), keras.layers.Dense(1)

@@ -38,7 +38,7 @@ def padded(lists: list[Any], dtype: Any) -> Any:
     return dense
 
 
-class Weighted(keras.layers.Layer):  # type: ignore[misc]
+class Weighted(keras.layers.Layer):
     """The weighted mean of rows, in plain Keras, of ids that are padded with zero weights."""
 
     def __init__(self) -> None:

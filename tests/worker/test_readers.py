@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +48,7 @@ def write_parquet(path: Path, first: int = 0, last: int = RECORDS, group: int = 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
     folder = tmp_path_factory.mktemp("readers")
-    chosen = {"features": ["user", "price", "city"], "label": "late", "weight": "weight"}
+    chosen: dict[str, Any] = {"features": ["user", "price", "city"], "label": "late", "weight": "weight"}
     mapped = folder / "user.npy"
     np.save(mapped, COLUMNS["user"])
     x = {"user": np.load(mapped, mmap_mode="r"), "price": COLUMNS["price"], "city": COLUMNS["city"]}

@@ -42,12 +42,12 @@ def test_every_length(length: int) -> None:
 
 
 def test_shapes_and_refusals() -> None:
-    ids = et.hash_ids([["alice", b"bob"], ["bob", "alice"]])
+    ids = et.hash_ids([["alice", b"bob"], ["bob", "alice"]])  # type: ignore[arg-type]
     assert (ids.shape, ids.dtype) == ((2, 2), np.int64)
     assert (ids == ids[::-1, ::-1]).all()
     for wrong in (7, ["a", 7], np.array([1.0])):
         with pytest.raises(BadIds, match="hash_ids takes strings"):
-            et.hash_ids(wrong)
+            et.hash_ids(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("functional", [True, False])
@@ -98,7 +98,7 @@ def test_training_on_strings_is_training_on_their_hashes() -> None:
         et.fit(model, (x, y), epochs=2, batch_size=8, store=store, verbose=False)
         trained.append(store.lookup({"users": et.hash_ids(["alice", "bob", "42", "new"])})["users"])
         assert store.specs()["users"].ids == ("farmhash64" if x is texts else "int64")
-    np.testing.assert_array_equal(*trained)
+    np.testing.assert_array_equal(*trained)  # type: ignore[arg-type]
 
 
 def test_a_table_of_strings_is_not_one_of_integers() -> None:

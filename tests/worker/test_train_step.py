@@ -90,10 +90,10 @@ def test_loss_gradients_states_and_metrics_equal_plain_keras() -> None:
     for mine, weight in zip(result.states, theirs.non_trainable_weights, strict=True):
         np.testing.assert_allclose(mine, weight, rtol=1e-5)
     names = [variable.path for variable in ours.metrics_variables]
-    mine = dict(zip(names, result.metrics, strict=True))
+    by_path = dict(zip(names, result.metrics, strict=True))
     mae = next(metric for metric in theirs.metrics_variables if metric.path == "mean_absolute_error/total")
-    assert mine["loss/total"] == pytest.approx(float(loss) * 16, rel=1e-5)
-    assert mine["mean_absolute_error/total"] == pytest.approx(float(mae), rel=1e-5)
+    assert by_path["loss/total"] == pytest.approx(float(loss) * 16, rel=1e-5)
+    assert by_path["mean_absolute_error/total"] == pytest.approx(float(mae), rel=1e-5)
 
 
 def test_metrics_are_of_the_micro_batch_alone() -> None:

@@ -92,7 +92,7 @@ class SteppedFiles(LocalFiles):
         super()._delete(folder)
 
 
-class SteppedSystem(MemoryFileSystem):  # type: ignore[misc]
+class SteppedSystem(MemoryFileSystem):
     """An object store in memory of which every call that changes it is a step."""
 
     cachable = False

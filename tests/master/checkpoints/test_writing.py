@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -144,7 +145,7 @@ def test_format_1_is_read(tmp_path: Path) -> None:
         for number, spec in enumerate(sorted(SPECS, key=lambda one: one.name)):
             file = f"table-{number:04d}-00000.safetensors"
             (block,) = store.scan(spec.name)
-            parts = {"ids": block.ids, "weights": block.weights, "slots": block.slots}
+            parts: dict[str, Any] = {"ids": block.ids, "weights": block.weights, "slots": block.slots}
             save_file(parts if block.touches is None else {**parts, "touches": block.touches}, home / file)
             entry = {"spec": json.loads(spec_to_json(spec)), "rows": len(block.ids), "files": [file]}
             counters = store.sightings(spec.name)

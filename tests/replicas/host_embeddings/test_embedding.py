@@ -54,7 +54,7 @@ def functional(rows: Rows) -> keras.Model:
     return keras.Model(ids, keras.layers.Dense(1)(hidden))
 
 
-class Subclassed(keras.Model):  # type: ignore[misc]
+class Subclassed(keras.Model):
     def __init__(self, rows: Rows) -> None:
         super().__init__()
         self.rows = rows
@@ -167,7 +167,7 @@ def test_a_table_that_was_never_trained() -> None:
     host = create_host_embedding("never", (4, 1024), initializer="ones")
     weight = tf.Variable(tf.zeros((1024, 1)))
 
-    @tf.function  # type: ignore[untyped-decorator]
+    @tf.function
     def step() -> Any:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((host.lookup(tf.constant([1, 2])) @ weight - 1.0) ** 2)

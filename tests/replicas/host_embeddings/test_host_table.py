@@ -178,7 +178,7 @@ def test_callbacks_and_remote_buffers_by_name() -> None:
         return table._exchange.__class__, table.whole()
 
     ways = {
-        name: trained(**arguments)
+        name: trained(**arguments)  # type: ignore[arg-type]
         for name, arguments in {
             "default": {},
             "buffers": {"enable_remote_buffer_embedding": True},

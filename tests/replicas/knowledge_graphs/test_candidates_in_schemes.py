@@ -68,7 +68,7 @@ def test_scores_that_count(scheme: type[Scheme], corruption: Corruption, kind: s
             heads = corruption == "h" or (corruption == "ht" and b % p < p // 2)
             place = b if batch.negatives.per_triple else 0 if heads else -1
             mine = np.concatenate(
-                [part[place].reshape(-1) for part in (everyones if of_all else [everyones[batch.worker]])]
+                [part[place].reshape(-1) for part in (everyones if of_all else [everyones[batch.worker]])]  # type: ignore[index]
             )
             made = [(e, relation, tail) if heads else (head, relation, e) for e in mine.tolist() if e >= 0]
             counted = np.array([triple for triple in made if not KNOWN.contains(np.array([triple], np.int32))[0]])

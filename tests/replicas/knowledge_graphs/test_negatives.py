@@ -35,11 +35,17 @@ KNOWN = KnownTriples.create(ENTITIES, RELATIONS, TRIPLES)
 TRUE = {tuple(triple) for triple in TRIPLES.tolist()}
 
 
+def negatives_of(batch: StepBatch) -> Any:
+    """Its candidates; every sampler here draws some."""
+    assert batch.negatives is not None
+    return batch.negatives
+
+
 def received(batches: list[StepBatch], worker: int) -> Int64:
     """What a worker's triples are scored with after the all-to-all, from the rows alone: int64 `[B, n, m]`."""
     entity_at = SHARDING.entity_at
-    parts = [batches[worker] if batches[worker].negatives.local else batch for batch in batches]
-    rows = [part.negatives.rows[shard if part.negatives.local else worker] for shard, part in enumerate(parts)]
+    parts = [batches[worker] if negatives_of(batches[worker]).local else batch for batch in batches]
+    rows = [negatives_of(part).rows[shard if negatives_of(part).local else worker] for shard, part in enumerate(parts)]
     return np.stack([entity_at[part.worker][row] for part, row in zip(parts, rows, strict=True)], axis=1)
 
 
@@ -52,7 +58,7 @@ def ends(batch: StepBatch, corruption: Corruption) -> Int64:
 
 def candidates(batch: StepBatch, received: Int64) -> Int64:
     """The entities that each of a worker's triples is scored with, int64 `[n * p, n, m]`."""
-    negatives = batch.negatives
+    negatives = negatives_of(batch)
     if negatives.per_triple:
         return received
     sets = ends(batch, negatives.corruption) // 2 if len(received) == 2 else np.zeros(batch.head.size, np.int64)
@@ -99,7 +105,7 @@ def test_a_worker_knows_what_it_receives(make: Any, corruption: Corruption) -> N
     for step in (0, 3):
         batches = everyones(sampler, step)
         for batch in batches:
-            negatives = batch.negatives
+            negatives = negatives_of(batch)
             assert negatives.rows.dtype == np.int32
             sets = batch.head.size if negatives.per_triple else 2 if corruption == "ht" else 1
             assert negatives.rows.shape[:2] == (SHARDS, 1 if isinstance(sampler.negatives, AllEntities) else sets)
@@ -125,8 +131,8 @@ def test_true_triples_are_masked_and_nothing_else(make: Any, corruption: Corrupt
         triples = made(batch, candidates(batch, received(batches, batch.worker)), corruption)
         own = (triples == PARTITION.triples[batch.triple].reshape(-1, 1, 1, 3)).all(-1)
         excluded = own if exclude == "answer" else known_among(triples)
-        there = True if unmasked.negatives.mask is None else unmasked.negatives.mask
-        np.testing.assert_array_equal(batch.negatives.mask, there & ~excluded)
+        there = True if negatives_of(unmasked).mask is None else negatives_of(unmasked).mask
+        np.testing.assert_array_equal(negatives_of(batch).mask, there & ~excluded)
         met += int(excluded.sum())
     assert met or not isinstance(sampler.negatives, AllEntities)
 
@@ -141,9 +147,9 @@ def test_known_answers_are_found_in_long_lists_too() -> None:
             SHARDING, count, corruption="t", shared=shared, exclude="known", known=known, tell_entities=True
         )
         batch = RigidSampler(partition, 25, negatives=negatives).batch(0, int(SHARDING.shard_of[8]))
-        among = (batch.negatives.entities >= 100) & (batch.negatives.entities < 400)
+        among = (negatives_of(batch).entities >= 100) & (negatives_of(batch).entities < 400)
         assert 0.4 < among.mean() < 0.8
-        np.testing.assert_array_equal(batch.negatives.mask, np.broadcast_to(~among, batch.negatives.mask.shape))
+        np.testing.assert_array_equal(negatives_of(batch).mask, np.broadcast_to(~among, negatives_of(batch).mask.shape))
 
 
 @pytest.mark.parametrize("local", [False, True])
@@ -159,11 +165,11 @@ def test_typed_candidates_are_of_the_type_they_replace(local: bool) -> None:
             )
             wanted = SHARDING.entity_types[replaced][:, None]
             found = SHARDING.entity_types[received(batches, batch.worker)]
-            np.testing.assert_array_equal((found == wanted)[batch.negatives.mask], True)
+            np.testing.assert_array_equal((found == wanted)[negatives_of(batch).mask], True)
             shards = np.full(SHARDS, batch.worker) if local else np.arange(SHARDS)
             has_type = SHARDING.type_counts[shards[None], wanted[:, 0]] > 0
-            np.testing.assert_array_equal(batch.negatives.mask, np.broadcast_to(has_type[..., None], found.shape))
-            masked += int((~batch.negatives.mask).sum())
+            np.testing.assert_array_equal(negatives_of(batch).mask, np.broadcast_to(has_type[..., None], found.shape))
+            masked += int((~negatives_of(batch).mask).sum())
     assert masked  # one type has one entity: four shards have none of it
 
 
@@ -174,7 +180,7 @@ def test_the_last_entity_of_a_type_is_drawn_like_the_others() -> None:
     drawn = np.zeros(ENTITIES, np.int64)
     for step in range(sampler.steps_per_epoch):
         for batch in everyones(sampler, step):
-            entities = batch.negatives.entities[batch.negatives.mask & (batch.negatives.entities >= 0)]
+            entities = negatives_of(batch).entities[negatives_of(batch).mask & (negatives_of(batch).entities >= 0)]
             drawn += np.bincount(entities, minlength=ENTITIES)
     for begin, end in zip(TYPE_OFFSETS, [*TYPE_OFFSETS[1:], ENTITIES], strict=True):
         of_type = drawn[begin:end]
@@ -187,7 +193,7 @@ def test_random_candidates_are_drawn_evenly_and_never_of_the_padding() -> None:
     drawn = np.zeros((SHARDS, SHARDING.rows), np.int64)
     for step in range(4):
         for batch in everyones(sampler, step):
-            drawn[batch.worker] += np.bincount(batch.negatives.rows.reshape(-1), minlength=SHARDING.rows)
+            drawn[batch.worker] += np.bincount(negatives_of(batch).rows.reshape(-1), minlength=SHARDING.rows)
     there = SHARDING.entity_at >= 0
     assert not drawn[~there].any()
     # 40,000 draws over 100 rows: 400 each, standard deviation 20
@@ -196,10 +202,12 @@ def test_random_candidates_are_drawn_evenly_and_never_of_the_padding() -> None:
 
 def test_draws_differ_from_step_to_step_and_from_pair_to_pair() -> None:
     sampler = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, shared=True, seed=3))
-    blocks = [tuple(rows.reshape(-1)) for step in (0, 1) for b in everyones(sampler, step) for rows in b.negatives.rows]
+    blocks = [
+        tuple(rows.reshape(-1)) for step in (0, 1) for b in everyones(sampler, step) for rows in negatives_of(b).rows
+    ]
     assert len(set(blocks)) == len(blocks) == 2 * SHARDS * SHARDS
     other = RigidSampler(PARTITION, 50, negatives=RandomNegatives(SHARDING, 20, shared=True, seed=4))
-    assert tuple(other.batch(0, 0).negatives.rows[0].reshape(-1)) not in blocks
+    assert tuple(negatives_of(other.batch(0, 0)).rows[0].reshape(-1)) not in blocks
 
 
 def test_listed_candidates_come_back_in_their_columns() -> None:
@@ -213,10 +221,10 @@ def test_listed_candidates_come_back_in_their_columns() -> None:
             lists[1][PARTITION.source[batch.triple.reshape(-1)]],
         )
         found = np.full(wanted.shape, -1)
-        triple, shard, k = np.nonzero(batch.negatives.column >= 0)
-        found[triple, batch.negatives.column[triple, shard, k]] = batch.negatives.entities[triple, shard, k]
+        triple, shard, k = np.nonzero(negatives_of(batch).column >= 0)
+        found[triple, negatives_of(batch).column[triple, shard, k]] = negatives_of(batch).entities[triple, shard, k]
         np.testing.assert_array_equal(found, wanted)
-        np.testing.assert_array_equal(batch.negatives.mask, batch.negatives.column >= 0)
+        np.testing.assert_array_equal(negatives_of(batch).mask, negatives_of(batch).column >= 0)
 
 
 def test_everyones_shared_candidates_are_masked_for_whoever_scores_with_them() -> None:
@@ -227,15 +235,15 @@ def test_everyones_shared_candidates_are_masked_for_whoever_scores_with_them() -
         everyone = np.stack([candidates(batch, received(batches, other)) for other in range(SHARDS)], axis=2)
         entities = everyone.reshape(len(everyone), SHARDS, -1)
         excluded = known_among(made(batch, entities, "ht")).reshape(everyone.shape)
-        np.testing.assert_array_equal(batch.negatives.mask_of_all, ~excluded)
-        np.testing.assert_array_equal(batch.negatives.mask, batch.negatives.mask_of_all[:, :, batch.worker])
+        np.testing.assert_array_equal(negatives_of(batch).mask_of_all, ~excluded)
+        np.testing.assert_array_equal(negatives_of(batch).mask, negatives_of(batch).mask_of_all[:, :, batch.worker])
         met += int(excluded.sum())
     assert met
 
 
 def test_all_entities_are_every_row_once() -> None:
     batch = RigidSampler(PARTITION, 10, negatives=AllEntities(SHARDING, tell_entities=True)).batch(0, 1)
-    negatives = batch.negatives
+    negatives = negatives_of(batch)
     assert negatives.common
     np.testing.assert_array_equal(negatives.rows[:, 0], np.tile(np.arange(SHARDING.rows), (SHARDS, 1)))
     np.testing.assert_array_equal(np.sort(negatives.entities[negatives.entities >= 0]), np.arange(ENTITIES))
@@ -259,7 +267,7 @@ def test_what_does_not_fit_is_refused() -> None:
         TypedNegatives(SHARDING, 1, shared=True)
     for settings in ({}, {"shared": True, "local": True}):
         with pytest.raises(BadInput, match="shared and exchanged"):
-            RandomNegatives(SHARDING, 1, mask_of_all=True, **settings)
+            RandomNegatives(SHARDING, 1, mask_of_all=True, **settings)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="no tails are given"):
         TripleNegatives(SHARDING, heads=[[1]], corruption="ht")
     with pytest.raises(BadInput, match="3 lists of heads for 2000 triples"):

@@ -88,11 +88,11 @@ def test_windows_and_masks_change_nothing(seed: int, queries: int, candidates: i
     counts = RankCounts(true)
     for begin in range(0, candidates, window):
         part = slice(begin, begin + window)
-        counts.add(scores[:, part], counted=counted[:, part], without=np.nonzero(without[:, part]))
+        counts.add(scores[:, part], counted=counted[:, part], without=np.nonzero(without[:, part]))  # type: ignore[arg-type]
     np.testing.assert_array_equal(counts.greater, ((scores > true[:, None]) & expected).sum(1))
     np.testing.assert_array_equal(counts.equal, ((scores == true[:, None]) & expected).sum(1))
     plain = RankCounts(true)
-    plain.add(scores, without=np.nonzero(without))
+    plain.add(scores, without=np.nonzero(without))  # type: ignore[arg-type]
     np.testing.assert_array_equal(plain.greater, ((scores > true[:, None]) & ~without).sum(1))
     np.testing.assert_array_equal(plain.equal, ((scores == true[:, None]) & ~without).sum(1))
 
@@ -187,10 +187,10 @@ def test_queries_without_an_answer() -> None:
     assert sorted(int(g) for queries in found for g in queries.given[queries.mask]) == [3, 4]
     known = KnownTriples.create(10, 2, [[3, 0, 7]])
     excluded = known.exclusions("tail", np.array([3, 4]), np.array([0, 1]), np.array([-1, -1]), sharding)
-    found = [
+    places = [
         (int(q), shard, int(row)) for shard in range(2) for q, row in zip(*excluded.window(shard, 0, 5), strict=True)
     ]
-    assert [(query, int(sharding.entity_at[shard, row])) for query, shard, row in found] == [(0, 7)]
+    assert [(query, int(sharding.entity_at[shard, row])) for query, shard, row in places] == [(0, 7)]
     none = QueryBatches(np.empty((0, 3), np.int32), sharding, "tail", 4)
     assert none.batches == 0
 

@@ -27,8 +27,8 @@ def partitioned(shards: int = 5, count: int = 2000) -> PartitionedTriples:
 
 def equal(one: StepBatch, other: StepBatch) -> bool:
     arrays = ("head", "relation", "tail", "triple", "mask", "weight")
-    rows = [[] if batch.negatives is None else batch.negatives.rows for batch in (one, other)]
-    return np.array_equal(*rows) and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)
+    rows = [[] if batch.negatives is None else batch.negatives.rows for batch in (one, other)]  # type: ignore[var-annotated]
+    return np.array_equal(*rows) and all(np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
@@ -54,7 +54,7 @@ def test_every_worker_gathers_the_same_number_of_rows_in_every_step(
     kind: type[ShardedSampler], corruption: str
 ) -> None:
     partition = partitioned()
-    sampler = kind(partition, 47, negatives=RandomNegatives(partition.sharding, 3, corruption=corruption))
+    sampler = kind(partition, 47, negatives=RandomNegatives(partition.sharding, 3, corruption=corruption))  # type: ignore[arg-type]
     shapes = set()
     for step in range(2 * sampler.steps_per_epoch + 1):
         for batch in everyones(sampler, step):

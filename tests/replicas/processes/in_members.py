@@ -143,9 +143,9 @@ def test_one_that_waits_for_another_is_not_the_one_to_blame() -> None:
 
 def test_one_whose_end_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(requests: list[Any]) -> bool:
-        raise lane.MPI.Exception(lane.MPI.ERR_OTHER)
+        raise lane.MPI.Exception(lane.MPI.ERR_OTHER)  # type: ignore[attr-defined]
 
-    breaking = SimpleNamespace(**vars(lane.MPI))
+    breaking = SimpleNamespace(**vars(lane.MPI))  # type: ignore[attr-defined]
     breaking.Request = SimpleNamespace(Testall=give_up)
 
     def work(group: ReplicaGroup) -> Any:
@@ -170,7 +170,7 @@ def test_one_that_is_stopped_in_the_middle_is_named(victim: int, in_pairs: bool)
     block = np.zeros((2, 200_000))
 
     def work(group: ReplicaGroup) -> Any:
-        pids = group.all_gather(np.int64(os.getpid()))
+        pids = group.all_gather(np.int64(os.getpid()))  # type: ignore[arg-type, var-annotated]
         part = group.subgroup(CommGroup("consecutive", 2 if in_pairs else 4))
         if group.rank == victim:
             threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGSTOP)).start()
@@ -222,4 +222,4 @@ def test_a_group_can_be_made_anew_after_one_has_failed() -> None:
 
     for _ in range(3):
         assert run_members(3, fail) == ["told", "left", "told"]
-        assert run_members(3, lambda group: group.all_reduce(np.int64(group.rank)).item()) == [3, 3, 3]
+        assert run_members(3, lambda group: group.all_reduce(np.int64(group.rank)).item()) == [3, 3, 3]  # type: ignore[arg-type]

@@ -147,7 +147,7 @@ def test_an_optimizer_that_looks_at_whole_variables_is_refused(kind: Any) -> Non
 
 
 def test_an_optimizer_of_ones_own_says_that_it_is_elementwise() -> None:
-    class Own(keras.optimizers.SGD):  # type: ignore[misc]
+    class Own(keras.optimizers.SGD):
         pass
 
     with pytest.raises(Unsupported, match="Own cannot update v in parts"):
@@ -168,7 +168,7 @@ def test_optimizers_that_cannot_be_honoured() -> None:
     with pytest.raises(ModelError, match="Adam has been built already"):
         refuse_optimizer(built)
 
-    class Closed(keras.optimizers.SGD):  # type: ignore[misc]
+    class Closed(keras.optimizers.SGD):
         def __init__(self, needed: float) -> None:
             super().__init__(needed)
 

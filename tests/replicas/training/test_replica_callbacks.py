@@ -18,7 +18,7 @@ from tests.replicas.training.models import BOTH, perceptron, records, same_bits,
 X, Y = records()
 
 
-class Batches(keras.callbacks.Callback):  # type: ignore[misc]
+class Batches(keras.callbacks.Callback):
     """Notes logs and weights behind every batch, and stops behind `most`."""
 
     def __init__(self, most: int) -> None:
@@ -34,7 +34,7 @@ class Batches(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
 
-class Halves(keras.callbacks.Callback):  # type: ignore[misc]
+class Halves(keras.callbacks.Callback):
     """Halves the learning rate, and sets a bias, behind every epoch."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -147,7 +147,7 @@ def test_weights_alone_in_parts_with_all_of_their_state_everywhere() -> None:
         trainer.compile("adam", "mse")
         trainer.fit(*records(), batch_size=8, verbose=0)
         kernel, state = trainer.placements[:2]
-        assert (kernel.kind, kernel.domain.group_size, state.kind, state.domain) == (
+        assert (kernel.kind, kernel.domain.group_size, state.kind, state.domain) == (  # type: ignore[union-attr]
             "weight",
             2,
             "optimizer_state",
@@ -252,7 +252,7 @@ def test_moving_statistics_are_those_of_all_and_dropout_is_seeded() -> None:
 
 
 def test_variables_that_the_loss_does_not_reach_stay() -> None:
-    class Aside(keras.Model):  # type: ignore[misc]
+    class Aside(keras.Model):
         def __init__(self) -> None:
             super().__init__()
             self.used, self.aside = keras.layers.Dense(1), keras.layers.Dense(3)
@@ -352,7 +352,7 @@ def test_afterwards_the_model_is_an_ordinary_one(tmp_path: Any) -> None:
     run_threads(2, work)
 
 
-class Doubled(keras.Model):  # type: ignore[misc]
+class Doubled(keras.Model):
     def train_step(self, data: Any) -> Any:
         return super().train_step(data)
 
@@ -436,7 +436,7 @@ def test_replicas_that_are_given_different_records_are_refused() -> None:
 def test_a_replica_that_is_gone_is_told_by_its_rank() -> None:
     x, y = records()
 
-    class Falls(keras.callbacks.Callback):  # type: ignore[misc]
+    class Falls(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             raise RuntimeError("fallen")
 
