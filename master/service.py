@@ -36,14 +36,19 @@ _LONGEST_NAME = 256  # bytes
 _LONGEST_REASON = 1024  # characters
 
 
-def master_service(master: MasterApi, outboxes: Outboxes | None = None) -> Service:
-    """The service that answers for `master`; gradients may lie in `outboxes`.
+def master_service(master: MasterApi, outboxes: Outboxes | None = None, join_first: bool | None = None) -> Service:
+    """The service that answers for `master`.
 
-    Calls in the name of a worker need the secret that it joined with. At a
-    `BareMaster`, which has no work to hand out, a client need not join: a name
-    is its own from the first push on for which it shows a secret.
+    Args:
+        master: What answers.
+        outboxes: Where gradients may lie.
+        join_first: Whether a worker must join before its other calls, each of which shows the secret that it joined
+            with. Else a name is its owner's from the first push on for which a secret is shown. None: unless `master`
+            is a `BareMaster`, which has no work to hand out.
     """
-    servicer = _MasterServicer(master, outboxes)
+    servicer = _MasterServicer(
+        master, outboxes, not isinstance(master, BareMaster) if join_first is None else join_first
+    )
 
     def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
         return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
@@ -72,11 +77,11 @@ def master_service(master: MasterApi, outboxes: Outboxes | None = None) -> Servi
 
 
 class _MasterServicer:
-    def __init__(self, master: MasterApi, outboxes: Outboxes | None) -> None:
+    def __init__(self, master: MasterApi, outboxes: Outboxes | None, join_first: bool) -> None:
         self._master = master
         self._outboxes = outboxes
         self._attendances = Attendances(master)
-        self._identities = Identities(not isinstance(master, BareMaster), self._attendances.is_there)
+        self._identities = Identities(join_first, self._attendances.is_there)
 
     def close(self) -> None:
         """Ends all sessions: their streams would otherwise last as long as their workers."""
