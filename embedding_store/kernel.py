@@ -7,14 +7,21 @@ otherwise a cached caller would go on running an old callee.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numba
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+if TYPE_CHECKING:
+    from llvmlite.ir import IRBuilder, Value
+    from numba.core.base import BaseContext
+    from numba.core.types import Type
+    from numba.core.typing import Signature
+    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = [
     "LINE_VALUES",
@@ -68,10 +75,12 @@ def inlined(function: F) -> F:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def prefetch_line(typing_context: Any, array: Any, row: Any, column: Any) -> Any:
+def prefetch_line(
+    typing_context: TypingContext, array: Type, row: Type, column: Type
+) -> tuple[Signature, Callable[..., Value]]:
     """Asks for the cache line of `array[row, column]`; never faults, whatever the address."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         array_type, row_type, column_type = signature.args
         parts = context.make_array(array_type)(context, builder, arguments[0])
         address = builder.bitcast(parts.data, ir.IntType(8).as_pointer())
@@ -89,8 +98,10 @@ def prefetch_line(typing_context: Any, array: Any, row: Any, column: Any) -> Any
 
 def _fence(order: str) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
-    def fence(typing_context: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def fence(typing_context: TypingContext) -> tuple[Signature, Callable[..., Value]]:
+        def generate(
+            context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]
+        ) -> Value:
             builder.fence(order)
             return context.get_dummy_value()
 

@@ -9,16 +9,24 @@ them: on a virtual machine that takes as long as folding a thousand bags.
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.kernel import kernel
 from elastable.embedding_store.store import Int64
+
+if TYPE_CHECKING:
+    from llvmlite.ir import IRBuilder, Value
+    from numba.core.base import BaseContext
+    from numba.core.types import Type
+    from numba.core.typing import Signature
+    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = ["Turns", "fail_turns", "join_turns", "leave_turns", "next_turns"]
 
@@ -62,8 +70,10 @@ class Turns:
 
 def _adding(word: int, order: str) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
-    def add(typing_context: Any, state: Any, more: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def add(typing_context: TypingContext, state: Type, more: Type) -> tuple[Signature, Callable[..., Value]]:
+        def generate(
+            context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]
+        ) -> Value:
             data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
             place = builder.gep(data, [ir.IntType(64)(word)])
             more = context.cast(builder, arguments[1], signature.args[1], types.int64)

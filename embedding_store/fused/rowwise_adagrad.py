@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -13,6 +14,13 @@ from elastable.embedding_store.kernel import kernel, prefetch, prefetch_distance
 from elastable.embedding_store.optimizer_base import FusedOptimizer, SlotSpec, hyperparameters
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.embedding_store.store import Float32, Int64
+
+if TYPE_CHECKING:
+    from llvmlite.ir import IRBuilder, Value
+    from numba.core.base import BaseContext
+    from numba.core.types import Type
+    from numba.core.typing import Signature
+    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = ["RowwiseAdagrad", "row_squares"]
 
@@ -67,7 +75,9 @@ def row_squares(gradients: Float32) -> Float32:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _lane_squares(typing_context: Any, array: Any, row: Any, blocks: Any) -> Any:
+def _lane_squares(
+    typing_context: TypingContext, array: Type, row: Type, blocks: Type
+) -> tuple[Signature, Callable[..., Value]]:
     """float32: the squares of the first 16 * blocks values of `array[row]`, added as `_mean_of_squares` says.
 
     Written in LLVM's own words: without fast-math LLVM may not reorder a sum,
@@ -75,7 +85,7 @@ def _lane_squares(typing_context: Any, array: Any, row: Any, blocks: Any) -> Any
     times the time of the whole kernel).
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         source = context.make_array(signature.args[0])(context, builder, arguments[0])
         lanes, word = ir.VectorType(ir.FloatType(), _LANES), ir.IntType(32)
         at = [context.cast(builder, value, kind, types.intp)

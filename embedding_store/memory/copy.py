@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+if TYPE_CHECKING:
+    from llvmlite.ir import IRBuilder, Value
+    from numba.core.base import BaseContext
+    from numba.core.types import Type
+    from numba.core.typing import Signature
+    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = ["copy_bytes", "put_word", "word_at"]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def copy_bytes(typing_context: Any, target: Any, target_at: Any, source: Any, source_at: Any, count: Any) -> Any:
+def copy_bytes(
+    typing_context: TypingContext, target: Type, target_at: Type, source: Type, source_at: Type, count: Type
+) -> tuple[Signature, Callable[..., Value]]:
     """`copy_bytes(target, target_at, source, source_at, count)`, uint8 arrays that do not overlap; unchecked."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         def address(array_type: Any, array: Any, index_type: Any, index: Any) -> Any:
             start = context.make_array(array_type)(context, builder, array).data
             place = context.cast(builder, index, index_type, types.intp)
@@ -30,7 +40,9 @@ def copy_bytes(typing_context: Any, target: Any, target_at: Any, source: Any, so
     return types.void(target, target_at, source, source_at, count), generate
 
 
-def _word_address(context: Any, builder: Any, array_type: Any, array: Any, index_type: Any, index: Any) -> Any:
+def _word_address(
+    context: BaseContext, builder: IRBuilder, array_type: Type, array: Value, index_type: Type, index: Value
+) -> Value:
     """Of 8 bytes in a uint8 array, from an index on."""
     start = context.make_array(array_type)(context, builder, array).data
     place = context.cast(builder, index, index_type, types.intp)
@@ -39,10 +51,10 @@ def _word_address(context: Any, builder: Any, array_type: Any, array: Any, index
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def word_at(typing_context: Any, source: Any, at: Any) -> Any:
+def word_at(typing_context: TypingContext, source: Type, at: Type) -> tuple[Signature, Callable[..., Value]]:
     """`word_at(source, at)`: 8 bytes of a uint8 array, anywhere, as a uint64; unchecked."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         address = _word_address(context, builder, signature.args[0], arguments[0], signature.args[1], arguments[1])
         return builder.load(address, align=1)
 
@@ -50,10 +62,12 @@ def word_at(typing_context: Any, source: Any, at: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def put_word(typing_context: Any, target: Any, at: Any, word: Any) -> Any:
+def put_word(
+    typing_context: TypingContext, target: Type, at: Type, word: Type
+) -> tuple[Signature, Callable[..., Value]]:
     """`put_word(target, at, word)`: the 8 bytes of an integer into a uint8 array, anywhere; unchecked."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         kinds = signature.args
         address = _word_address(context, builder, kinds[0], arguments[0], kinds[1], arguments[1])
         builder.store(context.cast(builder, arguments[2], kinds[2], types.uint64), address, align=1)

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
+
+if TYPE_CHECKING:
+    from llvmlite.ir import IRBuilder, Value
+    from numba.core.base import BaseContext
+    from numba.core.types import Type
+    from numba.core.typing import Signature
+    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = ["bits_of", "float_of"]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def bits_of(typing_context: Any, value: Any) -> Any:
+def bits_of(typing_context: TypingContext, value: Type) -> tuple[Signature, Callable[..., Value]]:
     """The 32 bits of a float32, as uint32."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         return builder.bitcast(arguments[0], ir.IntType(32))
 
     return types.uint32(types.float32), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def float_of(typing_context: Any, bits: Any) -> Any:
+def float_of(typing_context: TypingContext, bits: Type) -> tuple[Signature, Callable[..., Value]]:
     """The float32 that has these 32 bits, a uint32."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.uint32), generate

@@ -12,12 +12,19 @@ A kernel that uses them is compiled anew only when its own file changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+if TYPE_CHECKING:
+    from llvmlite.ir import IRBuilder, Value
+    from numba.core.base import BaseContext
+    from numba.core.types import Type
+    from numba.core.typing import Signature
+    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = ["FOLDS", "WEIGHTED_FOLDS", "copy_row", "drain_streams", "prefetch_row", "stream_row"]
 
@@ -34,7 +41,9 @@ def _vector(lanes: int) -> Any:
     return _FLOAT if lanes == 1 else ir.VectorType(_FLOAT, lanes)
 
 
-def _row_address(context: Any, builder: Any, kind: Any, array: Any, row: Any, row_kind: Any) -> Any:
+def _row_address(
+    context: BaseContext, builder: IRBuilder, kind: Type, array: Value, row: Value, row_kind: Type
+) -> Value:
     """Address of the first value of `array[row]`, whatever the row."""
     parts = context.make_array(kind)(context, builder, array)
     stride = cgutils.unpack_tuple(builder, parts.strides)[0]
@@ -42,24 +51,26 @@ def _row_address(context: Any, builder: Any, kind: Any, array: Any, row: Any, ro
     return builder.gep(start, [builder.mul(context.cast(builder, row, row_kind, types.intp), stride)])
 
 
-def _columns(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+def _columns(context: BaseContext, builder: IRBuilder, kind: Type, array: Value) -> Value:
     return cgutils.unpack_tuple(builder, context.make_array(kind)(context, builder, array).shape)[1]
 
 
-def _load(builder: Any, row: Any, lanes: int, index: Any) -> Any:
+def _load(builder: IRBuilder, row: Value, lanes: int, index: Value) -> Value:
     value = builder.load(builder.gep(builder.bitcast(row, _vector(lanes).as_pointer()), [index]))
     value.align = 4
     return value
 
 
-def _store(builder: Any, value: Any, row: Any, lanes: int, index: Any, stream: bool = False) -> None:
+def _store(builder: IRBuilder, value: Value, row: Value, lanes: int, index: Value, stream: bool = False) -> None:
     store = builder.store(value, builder.gep(builder.bitcast(row, _vector(lanes).as_pointer()), [index]))
     store.align = 4 * lanes if stream else 4
     if stream:
         store.set_metadata("nontemporal", builder.module.add_metadata([_INT32(1)]))
 
 
-def _by_columns(builder: Any, columns: Any, unrolled: Callable[[int], None], any_length: Callable[[], None]) -> None:
+def _by_columns(
+    builder: IRBuilder, columns: Value, unrolled: Callable[[int], None], any_length: Callable[[], None]
+) -> None:
     """Runs `unrolled(n)` where `columns` is one of the common n, else `any_length()`."""
     otherwise, done = builder.append_basic_block("any_columns"), builder.append_basic_block("row_done")
     choice = builder.switch(columns, otherwise)
@@ -79,8 +90,12 @@ def _copying(stream: bool) -> Any:
     widest = _STREAM_LANES if stream else _LANES
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def copy(typing_context: Any, out: Any, at: Any, rows: Any, position: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def copy(
+        typing_context: TypingContext, out: Type, at: Type, rows: Type, position: Type
+    ) -> tuple[Signature, Callable[..., Value]]:
+        def generate(
+            context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]
+        ) -> Value:
             kinds = signature.args
             to = _row_address(context, builder, kinds[0], arguments[0], arguments[1], kinds[1])
             of = _row_address(context, builder, kinds[2], arguments[2], arguments[3], kinds[3])
@@ -121,17 +136,17 @@ A kernel ends with `drain_streams()`, so that other threads see what it wrote.
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def drain_streams(typing_context: Any) -> Any:
+def drain_streams(typing_context: TypingContext) -> tuple[Signature, Callable[..., Value]]:
     """Whatever `stream_row` wrote is there for every thread that hears of it later."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         builder.fence("seq_cst")
         return context.get_dummy_value()
 
     return types.void(), generate
 
 
-def _ask_for(builder: Any, address: Any) -> None:
+def _ask_for(builder: IRBuilder, address: Value) -> None:
     byte_pointer = _BYTE.as_pointer()
     call = ir.FunctionType(ir.VoidType(), [byte_pointer, _INT32, _INT32, _INT32])
     ask = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], call)
@@ -139,10 +154,10 @@ def _ask_for(builder: Any, address: Any) -> None:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def prefetch_row(typing_context: Any, rows: Any, position: Any) -> Any:
+def prefetch_row(typing_context: TypingContext, rows: Type, position: Type) -> tuple[Signature, Callable[..., Value]]:
     """Asks for the cache lines of `rows[position]`, of long rows the first; never faults, whatever the position."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         kinds = signature.args
         row = _row_address(context, builder, kinds[0], arguments[0], arguments[1], kinds[1])
         columns = _columns(context, builder, kinds[0], arguments[0])
@@ -168,19 +183,21 @@ def _folding(vectors: int, lanes: int, weighted: bool) -> Any:
 
     @intrinsic  # type: ignore[untyped-decorator]
     def fold(
-        typing_context: Any,
-        out: Any,
-        at: Any,
-        column: Any,
-        rows: Any,
-        fresh: Any,
-        positions: Any,
-        weights: Any,
-        start: Any,
-        stop: Any,
-        ahead: Any,
-    ) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        typing_context: TypingContext,
+        out: Type,
+        at: Type,
+        column: Type,
+        rows: Type,
+        fresh: Type,
+        positions: Type,
+        weights: Type,
+        start: Type,
+        stop: Type,
+        ahead: Type,
+    ) -> tuple[Signature, Callable[..., Value]]:
+        def generate(
+            context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]
+        ) -> Value:
             _write_fold(_FoldArguments(context, builder, signature.args, arguments), vectors, lanes, weighted)
             return context.get_dummy_value()
 
@@ -192,7 +209,7 @@ def _folding(vectors: int, lanes: int, weighted: bool) -> Any:
 class _FoldArguments:
     """Arguments of a fold as it is written down."""
 
-    def __init__(self, context: Any, builder: Any, kinds: Any, arguments: Any) -> None:
+    def __init__(self, context: BaseContext, builder: IRBuilder, kinds: Value, arguments: Sequence[Value]) -> None:
         self.builder, self._context, self._kinds, self._arguments = builder, context, kinds, arguments
         self._offset = builder.mul(self.number(2), _INT64(4))
         self.start, self.stop, self.ahead = self.number(7), self.number(8), self.number(9)

@@ -9,8 +9,9 @@ behind, and no reader delays the owner.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba.core import types
@@ -20,6 +21,13 @@ from elastable.embedding_store.files.mapping import FileMapping
 from elastable.embedding_store.kernel import kernel
 from elastable.embedding_store.shared.sealed_memory import SealedMemory, require_sealed
 from elastable.embedding_store.store import Int64
+
+if TYPE_CHECKING:
+    from llvmlite.ir import IRBuilder, Value
+    from numba.core.base import BaseContext
+    from numba.core.types import Type
+    from numba.core.typing import Signature
+    from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = ["Notice", "ReadBoard", "WriteBoard"]
 
@@ -103,10 +111,10 @@ class ReadBoard:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _load(typing_context: Any, words: Any, index: Any) -> Any:
+def _load(typing_context: TypingContext, words: Type, index: Type) -> tuple[Signature, Callable[..., Value]]:
     """An atomic load with acquire order: nothing after it is read before it."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         parts = context.make_array(signature.args[0])(context, builder, arguments[0])
         return builder.load_atomic(builder.gep(parts.data, [arguments[1]]), "acquire", _ALIGNMENT)
 
@@ -114,10 +122,12 @@ def _load(typing_context: Any, words: Any, index: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _store(typing_context: Any, words: Any, index: Any, value: Any) -> Any:
+def _store(
+    typing_context: TypingContext, words: Type, index: Type, value: Type
+) -> tuple[Signature, Callable[..., Value]]:
     """An atomic store with release order: nothing before it is written after it."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         parts = context.make_array(signature.args[0])(context, builder, arguments[0])
         builder.store_atomic(arguments[2], builder.gep(parts.data, [arguments[1]]), "release", _ALIGNMENT)
         return context.get_dummy_value()
@@ -126,10 +136,10 @@ def _store(typing_context: Any, words: Any, index: Any, value: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _fence(typing_context: Any) -> Any:
+def _fence(typing_context: TypingContext) -> tuple[Signature, Callable[..., Value]]:
     """Keeps all reads and writes before it from those after it, on every processor."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
         builder.fence("seq_cst")
         return context.get_dummy_value()
 
