@@ -22,6 +22,7 @@ _BENCHES = (
     "kg",
     "sharded_training",
     "wire",
+    "load",
     "redis_rows",
     "redis_commits",
     "tiers",

@@ -6,6 +6,7 @@ A call of a gRPC server holds a thread from its first byte to its last. So
   ended when that takes too long, or comes too slowly;
 * only some threads may wait for clients: where more do, the call that has
   waited longest is ended, which among honest ones is hardly ever one of them;
+* where there is no room, a call takes that of the one that has waited longest for its client;
 * each kind of call has a limit of its own, and so does each host: health checks
   are answered while everything else is full, and sessions leave room for work.
 
@@ -37,6 +38,7 @@ MAX_CONTROL_BYTES = 256 << 10
 _REFLECTION = "/grpc.reflection."
 _LOOK_S = 0.5  # between two looks at who is late
 _FAIR_S = 1.0  # that any call may wait, however many do
+_SHORT_S = 0.05  # that any call may wait, where others find no room
 _KNOWN = 256  # methods that are remembered; more than there are
 
 
@@ -100,6 +102,8 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self._work = _Kind("calls", limits.threads)
         self._lock = threading.Lock()
         self._under_way: Counter[str] = Counter()
+        self._most_leaving = max(1, spare // 2)
+        self._leaving: set[object] = set()  # keys of calls that were ended for others, and hold their room yet
         self._of_host: Counter[str] = Counter()
         self._waits: dict[object, _Wait] = {}  # the one that has waited longest first
         self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
@@ -140,8 +144,8 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
         kind, streams = self._kind(method), handler.request_streaming
         parse = handler.request_deserializer
 
-        def request_of(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-            taken = self._messages(messages, context, kind, parse if streams else None)
+        def request_of(messages: Iterator[bytes], context: grpc.ServicerContext, place: _Place) -> Any:
+            taken = self._messages(messages, context, place, parse if streams else None)
             return taken if streams else _only(taken, parse, method)
 
         if handler.response_streaming:
@@ -149,11 +153,11 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
             assert replies is not None
 
             def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-                with self._admitted(kind, context):
+                with self._admitted(kind, context) as place:
                     with answering(context):
-                        request = request_of(messages, context)
+                        request = request_of(messages, context, place)
                     for reply in replies(request, context):
-                        with self._waiting(kind, context, self._limits.unread_s):
+                        with self._waiting(place, context, self._limits.unread_s):
                             yield reply
 
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
@@ -161,46 +165,68 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
         assert answer is not None
 
         def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-            with self._admitted(kind, context):
+            with self._admitted(kind, context) as place:
                 with answering(context):
-                    request = request_of(messages, context)
+                    request = request_of(messages, context, place)
                 return answer(request, context)
 
         return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
 
     @contextmanager
-    def _admitted(self, kind: _Kind, context: grpc.ServicerContext) -> Iterator[None]:
+    def _admitted(self, kind: _Kind, context: grpc.ServicerContext) -> Iterator[_Place]:
         """Around a call that there is room for; others end here, before a message of theirs is read."""
         host = _host(context.peer()) if kind is self._work else ""
+        place = _Place(kind, host)
         with self._lock:
             working = self._under_way[self._work.name] + self._under_way[self._stay.name]
             full = self._under_way[kind.name] >= kind.most or (
                 kind in (self._work, self._stay) and working >= self._limits.threads
             )
             crowded = bool(host) and self._of_host[host] >= self._limits.of_a_host
-            if not (full or crowded):
+            silent = self._most_silent(place, crowded) if full or crowded else None
+            if silent is not None or not (full or crowded):
                 self._under_way[kind.name] += 1
                 if host:
                     self._of_host[host] += 1
-        if full or crowded:
+        if silent is not None:
+            silent.context.cancel()  # type: ignore[no-untyped-call]
+        elif full or crowded:
             why = f"{kind.most} {kind.name}" if full else f"{self._limits.of_a_host} calls from {host}"
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{why} are under way here; try again")
         try:
-            yield
+            yield place
         finally:
             with self._lock:
+                self._leaving.discard(place)
                 self._under_way[kind.name] -= 1
                 if host:
                     self._of_host[host] -= 1
                     if not self._of_host[host]:
                         del self._of_host[host]
 
+    def _most_silent(self, place: _Place, of_its_host: bool) -> _Wait | None:
+        """The call that has waited longest for its client, and that is to make room for another one of its kind.
+
+        Else whoever opens calls and says nothing takes all room of its host again as fast as it is given back.
+        """
+        if len(self._leaving) >= self._most_leaving:
+            return None
+        before = time.monotonic() - _SHORT_S
+        for key, wait in self._waits.items():
+            if wait.since > before:
+                return None
+            if wait.place.kind is place.kind and (not of_its_host or wait.place.host == place.host):
+                del self._waits[key]
+                self._leaving.add(wait.place)
+                return wait
+        return None
+
     @contextmanager
-    def _waiting(self, kind: _Kind, context: grpc.ServicerContext, seconds: float) -> Iterator[None]:
+    def _waiting(self, place: _Place, context: grpc.ServicerContext, seconds: float) -> Iterator[None]:
         """Around a wait for the client, which is ended after `seconds`, or where too many wait."""
         key, now = object(), time.monotonic()
         with self._lock:
-            self._waits[key] = _Wait(kind, context, now, now + seconds)
+            self._waits[key] = _Wait(place, context, now, now + seconds)
         try:
             yield
         finally:
@@ -211,14 +237,14 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self,
         messages: Iterator[bytes],
         context: grpc.ServicerContext,
-        kind: _Kind,
+        place: _Place,
         parse: Callable[[bytes], Any] | None,
     ) -> Iterator[Any]:
         """A client's messages, as long as they come in time."""
         limits, received, begun, seconds = self._limits, 0, time.monotonic(), self._limits.first_message_s
         while True:
             behind = begun + limits.next_message_s + received / limits.least_rate - time.monotonic()
-            with self._waiting(kind, context, min(seconds, behind)):
+            with self._waiting(place, context, min(seconds, behind)):
                 message = next(messages, None)
             if message is None:
                 return
@@ -233,7 +259,7 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
             with self._lock:
                 ended = [key for key, wait in self._waits.items() if wait.until < now]
                 for kind in (self._health, self._rare, self._stay, self._work):
-                    alike = [key for key, wait in self._waits.items() if wait.kind is kind and key not in ended]
+                    alike = [key for key, wait in self._waits.items() if wait.place.kind is kind and key not in ended]
                     surplus = len(alike) - min(kind.most // 2, self._limits.waiting)
                     ended += [key for key in alike[: max(surplus, 0)] if self._waits[key].since < now - _FAIR_S]
                 waits = [self._waits.pop(key) for key in ended]
@@ -241,11 +267,19 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 wait.context.cancel()  # type: ignore[no-untyped-call]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """What one call counts as."""
+
+    kind: _Kind
+    host: str
+
+
 @dataclass(frozen=True, slots=True)
 class _Wait:
     """One call that waits for its client, since when, and until when it may."""
 
-    kind: _Kind
+    place: _Place
     context: grpc.ServicerContext
     since: float
     until: float

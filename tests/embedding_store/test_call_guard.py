@@ -14,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc import call_guard
 from elastable.embedding_store.rpc.call_guard import MAX_CONTROL_BYTES, CallLimits
 from elastable.embedding_store.rpc.errors import ERROR_KEY
 from elastable.embedding_store.rpc.remote import RemoteSource
@@ -229,3 +230,21 @@ def test_a_stream_of_frames_still_comes_through_whole(held: ExitStack) -> None:
     store.commit(Commit(1, {"wide": TableUpdate(ids, np.ones((20_000, 256), np.float32))}, 0, {"wide": 1.0}))
     with RemoteSource(server.address, WAIT_S) as source:
         np.testing.assert_array_equal(source.lookup({"wide": ids})["wide"], store.lookup({"wide": ids})["wide"])
+
+
+def test_a_call_that_finds_no_room_takes_that_of_the_most_silent_one(
+    held: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_guard, "_LOOK_S", 3_600.0)  # nobody looks who is late
+    _, address = served(held, CallLimits(threads=16, first_message_s=3_600.0))
+    with silent(address, f"/{STORE_SERVICE}/GetVersion", LIMITS.threads) as calls:
+        pause = threading.Event()
+        for _ in range(600):
+            if sum(call.done() for call in calls) >= LIMITS.threads - LIMITS.of_a_host:
+                break
+            pause.wait(0.1)  # until those that found no room are refused, and the others count as silent
+        pause.wait(2 * call_guard._SHORT_S)
+        ask = channel(held, address).unary_unary(f"/{STORE_SERVICE}/GetVersion", None, None)
+        for _ in range(2 * LIMITS.threads):
+            ask(b"", timeout=WAIT_S)
+        assert 0 < sum(not call.done() for call in calls) < LIMITS.of_a_host

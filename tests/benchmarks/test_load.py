@@ -1,0 +1,48 @@
+"""A server under load goes on answering: rightly, everybody, and none of it is timed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from benchmarks.load import Load, measure
+from benchmarks.silent_clients import SilentClients
+from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.rpc.call_guard import CallLimits
+from elastable.embedding_store.rpc.server import GrpcServer
+from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.spec import TableSpec
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with MemoryStore(1) as store:
+        store.create_table(TableSpec("t", 16, 100_000))
+        limits = CallLimits(threads=16, first_message_s=1.0)
+        with GrpcServer("127.0.0.1:0", [store_service(store)], limits) as server:
+            yield server.address
+
+
+def test_a_good_client_is_answered_beside_silent_and_busy_ones(address: str) -> None:
+    waits = measure(address, Load("some of each", silent=100, busy=8), lookups=50)
+    assert (waits.wrong, waits.unanswered) == (0, 0)
+    assert len(waits.seconds) == 50
+
+
+def test_silent_clients_are_silent_clients(address: str) -> None:
+    with SilentClients(address, f"/{STORE_SERVICE}/LookupSmall", 8) as silent:
+        enough = threading.Event()
+        for _ in range(600):
+            if silent.ended >= 8 or enough.wait(0.1):  # each of the four that opened a call, at least twice
+                break
+        assert silent.ended >= 8
+        assert silent.connected == 8
+        with grpc.insecure_channel(address) as channel:
+            call = channel.unary_unary(f"/{STORE_SERVICE}/GetVersion", None, None)
+            call(b"", timeout=WAIT_S, wait_for_ready=True)
