@@ -12,6 +12,11 @@ RUN_COMMAND ?= $(BIN)/elastable train examples/flights/model.py \
   --workers 2 --micro-batch-size 512 --grads-to-wait 2 --epochs 1
 # `make test ARGS="tests/worker -k combiner"` narrows the run.
 ARGS ?=
+# Processes that run tests. Jobs wait for one another now and then, so one more than there are cores keeps these busy.
+TEST_PROCESSES ?= $$(( $$(nproc) + 1 ))
+# Modules go to processes whole, so that what is started once a module is, and the dearest first (tests/plugins/order.py).
+pytest = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
+FAST_TESTS := tests/embedding_store tests/master $(wildcard tests/test_*.py)
 
 STUB_PACKAGES := embedding_store/v1 master/v1
 # $(call generate,FOLDER) writes the stubs of proto/ below FOLDER; protoc finds mypy's plugin on PATH.
@@ -28,7 +33,7 @@ DEV_STAMP  := $(VENV)/.installed-dev
 PINS       := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format types proto proto-check hooks wheel coverage chaos soak fuzz keras-table bench bench-peers bench-kg compose-test clean distclean
+.PHONY: help install run test test-fast test-slow lint format types proto proto-check hooks wheel coverage chaos soak fuzz keras-table bench bench-peers bench-kg compose-test clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,8 +43,18 @@ install: $(RUN_STAMP) ## create .venv and install what `make run` needs
 run: $(RUN_STAMP) ## train the flights example: one master, two workers
 	$(RUN_COMMAND)
 
-test: $(TEST_STAMP) ## run all tests, two modules at a time (ARGS= narrows them; ARGS="-n 0" runs them one by one)
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder $(ARGS)
+test: $(TEST_STAMP) ## run all tests against real servers (ARGS= narrows them; ARGS="-n 0" runs them one by one)
+	$(pytest) $(ARGS)
+
+test-fast: $(TEST_STAMP) ## run what needs neither servers nor processes, in a minute
+	$(pytest) --quick $(FAST_TESTS) $(ARGS)
+
+test-slow: $(TEST_STAMP) ## hours: all tests in random order with random draws, then chaos, soak and fuzz at length
+	$(pytest) -m "not compose" --seed random --random-order $(ARGS)
+	$(BIN)/python -m tests.chaos
+	$(BIN)/python -m tests.chaos --noticed
+	$(BIN)/python -m tests.chaos.soak
+	$(BIN)/python -m tests.fuzz
 
 lint: $(DEV_STAMP) ## ruff: rules and formatting
 	$(BIN)/ruff check $(SOURCES)
@@ -72,7 +87,7 @@ wheel: $(BIN)/python ## build dist/elastable-*.whl
 
 coverage: $(DEV_STAMP) ## run all tests and report what they do not reach, in build/coverage (ARGS= narrows them)
 	@mkdir -p build/coverage
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --cov --cov-report=html --cov-report=term:skip-covered $(ARGS)
+	$(pytest) --cov --cov-report=html --cov-report=term:skip-covered $(ARGS)
 
 chaos: $(TEST_STAMP) ## hundreds of seeded schedules of faults on real processes (ARGS="--kind redis --seed 17")
 	$(BIN)/python -m tests.chaos $(ARGS)

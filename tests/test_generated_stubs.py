@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[1]
 PROTOS = ("elastable/embedding_store/v1/store.proto", "elastable/master/v1/master.proto")
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.plugins.order import DEAREST, ROOT
 
+pytestmark = pytest.mark.process
+
 pytest_plugins = ["pytester"]
 
 CONFTEST = 'pytest_plugins = [f"tests.plugins.{name}" for name in ("seeds", "order", "skips", "quick")]\n'

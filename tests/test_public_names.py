@@ -10,6 +10,8 @@ import pytest
 import elastable
 from elastable import embedding_store
 
+pytestmark = pytest.mark.process
+
 ELASTABLE = [
     "AdmissionSpec",
     "CommGroup",

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from tests.elastable.click_job import HELD_OUT, RECORDS, data
-from tests.elastable.conftest import Trained
-from tests.elastable.processes import CLICK_JOB, counted_by_workers
+from tests.elastable.conftest import JOB, Trained
+from tests.elastable.processes import CLICK_JOB, counted_by_workers, run_elastable
 
 
 def told(*arguments: str | Path) -> list[dict[str, object]]:
@@ -25,6 +25,13 @@ def told(*arguments: str | Path) -> list[dict[str, object]]:
     ran = CliRunner().invoke(app, [str(word) for word in arguments], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def test_new_interpreters_end_with_the_same_numbers(trained: Trained, tmp_path: Path) -> None:
+    """All other jobs of the tests are forks of a process that has imported TensorFlow."""
+    ran = run_elastable("train", CLICK_JOB, "--workers", "2", *JOB, "--run-dir", tmp_path, "--deadline", "30", new=True)
+    assert (ran.code, ran.err) == (0, "")
+    trained.require_same_numbers((tmp_path / "latest").resolve())
 
 
 class TestRunDirectory:

@@ -19,6 +19,8 @@ from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, Optimize
 from elastable.embedding_store.store import RowBlock
 from tests.contracts.store_samples import commit, dynamic, rows_by_id, update
 
+pytestmark = pytest.mark.process
+
 MIB = 1 << 20
 WIDE = TableSpec("t", 64, 20_000, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
 

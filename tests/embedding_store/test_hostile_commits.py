@@ -40,6 +40,8 @@ from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, Ta
 from tests.contracts.store_samples import int64, rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
 
+pytestmark = pytest.mark.process
+
 DIM = 2
 HALF = OptimizerSpec.of("sgd", learning_rate=0.5)
 DECAYS = OptimizerSpec("adamw", (("learning_rate", 0.1), ("weight_decay", 0.01)), lazy=False)

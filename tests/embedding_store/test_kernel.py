@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 PACKAGE = Path(__file__).parents[2] / "embedding_store"
 PROGRAM = """
 import numpy as np

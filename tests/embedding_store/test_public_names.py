@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from elastable import embedding_store
 
 
@@ -13,6 +15,7 @@ def test_every_public_name_is_there() -> None:
     assert len(set(embedding_store.__all__)) == len(embedding_store.__all__)
 
 
+@pytest.mark.process
 def test_importing_is_cheap_and_never_loads_tensorflow() -> None:
     program = (
         "import sys; from elastable import embedding_store; late = {'numba', 'redis', 'grpc'} & set(sys.modules);"

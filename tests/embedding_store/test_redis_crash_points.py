@@ -18,6 +18,8 @@ from elastable.embedding_store.store import Commit, EmbeddingStore
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.dying_writer import Died, dying_after
 
+pytestmark = pytest.mark.process
+
 ALL = dict.fromkeys(SPECS, IDS)
 _MOST = 200
 

@@ -10,6 +10,8 @@ from elastable.embedding_store.redis.store import RedisStore
 from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
 
+pytestmark = pytest.mark.process
+
 SPECS = (
     TableSpec("adagrad", 5, None, initializer=InitializerSpec("normal", 0.0, 0.1), seed=3,
               optimizer=OptimizerSpec.of("adagrad", learning_rate=0.05)),

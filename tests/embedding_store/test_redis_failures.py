@@ -28,6 +28,8 @@ from elastable.embedding_store.store import Commit, TableUpdate
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.servers import Server, running_cluster, running_server
 
+pytestmark = pytest.mark.process
+
 # -- reaching a server
 
 

@@ -20,6 +20,8 @@ from elastable.embedding_store.redis.store import RedisStore
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.servers import Server
 
+pytestmark = pytest.mark.process
+
 _PATIENCE_S = 60.0
 
 

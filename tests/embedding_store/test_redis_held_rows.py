@@ -19,6 +19,8 @@ from elastable.embedding_store.store import Commit, RowBlock, TableUpdate
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.embedding_store.dying_writer import Died, dying_after
 
+pytestmark = pytest.mark.process
+
 NOTHING_HELD, A_FEW_ROWS = "held_bytes=0", "held_bytes=4KiB"
 HALF = TableSpec("half", 8, None, optimizer=OptimizerSpec.of("adam", learning_rate=0.1), dtype="bfloat16")
 

@@ -22,6 +22,8 @@ from elastable.embedding_store.store import Commit, RowBlock, TableUpdate
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.embedding_store.dying_writer import Died, dying_after
 
+pytestmark = pytest.mark.process
+
 ALL = dict.fromkeys(SPECS, IDS)
 
 

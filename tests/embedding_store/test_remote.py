@@ -38,6 +38,8 @@ from elastable.embedding_store.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.store import Commit, TableUpdate
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 
+pytestmark = pytest.mark.process
+
 WIDE = TableSpec("wide", 64, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
 NARROW = TableSpec("narrow", 3, vocabulary_size=1_000, seed=7)
 WIDEST = TableSpec("widest", 65_536)

@@ -24,6 +24,8 @@ from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from tests.contracts.store_samples import commit, int64, rows_by_id, update
 from tests.embedding_store.test_remote_store import losing
 
+pytestmark = pytest.mark.process
+
 SPEC = TableSpec("t", 8, None, optimizer=OptimizerSpec.of("adam"))
 IDS = np.arange(60)
 _WAIT_S = 60.0

@@ -36,6 +36,8 @@ from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, Table
 from elastable.embedding_store.store import TableUpdate
 from tests.contracts.store_samples import commit
 
+pytestmark = pytest.mark.process
+
 DIM = 8
 WAIT_S = 60
 

@@ -27,6 +27,8 @@ from elastable.embedding_store.store import Commit, TableUpdate
 from tests.contracts.store_samples import commit
 from tests.embedding_store.test_shared_source import mapped
 
+pytestmark = pytest.mark.process
+
 DIM = 16
 WAIT_S = 60
 SPECS = [

@@ -73,7 +73,9 @@ def _scanned_ids(table: EmbeddingTable) -> Int64:
 # -- bags of any kind, on every kind of store
 
 
-@pytest.fixture(params=["direct", "partly filled", "indexed", "dynamic", "half", "redis"])
+@pytest.fixture(
+    params=["direct", "partly filled", "indexed", "dynamic", "half", pytest.param("redis", marks=pytest.mark.process)]
+)
 def table(request: pytest.FixtureRequest) -> Iterator[EmbeddingTable]:
     """A table of 200 ids, of which some hold values of their own."""
     kind = request.param

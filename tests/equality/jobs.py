@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-from elastable.local_workers import LocalWorkers
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.client import MasterClient
+from tests.preloaded.client import PreloadedProcess
 
 MODEL = Path(__file__).parent / "model.py"
 Numbers = dict[str, np.ndarray]
@@ -43,33 +41,33 @@ def train(home: Path, workers: int, optimizer: str, store: str = "memory", kill_
         "EQUALITY_VOCABULARY": "40",
         "EQUALITY_PAUSE": "0.02" if kill_one else "0",
     }
-    command = [sys.executable, "-m", "elastable", "master", str(MODEL), "--listen", "127.0.0.1:0", "--store", store]
+    command = ["-m", "elastable", "master", str(MODEL), "--listen", "127.0.0.1:0", "--store", store]
     command += ["--micro-batch-size", "16", "--grads-to-wait", "4", "--seed", "11", "--run-dir", str(home)]
     command += ["--checkpoint-dir", str(home / "checkpoints"), "--no-export"]
-    with (home / "master.log").open("wb") as log:
-        master = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-    started: LocalWorkers | None = None
-    before = dict(os.environ)
+    started = [_started(home / "master.log", command, environment)]
     try:
-        address = _address(home, master)
-        os.environ.update(environment)
-        started = LocalWorkers(workers, address, MODEL, home, deadline_s=60.0)
+        address = _address(home, started[0])
+        working = ["-m", "elastable", "worker", str(MODEL), "--master", address, "--deadline", "60"]
+        started += [_started(home / f"worker-{number}.log", working, environment) for number in range(workers)]
         if kill_one:
-            _kill_in_the_middle(address, started.pids[0])
-        code = master.wait(timeout=240)
+            _kill_in_the_middle(address, started[1].pid)
+        code = started[0].wait(timeout=240)
         assert code == 0, (home / "master.log").read_text()
+        codes = [worker.wait(timeout=60) for worker in started[1:]]
+        assert codes == [-signal.SIGKILL if kill_one and number == 0 else 0 for number in range(workers)]
     finally:
-        os.environ.clear()
-        os.environ.update(before)
-        if started is not None:
-            started.stop(wait_s=10.0)
-        if master.poll() is None:
-            master.kill()
-            master.wait(timeout=10)
+        for process in started:
+            process.kill()
+            process.wait(timeout=10)
     return trained_numbers(home / "checkpoints")
 
 
-def _address(home: Path, master: subprocess.Popen[bytes]) -> str:
+def _started(log: Path, words: list[str], environment: dict[str, str]) -> PreloadedProcess:
+    with log.open("wb") as output:
+        return PreloadedProcess(words, output, output, MODEL.parents[2], environment)
+
+
+def _address(home: Path, master: PreloadedProcess) -> str:
     give_up = time.monotonic() + 120
     while time.monotonic() < give_up and master.poll() is None:
         for file in home.glob("latest/job.json"):

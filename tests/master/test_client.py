@@ -56,6 +56,8 @@ from elastable.master.v1 import master_pb2, master_pb2_grpc
 from tests.certificates import Authority
 from tests.master.joined_worker import join_and_say_so
 
+pytestmark = pytest.mark.process
+
 JOB = JobSpec(job="scripted", micro_batch_size=8, seed=-3, average="sum", not_finite="skip")
 SNAPSHOT = DenseSnapshot(3, (np.arange(6, dtype=np.float32).reshape(2, 3),), (np.array([7]),), ("kernel",), ("count",))
 

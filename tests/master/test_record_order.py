@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from elastable.embedding_store.errors import BadInput
 from elastable.master.record_order import record_order
 
+pytestmark = pytest.mark.process
+
 blocks = st.one_of(st.none(), st.integers(1, 40))
 
 

@@ -27,6 +27,8 @@ from elastable.master.messages import MASTER_SERVICE
 from elastable.master.service import master_service
 from elastable.master.v1 import master_pb2
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "wire.md").read_text()
 

@@ -64,6 +64,8 @@ class PageRun:
             self._run(block)
 
     def _run(self, block: Block) -> None:
+        if block.kind == "together":  # it brings its own server; one of a block before may still be ending
+            self._ports["here"] = _free_port()
         text = self._with_addresses(block.text)
         if block.kind == "output":
             assert_printed(self._printed, text, str(block))

@@ -33,7 +33,7 @@ def redis_server(server_binary: Path, tmp_path_factory: pytest.TempPathFactory) 
         yield url
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def keras_as_at_start() -> Iterator[None]:
     """A page sees Keras as a new process does, and leaves it so."""
     keras.backend.clear_session()
@@ -46,6 +46,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
     assert complaints(blocks_of(page)) == []
 
 
+@pytest.mark.usefixtures("keras_as_at_start")
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, redis_server: Callable[[str], str]) -> None:
     with PageRun(tmp_path, redis_server) as run:

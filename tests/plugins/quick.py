@@ -1,13 +1,21 @@
-"""`--quick`: no servers and no processes. What would start one is left out if it says so, else fails."""
+"""`--quick`: no servers, no processes, none of the dearest modules.
+
+A test that would start a process is left out if it is marked `process` or needs a server; else it fails.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Generator
+from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 import pytest
 
-__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
+from tests.plugins.order import DEAREST
+
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_runtest_protocol"]
 
 #: Fixtures that start servers; a test that needs one need not be marked `process`.
 SERVERS = frozenset({"server_binary", "redis_node", "valkey_node", "redis_cluster_nodes"})
@@ -18,27 +26,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only tests that start neither processes nor servers")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Where nothing may be started, starting something is an error."""
-    if config.option.quick:
-
-        def refuse(self: Any, words: Any, *_: Any, **__: Any) -> NoReturn:
-            raise AssertionError(f"a quick test starts {words}: mark it with pytest.mark.process")
-
-        plain = subprocess.Popen.__init__
-        subprocess.Popen.__init__ = refuse  # type: ignore[assignment, method-assign]
-        config.add_cleanup(lambda: setattr(subprocess.Popen, "__init__", plain))
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Where nothing may be started, starting something is an error. (Imports may: `platform` asks `uname`.)"""
+    if not item.config.option.quick:
+        return (yield)
+    with pytest.MonkeyPatch.context() as patched:
+        for owner, name in ((subprocess.Popen, "__init__"), (BaseProcess, "start"), (os, "fork")):
+            patched.setattr(owner, name, _refuse)
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what starts processes or is slow."""
+    """Leaves out what starts processes or takes long."""
     if not config.option.quick:
         return
-    left = [item for item in items if _starts_something(item)]
-    items[:] = [item for item in items if not _starts_something(item)]
+    left = [item for item in items if _is_left_out(item)]
+    items[:] = [item for item in items if not _is_left_out(item)]
     config.hook.pytest_deselected(items=left)
 
 
-def _starts_something(item: pytest.Item) -> bool:
+def _refuse(*words: Any, **_: Any) -> NoReturn:
+    raise AssertionError(f"a quick test starts a process {words[1:]}: mark it with pytest.mark.process")
+
+
+def _is_left_out(item: pytest.Item) -> bool:
     marked = any(item.get_closest_marker(name) for name in ("process", "slow"))
-    return marked or not SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
+    return marked or item.nodeid.split("::")[0] in DEAREST or not SERVERS.isdisjoint(getattr(item, "fixturenames", ()))

@@ -30,6 +30,8 @@ from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, Rows, commit, created, dense_of, progress_of, rows
 
+pytestmark = pytest.mark.process
+
 VERSIONS = 5
 ROOT = Path(__file__).parents[3]
 
