@@ -11,14 +11,14 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import EmbeddingStore, Int64, TableUpdate
 from elastable.master.averaging import keeps_averages, rows_become_averages
-from elastable.master.dense import DenseState
+from elastable.master.dense_turns import DenseModel
 from elastable.master.keras_optimizer import inner_optimizer
 
 __all__ = ["become_averages", "refuse_averages"]
 
 
 def become_averages(
-    dense: DenseState,
+    dense: DenseModel,
     store: EmbeddingStore,
     tables: Mapping[str, TableSpec],
     rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,

@@ -23,7 +23,7 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.weights import restore_weights
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.dense import DenseState
+from elastable.master.dense_turns import DenseModel
 from elastable.master.progress import Progress
 
 __all__ = ["BestVersions"]
@@ -51,7 +51,7 @@ class BestVersions:
         self,
         callbacks: Sequence[Any],
         store: EmbeddingStore,
-        dense: DenseState,
+        dense: DenseModel,
         job: JobSpec,
         progress: Callable[[], Progress],
         directory: str | Path | None = None,

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.master.dense import DenseState
+from elastable.master.dense_turns import DenseModel
 from elastable.worker.seeds import layers_of
 from elastable.worker.train_step import store_layers
 from elastable.worker.trainable import frozen_tables, imposed, put_trainable, read_trainable
@@ -29,7 +29,7 @@ class Freezing:
         dense: Its dense part.
     """
 
-    def __init__(self, model: Any, dense: DenseState) -> None:
+    def __init__(self, model: Any, dense: DenseModel) -> None:
         self._model, self._dense = model, dense
         self._layers = store_layers(model)
         self._compiled = (model.optimizer, model._compile_loss)

@@ -20,7 +20,7 @@ from elastable.callbacks import JobCallbacks
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.locations import LocationSettings
 from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.store import EmbeddingStore, Float32
 from elastable.fit_data import FitData
 from elastable.fit_seeds import FitSeeds
 from elastable.freezing import Freezing
@@ -28,7 +28,7 @@ from elastable.in_process_stores import StoreGiven, refuse_rows_of_others, store
 from elastable.job_hooks import JobHooks
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.core import Master
-from elastable.master.dense import DenseState
+from elastable.master.dense_turns import DenseModel, dense_part
 from elastable.master.discovery import discover_tables
 from elastable.master.hooks import MasterOptions
 from elastable.master.keras_optimizer import accumulated_by
@@ -44,6 +44,8 @@ from elastable.worker.loop import Worker
 from elastable.worker.offload import offload_built
 from elastable.worker.on_worker import keep_on_worker
 from elastable.worker.readers import Reader
+from elastable.worker.step_plan import StepPlan, plan_step
+from elastable.worker.tensor_specs import batch_spec
 from elastable.worker.train_step import pretrained_rows, store_layers
 
 __all__ = ["FitSettings", "run_job"]
@@ -91,23 +93,26 @@ class FitSettings:
 class _Tables:
     """The model's tables in the stores that hold them, at the version where the job begins."""
 
-    def __init__(self, model: Any, settings: FitSettings, version: int) -> None:
-        moved = offload_built(model, settings.offload_embeddings_above)
-        tables = _discovered(model, settings)
+    def __init__(
+        self, model: Any, settings: FitSettings, version: int, moved: Mapping[str, Float32], steps: StepPlan | None
+    ) -> None:
+        self.optimizers = {} if steps is None else steps.optimizers()
+        tables = _discovered(model, settings, self.optimizers)
         tables = {name: _seeded_as_before(spec, model) for name, spec in tables.items()}
         stores, places = stores_and_places(settings.store, settings.locations, tables, model)
         refuse_rows_of_others(model, tables, stores)
         given = {**pretrained_rows(store_layers(model), unseeded=settings.seeds.keras), **moved}
-        keep_on_worker(model, {name: tables[name] for name in on_worker(places)}, given)
+        self.on_worker = on_worker(places)
+        keep_on_worker(model, {name: tables[name] for name in self.on_worker}, given)
         self.specs = {name: spec for name, spec in tables.items() if places[name] != "worker"}
         held = join_stores(stores, places)
         refuse_averages(model.optimizer, held, self.specs)
-        self.store = tables_in_store(model, self.specs, held, given, settings.seeds.rows, version)
+        self.store = tables_in_store(model, self.specs, held, given, settings.seeds.rows, version, self.optimizers)
 
 
-def _discovered(model: Any, settings: FitSettings) -> dict[str, TableSpec]:
+def _discovered(model: Any, settings: FitSettings, optimizers: Mapping[str, Any]) -> dict[str, TableSpec]:
     try:
-        return discover_tables(model, settings.seeds.rows, lazy=settings.lazy)
+        return discover_tables(model, settings.seeds.rows, lazy=settings.lazy, optimizers=optimizers)
     except Unsupported as error:
         if settings.lazy is not None:
             raise
@@ -127,11 +132,15 @@ def run_job(model: Any, data: FitData, settings: FitSettings) -> Any:
         raise BadInput(f"evaluate_every={settings.evaluate_every}: need validation_data to evaluate on")
     sample = sample_batch(data.train)
     build_model(model, sample)
-    job = _job(model, data, settings)
+    moved = offload_built(model, settings.offload_embeddings_above)
+    steps = plan_step(model, batch_spec(sample))
+    job = _job(model, data, settings, steps)
     schedule = Schedule(job)
     start = _start(schedule)
-    tables = _Tables(model, settings, start.version)
-    dense = DenseState(model)
+    tables = _Tables(model, settings, start.version, moved, steps)
+    if steps is not None and tables.on_worker:
+        steps = plan_step(model, batch_spec(sample))  # they are variables now
+    dense = dense_part(model, steps)
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
     options = MasterOptions(
         evaluate_every=settings.evaluate_every, evaluate_beside=False, validation_freq=settings.validation_freq
@@ -148,7 +157,7 @@ def run_job(model: Any, data: FitData, settings: FitSettings) -> Any:
         return _run(model, master, computer, schedule, tables, dense, settings, best)
 
 
-def _job(model: Any, data: FitData, settings: FitSettings) -> JobSpec:
+def _job(model: Any, data: FitData, settings: FitSettings, steps: StepPlan | None) -> JobSpec:
     batches = -(-len(data.train) // data.batch_size)
     together, average = accumulated_by(model.optimizer, batches, settings.grads_to_wait, settings.average)
     if data.steps_per_epoch and settings.grads_to_wait is None and together > 1:
@@ -170,6 +179,7 @@ def _job(model: Any, data: FitData, settings: FitSettings) -> JobSpec:
         steps_per_epoch=data.steps_per_epoch,
         initial_epoch=settings.initial_epoch,
         evaluation_batch_size=data.validation_batch_size,
+        versions_per_step=1 if steps is None else steps.turns,
     )
 
 
@@ -194,7 +204,7 @@ def _run(
     computer: MicroBatchComputer,
     schedule: Schedule,
     tables: _Tables,
-    dense: DenseState,
+    dense: DenseModel,
     settings: FitSettings,
     best: BestVersions,
 ) -> Any:
@@ -202,7 +212,7 @@ def _run(
     epochs = settings.epochs
     freezing = Freezing(model, dense)
     joined = JobCallbacks(
-        settings.callbacks, model, epochs, schedule.versions_per_epoch, freezing, best, in_job=False,
+        settings.callbacks, model, epochs, schedule.steps_per_epoch, freezing, best, in_job=False,
         verbose=settings.verbose,
     )  # fmt: skip
     # In lines, where a terminal is not asked to show how far the job is.
@@ -222,7 +232,7 @@ def _run(
         evaluated=evaluated,
     )
     joined.begin()
-    note_trained(model)  # a callback may have loaded weights
+    note_trained(model, tables.optimizers)  # a callback may have loaded weights
     try:
         with progress, _worker_beside(master, computer, tables.store), _shown(master, progress, settings.verbose == 1):
             master.run(hooks)

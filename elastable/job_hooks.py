@@ -112,8 +112,9 @@ class JobHooks(Hooks):
             self.untimed_records = before(version) - before(version - 1)
         self._version, self._made_one = version, True
         self.stopwatch.version()
-        last = self._schedule.ends_epoch(version)
-        self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
+        if self._schedule.ends_step(version):
+            last = self._schedule.ends_epoch(version)
+            self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
         now = time.monotonic()
         if self._run is not None and now - self._recorded >= _RECORD_EVERY_S:
             self._recorded = now

@@ -179,7 +179,7 @@ class _Job:
             f"{self._options.checkpoint_dir or self._run.path / 'checkpoints'}/best",
             self._series.rows_changed,
         )
-        callbacks = JobCallbacks(given, model, job.epochs, schedule.versions_per_epoch, freezing, best)
+        callbacks = JobCallbacks(given, model, job.epochs, schedule.steps_per_epoch, freezing, best)
         hooks = JobHooks(
             callbacks,
             schedule,

@@ -24,7 +24,7 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.places import newest_checkpoint
 from elastable.master.checkpoints.warm_start import warm_start
-from elastable.master.dense import DenseState
+from elastable.master.dense_turns import DenseModel, dense_part
 from elastable.master.discovery import discover_tables
 from elastable.master.keras_optimizer import accumulated_by, accumulation_of
 from elastable.master.metrics import MetricBook
@@ -36,6 +36,8 @@ from elastable.worker.build import make_model, sample_batch
 from elastable.worker.model_file import ModelFile, load_model_file
 from elastable.worker.on_worker import keep_on_worker
 from elastable.worker.readers import Reader
+from elastable.worker.step_plan import StepPlan, plan_step
+from elastable.worker.tensor_specs import batch_spec
 from elastable.worker.train_step import pretrained_rows, store_layers
 
 __all__ = ["PreparedJob", "prepare_job", "tables_of"]
@@ -62,7 +64,7 @@ class PreparedJob:
     model: Any
     store: EmbeddingStore
     tables: Mapping[str, TableSpec]
-    dense: DenseState
+    dense: DenseModel
     metrics: MetricBook
     progress: Progress
     resumed: Checkpoint | None = None
@@ -76,19 +78,27 @@ def prepare_job(options: JobOptions) -> PreparedJob:
             store or the checkpoint cannot be used, by name.
     """
     file = load_model_file(options.model_file)
-    train, model, tables = _discovered(file, options.offload_above, options.seed, options.lazy)
+    train, model, tables, steps = _discovered(file, options.offload_above, options.seed, options.lazy)
     validation = file.reader("validation")
     locations = locations_of(options.locations, options.store)
     refuse_sharding(locations.settings, options.mode)
     places = storage_of_tables(plan_tables(tables, locations.settings))
     here = on_worker(places)
     keep_on_worker(model, {name: tables[name] for name in here})
+    if steps is not None and here:
+        steps = plan_step(model, batch_spec(sample_batch(train)))  # they are variables now
     tables = {name: spec for name, spec in tables.items() if name not in here}
     batches = -(-len(train) // options.micro_batch_size)
     said = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.grads_to_wait_else)
     grads_to_wait, average = accumulated_by(model.optimizer, batches, said, options.average)
     if options.mode == "async" and accumulation_of(model.optimizer):
         raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
+    versions_per_step = 1 if steps is None else steps.turns
+    if options.mode == "async" and versions_per_step > 1:
+        raise Unsupported(
+            f"model {model.name!r}: its train_step applies gradients in turn, the later ones computed after the "
+            "earlier, and in mode async other micro-batches would come between; use --mode sync"
+        )
     job = JobSpec(
         job=uuid.uuid4().hex[:12],
         mode=options.mode,
@@ -109,8 +119,9 @@ def prepare_job(options: JobOptions) -> PreparedJob:
         not_finite=options.not_finite,
         staleness_bound=options.staleness_bound,
         staleness_modulation=options.staleness_modulation,
+        versions_per_step=versions_per_step,
     )
-    dense = DenseState(model)
+    dense = dense_part(model, steps)
     checkpoint = _checkpoint_to_resume(options)
     deadline_s = operation_deadline(options.deadline_s)
     shared = options.transport != "grpc"
@@ -153,18 +164,21 @@ def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[
     Raises:
         ElastableError: the file, its model or its data cannot be used.
     """
-    _, model, tables = _discovered(load_model_file(model_file), offload_above, seed)
+    _, model, tables, _ = _discovered(load_model_file(model_file), offload_above, seed)
     return model, tables
 
 
 def _discovered(
     file: ModelFile, offload_above: int, seed: int, lazy: bool = True
-) -> tuple[Reader, Any, dict[str, TableSpec]]:
+) -> tuple[Reader, Any, dict[str, TableSpec], StepPlan | None]:
     train = file.reader("train")
     if train is None:
         raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
-    model = make_model(file.model, sample_batch(train), seed, offload_above)
-    return train, model, discover_tables(model, seed, lazy=lazy)
+    sample = sample_batch(train)
+    model = make_model(file.model, sample, seed, offload_above)
+    steps = plan_step(model, batch_spec(sample))
+    optimizers = {} if steps is None else steps.optimizers()
+    return train, model, discover_tables(model, seed, lazy=lazy, optimizers=optimizers), steps
 
 
 def _where_workers_look(options: JobOptions) -> str:

@@ -14,7 +14,7 @@ from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
-from elastable.master.dense import DenseState
+from elastable.master.dense_turns import DenseModel
 from elastable.master.discovery import create_tables
 from elastable.master.progress import Progress
 from elastable.master.schedule import Schedule
@@ -46,7 +46,7 @@ class Beginning:
 def fill_store(
     store: EmbeddingStore,
     tables: Mapping[str, TableSpec],
-    dense: DenseState,
+    dense: DenseModel,
     job: JobSpec,
     *,
     checkpoint: Checkpoint | None,
@@ -116,6 +116,7 @@ def fill_store(
 def _is_finished(saved: Mapping[str, Any], progress: Progress, job: JobSpec) -> bool:
     """Whether a saved job has reached its last version, and `job` asks for no more epochs than it had."""
     shape = {name: saved[name] for name in ("mode", "micro_batch_size", "grads_to_wait", "epochs", "train_records")}
+    shape["versions_per_step"] = saved.get("versions_per_step", 1)
     earlier = replace(job, **{**shape, "staleness_bound": None, "staleness_modulation": "none"})
     return progress.version >= Schedule(earlier).versions_total and job.epochs <= earlier.epochs
 
@@ -169,7 +170,7 @@ def _go_on(
     standing: VersionRecord,
     store: EmbeddingStore,
     tables: Mapping[str, TableSpec],
-    dense: DenseState,
+    dense: DenseModel,
     job: JobSpec,
 ) -> Beginning:
     _refuse_other_job("the job in the store", standing.job, job)
@@ -233,12 +234,13 @@ _SAME = (
     "average",
     "intra_op_threads",
     "on_worker",
+    "versions_per_step",
 )
 
 
 def _refuse_other_job(what: str, saved: Mapping[str, Any], job: JobSpec) -> None:
     """Raises `Unsupported` where a saved job computed with other numbers than `job` would."""
-    saved = {**saved, "on_worker": tuple(saved.get("on_worker", ()))}
+    saved = {"versions_per_step": 1, **saved, "on_worker": tuple(saved.get("on_worker", ()))}
     differing = [
         f"{name} was {saved[name]} and is {getattr(job, name)}" for name in _SAME if saved[name] != getattr(job, name)
     ]

@@ -30,6 +30,7 @@ def tables_in_store(
     given: Mapping[str, Float32],
     seed: int,
     version: int,
+    optimizers: Mapping[str, Any] | None = None,
 ) -> EmbeddingStore:
     """Makes the tables, fills them, and attaches the model's layers.
 
@@ -43,6 +44,7 @@ def tables_in_store(
         given: Table name -> float32 `[vocabulary, dim]`: rows to begin with, of tables that are not in a store yet.
         seed: Of the initial values.
         version: That the store is at then.
+        optimizers: As of `discover_tables`.
 
     Returns:
         `held`.
@@ -59,19 +61,20 @@ def tables_in_store(
     for name, spec in tables.items():
         layer = before.get(name)
         if layer is not None:
-            goes_on = layer.trained_by(layer.optimizer or model.optimizer)
+            goes_on = layer.trained_by(_optimizer_of(layer, model, optimizers))
             if layer.source is not held or (layer.was_trained and not goes_on):
                 _carry(layer.source, held, spec, goes_on)
         elif name in given:
             held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
     for layer in layers:
-        if not layer.trained_by(layer.optimizer or model.optimizer):
-            _take_slots(model.optimizer, layer, held)
+        trained_by = _optimizer_of(layer, model, optimizers)
+        if not layer.trained_by(trained_by):
+            _take_slots(trained_by, layer, held)
     if held.version() != version:
         held.reset_version(version)
     for layer in layers:
         layer.attach(held, seed)
-    note_trained(model)
+    note_trained(model, optimizers)
     return held
 
 
@@ -86,10 +89,14 @@ def _take_slots(optimizer: Any, layer: Any, held: EmbeddingStore) -> None:
         held.put(name, [RowBlock(ids, held.lookup({name: ids})[name], slots[ids])])
 
 
-def note_trained(model: Any) -> None:
-    """Its tables are trained by the model's optimizer from now on, or by the layer's own."""
+def note_trained(model: Any, optimizers: Mapping[str, Any] | None = None) -> None:
+    """Its tables are trained by the model's optimizer from now on, or by the layer's own; see `tables_in_store`."""
     for layer in store_layers(model):
-        layer.note_trained_by(layer.optimizer or model.optimizer)
+        layer.note_trained_by(_optimizer_of(layer, model, optimizers))
+
+
+def _optimizer_of(layer: Any, model: Any, optimizers: Mapping[str, Any] | None) -> Any:
+    return layer.optimizer or (optimizers or {}).get(layer.table_name, model.optimizer)
 
 
 def _as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:

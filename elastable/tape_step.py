@@ -87,7 +87,7 @@ class _Trainer:
             part: What is trained.
             gradients: id of a variable -> its gradient; others take no step.
             push: Its slices, and everything but the dense part.
-            trained: Tables that the step may move.
+            trained: Tables that the step moves; one that the loss does not reach takes none, as in Keras.
         """
         dense, committer = self._of(part)
         active = [variable for variable in part.weights if id(variable) in gradients]
@@ -196,8 +196,7 @@ class TapeStep:
                 f"et.step: the loss depends on no variable and on no table of {part.name}; compute it within "
                 "`with tf.GradientTape() as tape:` inside of `with et.step(model)`"
             )
-        tables = [layer.table_name for layer in layers]
-        self.trainer.commit(part, gradients, Push(SyncPushId(0, 0), 1, slices=slices), tables)
+        self.trainer.commit(part, gradients, Push(SyncPushId(0, 0), 1, slices=slices), list(slices))
 
     def _part(self, of: Any, optimizer: Any) -> _Part:
         roots = [self.model] if of is None else list(of) if isinstance(of, list | tuple) else [of]
@@ -215,7 +214,7 @@ class TapeStep:
 
 @dataclass(frozen=True, slots=True)
 class CollectedStep:
-    """A step in a worker, which pushes the gradient; made by `et.step` within a model's `train_step`."""
+    """A step in a worker, which pushes its gradients; made by `et.step` within a model's `train_step`."""
 
     model: Any
     collector: Collector
@@ -227,7 +226,7 @@ class CollectedStep:
         """Nothing is open."""
 
     def apply(self, tape: Any, loss: Any, of: Any = None, optimizer: Any = None) -> None:
-        """As `TapeStep.apply`, once in a step, for the whole model and the optimizer of `compile()`."""
+        """As `TapeStep.apply`; the master makes the update (`elastable.worker.step_plan`)."""
         self.collector.apply(self.model, tape, loss, of, optimizer)
 
 

@@ -15,15 +15,17 @@ from elastable.master.accumulate import add_metrics
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
-from elastable.master.dense import DenseState
+from elastable.master.dense_turns import dense_part
 from elastable.master.metrics import MetricBook
 from elastable.worker.build import as_tensors, make_model, sample_batch
 from elastable.worker.id_plan import plan_ids
 from elastable.worker.id_set import make_id_sets
 from elastable.worker.model_file import ModelFile, load_model_file
+from elastable.worker.model_step import EvaluateStep
 from elastable.worker.readers import Reader
+from elastable.worker.step_plan import plan_step
 from elastable.worker.tensor_specs import batch_spec
-from elastable.worker.train_step import EvaluateStep, store_layers
+from elastable.worker.train_step import store_layers
 
 __all__ = ["TrainedModel", "batches", "evaluated", "open_trained"]
 
@@ -61,12 +63,11 @@ def open_trained(model_file: Path, checkpoint: str | Path) -> TrainedModel:
     if reader is None:
         raise BadInput(f"{file.path}: data() returned None for every split; the model cannot be built")
     job = saved.job
-    model = make_model(
-        file.model, sample_batch(reader), int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ())
-    )
+    sample = sample_batch(reader)
+    model = make_model(file.model, sample, int(job["seed"]), int(job["offload_above"]), job.get("on_worker", ()))
     store = MemoryStore()
     restore_tables(saved, store)
-    DenseState(model).restore(saved.dense())
+    dense_part(model, plan_step(model, batch_spec(sample))).restore(saved.dense())
     for layer in store_layers(model):
         layer.attach(store, int(job["seed"]))
     return TrainedModel(file, saved, model, store)

@@ -90,10 +90,12 @@ class JobSpec:
             computed again. None: any number.
         staleness_modulation: Async: "none", or "inverse": the learning rate of
             a push that is s versions behind is divided by 1 + s.
-        steps_per_epoch: Sync: versions in an epoch, where it is not a whole pass
+        steps_per_epoch: Sync: steps in an epoch, where it is not a whole pass
             over the records (`elastable.master.schedule.Schedule`); 0: it is.
         initial_epoch: The epoch that the job begins at.
         evaluation_batch_size: Records evaluated together; 0: `micro_batch_size`.
+        versions_per_step: Sync: versions that a step makes, one after the other, of the same micro-batches: more than
+            one where the model's own `train_step` applies gradients in turn (`elastable.worker.step_plan`).
     """
 
     job: str = ""
@@ -118,6 +120,7 @@ class JobSpec:
     steps_per_epoch: int = 0
     initial_epoch: int = 0
     evaluation_batch_size: int = 0
+    versions_per_step: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on_worker", tuple(self.on_worker))
@@ -130,11 +133,13 @@ class JobSpec:
             )
         if self.staleness_bound is not None and self.staleness_bound < 0:
             raise BadSpec(f"job staleness_bound must not be negative, got {self.staleness_bound}")
-        for name in ("micro_batch_size", "grads_to_wait", "epochs", "intra_op_threads"):
+        for name in ("micro_batch_size", "grads_to_wait", "epochs", "intra_op_threads", "versions_per_step"):
             if getattr(self, name) < 1:
                 raise BadSpec(f"job {name} must be at least 1, got {getattr(self, name)}")
         if self.mode == "async" and self.steps_per_epoch:
             raise BadSpec("job steps_per_epoch is for mode sync: in async mode an epoch is a pass over the records")
+        if self.mode == "async" and self.versions_per_step > 1:
+            raise BadSpec("job versions_per_step is for mode sync: in async mode every micro-batch is one version")
         for name in (
             "train_records", "validation_records", "offload_above", "steps_per_epoch", "initial_epoch",
             "evaluation_batch_size",

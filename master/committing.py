@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import cast
 
@@ -15,22 +15,12 @@ from elastable.embedding_store.row_optimizer import follows_steps
 from elastable.embedding_store.store import Commit, EmbeddingStore
 from elastable.master.accumulate import Accumulated, accumulate
 from elastable.master.api import JobSpec, Push
-from elastable.master.clipping import Clipping, clip
-from elastable.master.dense_part import DensePart, OwnStep
+from elastable.master.clipping import clip
+from elastable.master.dense_part import DensePart, OptimizerStep
 from elastable.master.progress import Progress
 from elastable.master.version_record import VersionRecord, job_as_json
 
 __all__ = ["Committer", "commit_rows"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What a step needs of the optimizer; see `DensePart`."""
-
-    number: int | None
-    rate: float | None
-    clipping: Clipping
-    own: Mapping[str, OwnStep]
 
 
 class Committer:
@@ -60,16 +50,15 @@ class Committer:
         self._job = job_as_json(job)
         self._deadline_s = deadline_s
         self._ends_chapter = ends_chapter
-        self._foreseen: _Step | None = None
+        self._foreseen: tuple[OptimizerStep, ...] | None = None
         self._followers: list[str] | None = None
 
-    def foresee(self) -> None:
-        """Asks the optimizer for the next step's numbers now, while workers compute.
+    def foresee(self, version: int) -> None:
+        """Asks for the numbers of the step on from `version` now, while workers compute.
 
         Nothing may change them before the next `commit`.
         """
-        dense = self._dense
-        self._foreseen = _Step(dense.step(), dense.learning_rate(), dense.clipping, dense.own_steps())
+        self._foreseen = self._dense.steps(version)
 
     def commit(self, version: int, pushes: Sequence[Push], progress: Callable[[Accumulated], Progress]) -> Accumulated:
         """The step from `version - 1` to `version`; returns what it was made of.
@@ -85,17 +74,15 @@ class Committer:
                 dense part is still that of `version - 1`.
         """
         if self._foreseen is None:
-            self.foresee()
-        step, self._foreseen = cast(_Step, self._foreseen), None
-        own = {table: its.clipping for table, its in step.own.items()}
+            self.foresee(version - 1)
+        steps, self._foreseen = cast(tuple[OptimizerStep, ...], self._foreseen), None
         # Late pushes of async mode may be of when a table was not frozen.
         frozen = self._dense.frozen_tables
-        gradient = clip(self._accumulated(pushes, frozen), step.clipping, own)
+        gradient = _clipped(self._accumulated(pushes, frozen), steps)
         share = 1.0 / (1 + _behind(pushes, version)) if self._slows_stale else 1.0
-        rates = {} if step.rate is None else dict.fromkeys(self._tables(gradient), step.rate)
-        rates |= {table: its.rate for table, its in step.own.items() if table in rates}
-        rates = {table: _times(rate, share) for table, rate in rates.items()}
-        number = version - 1 if step.number is None else step.number
+        rates = {table: _times(rate, share) for table, rate in _rates(self._tables(gradient), steps).items()}
+        number = next((step.number for step in steps if step.tables != ()), steps[0].number)
+        number = version - 1 if number is None else number
         ends = self._ends_chapter(version)
         commit = Commit(version, gradient.updates, number, rates, ends_chapter=ends, frozen=frozen)
         if self._store.keeps_records:
@@ -148,6 +135,35 @@ def _without(gradient: Accumulated, tables: Collection[str]) -> Accumulated:
     if not tables:
         return gradient
     return replace(gradient, updates={name: each for name, each in gradient.updates.items() if name not in tables})
+
+
+def _clipped(gradient: Accumulated, steps: Sequence[OptimizerStep]) -> Accumulated:
+    """The gradient, clipped by every optimizer as it clips what it trains."""
+    for step in steps:
+        own = {table: its.clipping for table, its in step.own.items()}
+        if step.places is None or step.tables is None:
+            gradient = clip(gradient, step.clipping, own)
+        elif gradient.dense or gradient.updates:
+            tables = {table: gradient.updates[table] for table in step.tables if table in gradient.updates}
+            dense = tuple(gradient.dense[place] for place in step.places)
+            clipped = clip(Accumulated(dense=dense, updates=tables), step.clipping, own)
+            of_place = dict(zip(step.places, clipped.dense, strict=True))
+            gradient = replace(
+                gradient,
+                dense=tuple(of_place.get(place, values) for place, values in enumerate(gradient.dense)),
+                updates={**gradient.updates, **clipped.updates},
+            )
+    return gradient
+
+
+def _rates(tables: Iterable[str], steps: Sequence[OptimizerStep]) -> dict[str, float]:
+    """The learning rate of every table that an optimizer has one for."""
+    rates = {}
+    for table in tables:
+        for step in steps:
+            if step.rate is not None and (step.tables is None or table in step.tables):
+                rates[table] = step.own[table].rate if table in step.own else step.rate
+    return rates
 
 
 def _times(rate: float, share: float) -> float:

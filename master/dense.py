@@ -5,25 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.errors import CheckpointError, Unsupported
+from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.clipping import Clipping
-from elastable.master.dense_part import OwnStep
+from elastable.master.dense_part import OptimizerStep, OwnStep
+from elastable.master.dense_tensors import DenseTensors, copied, tensor_specs
 from elastable.master.discovery import own_optimizers
 from elastable.master.keras_optimizer import clipping_of, learning_rate_of, refuse_unsupported
 from elastable.master.keras_update import KerasUpdate
-from elastable.master.push_check import TensorSpec
 
 __all__ = ["DenseState"]
-
-
-#: What tensors of a version are, as their keys begin; learning rates are those of tables' own optimizers, which a
-#: callback may assign.
-_KINDS = ("variables", "states", "optimizer", "table_learning_rates")
 
 
 class DenseState:
@@ -62,8 +56,8 @@ class DenseState:
         self._told = [*self._states, *([] if self._update.scale is None else [self._update.scale])]
         self.hold(trainable)
         self._own = own_optimizers(model)
-        self.variables = _specs(self.trained)
-        self.states = _specs(self._told)
+        self.variables = tensor_specs(self.trained)
+        self.states = tensor_specs(self._told)
         self._traced_rate: Any = None
         # States of the last snapshot; None: they have changed since.
         self._standing: tuple[Tensor, ...] | None = None
@@ -117,12 +111,16 @@ class DenseState:
             optimizer.iterations.assign(self._update.number())
         return {table: OwnStep(learning_rate_of(own), clipping_of(own)) for table, own in self._own.items()}
 
+    def steps(self, version: int) -> tuple[OptimizerStep, ...]:
+        """One, of the model's optimizer."""
+        return (OptimizerStep(self.step(), self.learning_rate(), self.clipping, self.own_steps()),)
+
     def snapshot(self, version: int) -> DenseSnapshot:
         """Read-only copies of all variables and states."""
-        self._standing = tuple(_copied(variable) for variable in self._told)
+        self._standing = tuple(copied(variable) for variable in self._told)
         return DenseSnapshot(
             version,
-            tuple(_copied(variable) for variable in self.trained),
+            tuple(copied(variable) for variable in self.trained),
             self._standing,
             tuple(spec.name for spec in self.variables),
             tuple(spec.name for spec in self.states),
@@ -176,56 +174,21 @@ class DenseState:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold: variables, states, optimizer variables, by kind and place."""
-        return {key: _copied(variable) for key, variable in self._by_key().items()}
+        return self._kept().tensors()
 
     def weights(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        """The model's weights of what `tensors` gave, in the order of `model.get_weights()`.
-
-        Raises:
-            CheckpointError: a tensor is missing.
-        """
-        places = {id(variable): key for key, variable in self._by_key().items()}
-        keys = [places[id(weight)] for weight in self._weights]
-        if missing := [key for key in keys if key not in tensors]:
-            raise CheckpointError(f"the checkpoint lacks {missing[0]}: it is of another model")
-        return [tensors[key] for key in keys]
+        """As of `DenseTensors`."""
+        return self._kept().weights(tensors)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `tensors` gave; entries of other kinds are left alone.
-
-        Raises:
-            CheckpointError: a tensor is missing, of another shape or dtype, or not
-                of the model; nothing has been changed.
-        """
-        targets = self._by_key()
-        for key, tensor in tensors.items():
-            if key.partition("/")[0] in _KINDS and key not in targets:
-                raise CheckpointError(
-                    f"the checkpoint has {key} ({tensor.dtype} {list(tensor.shape)}), and the model has no such "
-                    "variable: it is of another model"
-                )
-        for key, variable in targets.items():
-            found = tensors.get(key)
-            wanted = f"{variable.dtype} {list(variable.shape)}"
-            if found is None:
-                raise CheckpointError(f"the checkpoint lacks {key} ({variable.path}, {wanted}): it is of another model")
-            if tuple(found.shape) != tuple(variable.shape) or found.dtype != np.dtype(variable.dtype):
-                raise CheckpointError(
-                    f"{key} ({variable.path}) is {found.dtype} {list(found.shape)} in the checkpoint and {wanted} in "
-                    "the model"
-                )
-        for key, variable in targets.items():
-            variable.assign(tensors[key])
+        """As of `DenseTensors`."""
+        self._kept().restore(tensors)
         self._standing = None
 
-    def _by_key(self) -> dict[str, Any]:
-        # By place: Keras counts names up with every model made in a process.
-        own = [own._learning_rate for own in self._own.values() if isinstance(own._learning_rate, keras.Variable)]
-        found = (self.trained, self._states, self._optimizer.variables, own)
-        kinds = dict(zip(_KINDS, found, strict=True))
-        return {
-            f"{kind}/{place:05d}": variable for kind, found in kinds.items() for place, variable in enumerate(found)
-        }
+    def _kept(self) -> DenseTensors:
+        return DenseTensors(
+            self._weights, self.trained, self._states, self._optimizer.variables, list(self._own.values())
+        )
 
     def _compiled(self, whole: bool) -> Any:
         """A step at the learning rate as it is, or (not `whole`) at a share of it, which is one more argument."""
@@ -247,16 +210,3 @@ class DenseState:
 
         share = [] if whole else [tf.TensorSpec((), tf.float32)]
         return tf.function(traced, autograph=False, input_signature=[*signature, *share]).get_concrete_function()
-
-
-def _specs(variables: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(variable.path, tuple(variable.shape), np.dtype(variable.dtype)) for variable in variables)
-
-
-def _copied(variable: keras.Variable) -> Tensor:
-    # Raw, as every version is read while workers wait. Nothing is copied yet: TensorFlow copies a
-    # variable's buffer when it is changed while anybody holds it.
-    value = variable.value
-    copy: Tensor = np.asarray(tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype))
-    copy.setflags(write=False)
-    return copy

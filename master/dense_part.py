@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.clipping import Clipping
 from elastable.master.push_check import TensorSpec
 
-__all__ = ["DensePart", "NoDense", "OwnStep"]
+__all__ = ["DensePart", "NoDense", "OptimizerStep", "OwnStep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,27 @@ class OwnStep:
     clipping: Clipping
 
 
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """What a version needs of one optimizer that takes a step.
+
+    Attributes:
+        number: Steps that it has taken (Keras' `iterations`); None: no optimizer, every version is one.
+        rate: Its learning rate; None: no optimizer, tables have their own.
+        clipping: How it clips, all of its gradients together.
+        own: By name: those of its tables that have an optimizer of their own.
+        places: Of the dense variables that it trains; None: all.
+        tables: That it trains; None: all.
+    """
+
+    number: int | None = None
+    rate: float | None = None
+    clipping: Clipping = field(default_factory=Clipping)
+    own: Mapping[str, OwnStep] = field(default_factory=dict)
+    places: tuple[int, ...] | None = None
+    tables: tuple[str, ...] | None = None
+
+
 class DensePart(Protocol):
     """What a master needs of the dense part of a model. Used by one thread at a time."""
 
@@ -38,21 +59,11 @@ class DensePart(Protocol):
         """Non-trainable variables, in model order."""
 
     @property
-    def clipping(self) -> Clipping:
-        """How gradients are to be clipped before `apply`."""
-
-    @property
     def frozen_tables(self) -> tuple[str, ...]:
-        """Tables that take no step."""
+        """Tables that take no step on from the version."""
 
-    def step(self) -> int | None:
-        """Optimizer steps taken (Keras' `iterations`); None: no optimizer, every version is one."""
-
-    def learning_rate(self) -> float | None:
-        """Of the next step; None: no optimizer, tables have their own."""
-
-    def own_steps(self) -> Mapping[str, OwnStep]:
-        """Of the next step, by name: tables that have an optimizer of their own."""
+    def steps(self, version: int) -> tuple[OptimizerStep, ...]:
+        """The steps of optimizers that lead on from `version`. What is called after it, is of this version."""
 
     def snapshot(self, version: int) -> DenseSnapshot:
         """Copies of all variables and states."""
@@ -85,20 +96,11 @@ class NoDense:
 
     variables: tuple[TensorSpec, ...] = ()
     states: tuple[TensorSpec, ...] = ()
-    clipping = Clipping()
     frozen_tables: tuple[str, ...] = ()
 
-    def step(self) -> int | None:
-        """None: every version is a step."""
-        return None
-
-    def learning_rate(self) -> float | None:
-        """None: tables have their own."""
-        return None
-
-    def own_steps(self) -> Mapping[str, OwnStep]:
-        """None: there are no layers."""
-        return {}
+    def steps(self, version: int) -> tuple[OptimizerStep, ...]:
+        """One, of no optimizer."""
+        return (OptimizerStep(),)
 
     def snapshot(self, version: int) -> DenseSnapshot:
         """No variables, no states."""

@@ -50,7 +50,12 @@ def store_backed_layers(model: Any) -> tuple[StoreBackedLayer, ...]:
 
 
 def discover_tables(
-    model: Any, seed: int, optimizer: OptimizerSpec | None = None, *, lazy: bool | None = True
+    model: Any,
+    seed: int,
+    optimizer: OptimizerSpec | None = None,
+    *,
+    lazy: bool | None = True,
+    optimizers: Mapping[str, Any] | None = None,
 ) -> dict[str, TableSpec]:
     """The tables that a model needs, by name, in the order in which its layers come.
 
@@ -62,6 +67,7 @@ def discover_tables(
         optimizer: Of the rows of tables without an optimizer of their own; None: what `compile()`'s becomes.
         lazy: As of `table_optimizer`, where a layer does not say itself. None: as plain Keras would, which has tables
             of fixed vocabularies and float32 alone, and moves all of their rows.
+        optimizers: Table name -> the Keras optimizer that trains it in the place of the one of `compile()`.
 
     Raises:
         ModelError: the model has no store-backed layer, or two layers have a
@@ -81,7 +87,8 @@ def discover_tables(
     specs: dict[str, TableSpec] = {}
     owners: dict[str, StoreBackedLayer] = {}
     for layer in layers:
-        trained_by = _trained_by(layer, model, optimizer, lazy)
+        given = (optimizers or {}).get(layer.table_name, getattr(model, "optimizer", None))
+        trained_by = _trained_by(layer, given, optimizer, lazy)
         _refuse_regularizer(layer, trained_by)
         constraint = getattr(layer, "embeddings_constraint", None)
         spec = layer.table_spec(seed, constrained(layer.name, trained_by, constraint))
@@ -128,9 +135,9 @@ def _refuse_unlike(first: StoreBackedLayer, other: StoreBackedLayer, ours: Table
 
 
 def _trained_by(
-    layer: StoreBackedLayer, model: Any, optimizer: OptimizerSpec | None, lazy: bool | None
+    layer: StoreBackedLayer, given: Any, optimizer: OptimizerSpec | None, lazy: bool | None
 ) -> OptimizerSpec:
-    """The optimizer of the layer's rows: its own, or the model's; as lazy as the layer says, or the job."""
+    """The optimizer of the layer's rows: its own, or the given one; as lazy as the layer says, or the job."""
     said, own = getattr(layer, "lazy", None), getattr(layer, "optimizer", None)
     if lazy is None:
         lazy = getattr(layer, "input_dim", None) is None or getattr(layer, "table_dtype", None) not in (None, "float32")
@@ -139,7 +146,7 @@ def _trained_by(
     try:
         if own is not None:
             refuse_of_table(own)
-        return table_optimizer(model.optimizer if own is None else own, lazy if said is None else said)
+        return table_optimizer(given if own is None else own, lazy if said is None else said)
     except (ModelError, Unsupported) as error:
         raise type(error)(f"embedding layer {layer.name!r}: {error}") from error
 

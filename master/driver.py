@@ -212,7 +212,7 @@ class Driver:
             self._state.board.open()
             self._changed.notify_all()
         # No hook is called, and so no learning rate assigned, before the next commit.
-        self._committer.foresee()
+        self._committer.foresee(self._state.version)
 
     def _publish(self) -> None:
         """Shows the version that stands to workers."""

@@ -198,9 +198,9 @@ class JobState:
 
     def committed(self, tickets: tuple[Ticket, ...], made: Accumulated) -> bool:
         """The next version stands; returns whether it ends an epoch. It is not yet to be seen by workers."""
+        self.records += self._records_of(made)
         self.version += 1
         self.evaluated = False
-        self.records += made.records
         if made.metrics:
             self.epoch_metrics = add_metrics(self.epoch_metrics, [made.metrics])
         ended = self.pushes.commit()
@@ -244,7 +244,7 @@ class JobState:
         place = self.pushes.place_after()
         return Progress(
             version=self.version + 1,
-            records=self.records + made.records,
+            records=self.records + self._records_of(made),
             metrics=add_metrics(self.epoch_metrics, [made.metrics]) if made.metrics else self.epoch_metrics,
             epoch=place.epoch,
             done=place.done,
@@ -252,6 +252,10 @@ class JobState:
             logs=self.logs,
             hooks=self.hooks,
         )
+
+    def _records_of(self, made: Accumulated) -> int:
+        """Records that the next version finishes: those of a step of several versions count with its last one."""
+        return made.records if self.schedule.ends_step(self.version + 1) else 0
 
     def status_fields(self) -> dict[str, Any]:
         """What `JobStatus` says, but for the metrics and the store."""

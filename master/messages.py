@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
 from elastable.embedding_store.printable import printable
@@ -46,7 +47,10 @@ LONGEST_WAIT_S = 60.0
 """A call may ask the master to wait for so long, as it holds one of its threads meanwhile."""
 
 _JOB_FIELDS = tuple(field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields)
-_NEW_JOB_FIELDS = {"staleness_modulation": "none"}  # as masters meant it that did not yet say so
+_NEW_JOB_FIELDS: dict[str, Any] = {
+    "staleness_modulation": "none",
+    "versions_per_step": 1,
+}  # as masters meant it that did not say so
 _KINDS = {TaskKind.TRAIN: master_pb2.TASK_KIND_TRAIN, TaskKind.EVALUATE: master_pb2.TASK_KIND_EVALUATE}
 _OUTCOMES = {
     PushOutcome.ACCEPTED: master_pb2.PUSH_OUTCOME_ACCEPTED,

@@ -12,16 +12,21 @@ class Schedule:
     """The whole plan of a job: version -> training tasks, and what is evaluated when.
 
     A pass over the records has M = ceil(train_records / micro_batch_size)
-    micro-batches and V = ceil(M / grads_to_wait) versions; its last micro-batch
-    and its last version may be smaller, and no version spans two passes. In
-    async mode every micro-batch is a version of its own.
+    micro-batches and ceil(M / grads_to_wait) steps; its last micro-batch and
+    its last step may be smaller, and no step spans two passes. In async mode
+    every micro-batch is a step of its own.
 
-    An epoch is a pass. With `steps_per_epoch` an epoch has that many versions,
+    A step makes one version. Where the model's `train_step` applies gradients
+    in turn it makes several (`versions_per_step`, T below), one after the other,
+    each of the same records: version v is turn v % T of its step.
+
+    An epoch is a pass. With `steps_per_epoch` an epoch has that many steps,
     the next one goes on where it ended, and the last epoch of a pass has what
     is left of it, as in `model.fit` of arrays. The pass at which
     `initial_epoch` begins has its number.
 
-    Micro-batch i of pass p has the number p * M + i within the job.
+    Micro-batches are numbered within the job in the order of their versions; a
+    step of n of them has T * n numbers, n for each turn.
 
     Raises:
         BadInput: the job has no training records.
@@ -33,9 +38,12 @@ class Schedule:
         self.job = job
         self.group = job.grads_to_wait if job.mode == "sync" else 1
         self.micro_batches_per_pass = _ceil(job.train_records, job.micro_batch_size)
-        self.versions_per_pass = _ceil(self.micro_batches_per_pass, self.group)
-        self.versions_per_epoch = min(job.steps_per_epoch or self.versions_per_pass, self.versions_per_pass)
-        self._epochs_per_pass = _ceil(self.versions_per_pass, self.versions_per_epoch)
+        self.turns = job.versions_per_step
+        steps_per_pass = _ceil(self.micro_batches_per_pass, self.group)
+        self.steps_per_epoch = min(job.steps_per_epoch or steps_per_pass, steps_per_pass)
+        self.versions_per_pass = steps_per_pass * self.turns
+        self.versions_per_epoch = self.steps_per_epoch * self.turns
+        self._epochs_per_pass = _ceil(steps_per_pass, self.steps_per_epoch)
         self.versions_total = self.first_version(job.epochs)
         self.evaluation_tasks = _ceil(job.validation_records, self._evaluated_together)
 
@@ -56,15 +64,21 @@ class Schedule:
         return (first + passes) * self.versions_per_pass + part * self.versions_per_epoch
 
     def step(self, version: int) -> int:
-        """The place of `version` within its epoch, counted from 0."""
-        return version - self.first_version(self.epoch(version))
+        """The place within its epoch, counted from 0, of the step that trains on `version`."""
+        return (version - self.first_version(self.epoch(version))) // self.turns
 
     def micro_batches(self, version: int) -> range:
         """Numbers within the job of the micro-batches trained on `version`."""
         number, place = divmod(version, self.versions_per_pass)
-        first = number * self.micro_batches_per_pass
-        start = place * self.group
-        return range(first + start, first + min(start + self.group, self.micro_batches_per_pass))
+        step, turn = divmod(place, self.turns)
+        start, count = self._of_step(step)
+        first = (number * self.micro_batches_per_pass + start) * self.turns + turn * count
+        return range(first, first + count)
+
+    def _of_step(self, step: int) -> tuple[int, int]:
+        """The place in its pass of a step's first micro-batch, and how many it has."""
+        start = step * self.group
+        return start, min(self.group, self.micro_batches_per_pass - start)
 
     def micro_batches_of_epoch(self, epoch: int) -> range:
         """Numbers within the job of the micro-batches of an epoch that is a pass."""
@@ -73,8 +87,10 @@ class Schedule:
 
     def task(self, version: int, micro_batch: int) -> Task:
         """The training task of micro-batch `micro_batch` (its number within the job) on `version`."""
-        number, place = divmod(micro_batch, self.micro_batches_per_pass)
-        start, stop = _slice(place, self.job.micro_batch_size, self.job.train_records)
+        number, rest = divmod(micro_batch, self.micro_batches_per_pass * self.turns)
+        step, rest = divmod(rest, self.group * self.turns)
+        first, count = self._of_step(step)
+        start, stop = _slice(first + rest % count, self.job.micro_batch_size, self.job.train_records)
         return Task(version, TaskKind.TRAIN, micro_batch, number, start, stop)
 
     def tasks(self, version: int) -> tuple[Task, ...]:
@@ -88,12 +104,16 @@ class Schedule:
 
     def ends_epoch(self, version: int) -> bool:
         """Whether `version` is what an epoch leaves behind."""
-        return version > 0 and self.step(version) == 0
+        return version > 0 and version == self.first_version(self.epoch(version))
+
+    def ends_step(self, version: int) -> bool:
+        """Whether `version` is what a step leaves behind."""
+        return version % self.turns == 0
 
     def records_before(self, version: int) -> int:
-        """Records trained once `version` is committed, in a job that skipped none."""
+        """Records of the steps that are done once `version` is committed, in a job that skipped none."""
         number, place = divmod(version, self.versions_per_pass)
-        within = min(place * self.group * self.job.micro_batch_size, self.job.train_records)
+        within = min(place // self.turns * self.group * self.job.micro_batch_size, self.job.train_records)
         return number * self.job.train_records + within
 
 

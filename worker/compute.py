@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from elastable.embedding_store.errors import BadInput, NotFinite, Unavailable
+from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Unavailable
 from elastable.embedding_store.retry import retry
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import Float32, RowSource
@@ -20,10 +20,12 @@ from elastable.worker.build import as_tensors, sample_batch
 from elastable.worker.dense_mirror import DenseMirror
 from elastable.worker.id_plan import IdPlan, plan_ids
 from elastable.worker.id_set import IdSets, make_id_sets
-from elastable.worker.own_train_step import make_train_step
+from elastable.worker.model_step import EvaluateStep
+from elastable.worker.own_train_step import OwnTrainStep
 from elastable.worker.readers import Reader
+from elastable.worker.step_plan import plan_step
 from elastable.worker.tensor_specs import batch_spec, records_in
-from elastable.worker.train_step import EvaluateStep, StepResult, dense_parts
+from elastable.worker.train_step import StepResult, TrainStep, dense_parts
 
 __all__ = ["MicroBatchComputer", "Prepared", "require_same_records"]
 
@@ -63,6 +65,14 @@ def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> No
                 f"data({split!r}) holds {found} records here and {expected} at the master; "
                 "every process must see the same data"
             )
+
+
+def _require_same_turns(model: Any, job: JobSpec, turns: int) -> None:
+    if turns != job.versions_per_step:
+        raise ModelError(
+            f"model {model.name!r}: its train_step makes {turns} versions of a step here, and {job.versions_per_step} "
+            "at the master; run the same model file everywhere"
+        )
 
 
 class MicroBatchComputer:
@@ -106,7 +116,10 @@ class MicroBatchComputer:
             require_like(self._spec[:2], validation[:2], int(records_in(validation)), "the validation data")
             # Either of the two may be weighted alone, as in Keras.
             self._likes[TaskKind.EVALUATE] = (*self._spec[:2], *batch_spec(validation)[2:])
-        self._mirror = DenseMirror(*dense_parts(model))
+        steps = plan_step(model, self._spec)
+        self._turns = 1 if steps is None else steps.turns
+        _require_same_turns(model, job, self._turns)
+        self._mirror = DenseMirror(*dense_parts(model, steps))
 
         def look_up_in(rows: RowSource, table: str, ids: Any) -> Any:
             return retry(lambda: rows.lookup({table: ids})[table], "a lookup", deadline_s, on=(Unavailable,))
@@ -117,8 +130,11 @@ class MicroBatchComputer:
         several = job.mode == "sync" and job.grads_to_wait > 1 and job.average != "batches"
         average = job.average if several else None
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}
-        seed = None if keras_draws else job.seed
-        self._train = make_train_step(model, self._spec, self._plans[TaskKind.TRAIN], look_up, seed, average)
+        # Several micro-batches that come in turn cannot each go on from where the one before left the generators.
+        alone = self._turns == 1 or job.grads_to_wait == 1
+        seed = None if keras_draws and alone else job.seed
+        given = (model, self._spec, self._plans[TaskKind.TRAIN], look_up, seed, average)
+        self._train = TrainStep(*given) if steps is None else OwnTrainStep(*given, steps)
         if TaskKind.EVALUATE in readers:
             like = self._likes[TaskKind.EVALUATE]
             self._plans[TaskKind.EVALUATE] = plan_ids(model, like, training=False)
@@ -147,7 +163,12 @@ class MicroBatchComputer:
 
     def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
         """Gradients, states and metric state of a micro-batch."""
-        result = self._train(prepared.batch, bets, prepared.ids, prepared.task.micro_batch)
+        task, job = prepared.task, self._job
+        of_pass = -(-job.train_records // job.micro_batch_size)
+        # Alike in every turn: what is drawn belongs to the records.
+        number = task.epoch * of_pass + task.start // job.micro_batch_size
+        turn = task.version % self._turns if self._turns > 1 else 0
+        result = self._train(prepared.batch, bets, prepared.ids, number, turn)
         if not math.isfinite(result.loss):
             self._blame_data(prepared, result.loss)
         return result

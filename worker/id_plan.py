@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.errors import BadIds, Unsupported
+from elastable.embedding_store.errors import BadIds
 from elastable.embedding_store.store import Int64
 from elastable.worker.forward import forward, update_metrics
-from elastable.worker.own_step import overrides, refuse_own_updates, rehearse
-from elastable.worker.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, StoreLayer, entered
+from elastable.worker.own_step import overrides, rehearse
+from elastable.worker.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, StoreLayer, entered, refuse_inner_call
 from elastable.worker.tensor_specs import flat_spec, pack_flat
 
 __all__ = ["IdPlan", "plan_ids"]
@@ -76,7 +76,7 @@ def plan_ids(model: Any, spec: Any, training: bool) -> IdPlan:
         training: Whether it is a training step, or one of evaluation.
 
     Raises:
-        Unsupported: an embedding called inside of a loop or a condition; a `train_step` that no worker can run.
+        Unsupported: an embedding called inside of a loop or a condition.
     """
     scope, method = PlanScope(), "train_step" if training else "test_step"
 
@@ -91,14 +91,9 @@ def plan_ids(model: Any, spec: Any, training: bool) -> IdPlan:
         return []
 
     wrapped = tf.compat.v1.wrap_function(trace, flat_spec(spec))
-    if training and overrides(model, method):
-        refuse_own_updates(model, wrapped.graph)
     for call in scope.calls:
         if call.ids.graph is not wrapped.graph:
-            raise Unsupported(
-                f"embedding layer {call.layer.name!r} is called inside of a loop, a condition or a compiled function; "
-                "call it outside and hand its output in"
-            )
+            refuse_inner_call(call.layer)
     planned = tuple(_is_plannable(call) for call in scope.calls)
     for call, known in zip(scope.calls, planned, strict=True):
         if not known:

@@ -1,7 +1,7 @@
 """A model's own `train_step`, written with `et.step`, as the step of a worker.
 
-`step.apply` yields the gradient that is pushed, in the place of an update. One
-version is one step of one optimizer, so a `train_step` applies once.
+`step.apply` yields a gradient that is pushed, in the place of an update; the
+plan of the step says in which turn (`elastable.worker.step_plan`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import keras
 import tensorflow as tf
 
-from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.api import DivisorKind
 from elastable.worker.loss_parts import loss_parts
 from elastable.worker.loss_terms import loss_terms
@@ -28,6 +28,7 @@ __all__ = [
     "Collector",
     "Gathering",
     "OwnStepScope",
+    "Planned",
     "collecting",
     "current_collector",
     "overrides",
@@ -69,7 +70,7 @@ def overrides(model: Any, method: str) -> bool:
 
 
 class _Rehearsal:
-    """Counts calls, while a step is traced for its ids or to build the model."""
+    """Applies nothing, while a step is traced for its ids or to build the model."""
 
     calls = 0
 
@@ -81,20 +82,17 @@ def rehearse(model: Any, batch: Any) -> None:
     """Runs a model's own `train_step` in a graph that is thrown away, or from which ids are cut.
 
     Raises:
-        Unsupported: it does not call `step.apply` once.
+        Unsupported: it is not written with `et.step`.
     """
     rehearsal = _Rehearsal()
     with collecting(rehearsal):
         model.train_step(batch)
-    if rehearsal.calls == 1:
-        return
-    told = "without et.step" if not rehearsal.calls else f"and calls step.apply {rehearsal.calls} times"
-    raise Unsupported(
-        f"model {model.name!r} overrides train_step {told}: a worker pushes the gradient of one loss to the master, "
-        "whose optimizer takes one step with it. Write `with et.step(self) as step:` and `step.apply(tape, loss)`, "
-        "once, with the sum of your losses; updates in turn, or by several optimizers, need a loop of your own in one "
-        "process (docs/own-steps.md)"
-    )
+    if not rehearsal.calls:
+        raise Unsupported(
+            f"model {model.name!r} overrides train_step without et.step: in a job the master changes the weights. "
+            "Write `with et.step(self) as step:` and `step.apply(tape, loss)` in the place of the optimizer's apply, "
+            "once for each loss (docs/own-steps.md)"
+        )
 
 
 def refuse_own_updates(model: Any, graph: Any) -> None:
@@ -129,28 +127,50 @@ class OwnStepScope(StepScope):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a step's `apply` yields.
+    """What a `step.apply` yields.
 
     Attributes:
         kind, amount: What the loss is divided by; see `elastable.worker.loss_parts.LossPart`.
         loss: The loss.
         dense: id of a variable -> its gradient.
-        rows: A gradient, or None, for each of `OwnStepScope.seen`.
+        rows: Number of a call in `OwnStepScope.seen` -> the gradient of its rows, or None.
     """
 
     kind: DivisorKind | None
     amount: Any
     loss: Any
     dense: dict[int, Any]
-    rows: list[Any]
+    rows: dict[int, Any]
+
+
+class Planned(Protocol):
+    """What a `step.apply` is to do; see `elastable.worker.step_plan.PlannedApply`."""
+
+    @property
+    def turn(self) -> int:
+        """In which it is computed."""
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """Whose lookups it trains."""
+
+    @property
+    def variables(self) -> tuple[Any, ...]:
+        """Those that it trains."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Those that it trains."""
 
 
 @dataclass(slots=True)
 class Gathering:
-    """Collects the gradient of a step.
+    """Collects the gradients of one turn of a step.
 
     Attributes:
         model: The job's model.
+        planned: What the step applies.
+        turn: The turn.
         scope: Of the step.
         average: As of `TrainStep`.
         recorded: The reductions of Keras' losses so far.
@@ -159,47 +179,54 @@ class Gathering:
     """
 
     model: Any
+    planned: Sequence[Planned]
+    turn: int
     scope: OwnStepScope
     average: str | None
     recorded: Sequence[RecordedLoss]
     batch: Sequence[Any]
     rows: Sequence[Any]
-    applied: Applied | None = None
+    applied: list[Applied] = field(default_factory=list)
+    _calls: int = 0
 
     def apply(self, model: Any, tape: Any, loss: Any, of: Any, optimizer: Any) -> None:
-        """The gradient of the loss for all that is trained.
+        """The gradient of the loss for what it trains, where it belongs to the turn.
 
         Raises:
-            Unsupported: another optimizer or other layers than the model's, or
-                a loss whose micro-batches cannot be combined.
+            ModelError: the step applies more often than it was planned.
+            Unsupported: a loss whose micro-batches cannot be combined.
         """
-        if optimizer is not None and optimizer is not self.model.optimizer:
-            raise Unsupported(
-                f"model {self.model.name!r}: in a worker step.apply takes the optimizer of compile(), not "
-                f"{optimizer.name!r}; give tables their own with et.Embedding(optimizer=), or loop in one process"
-            )
-        as_written = (
-            tf.autograph.experimental.do_not_convert
-        )  # a train_step is converted by AutoGraph, with what it calls
-        as_written(self._refuse_parts)(model if of is None else of)
-        kind, amount = as_written(self._divisor)(loss)
-        variables = list(self.model.trainable_weights)
-        sources = ([variable.value for variable in variables], [rows for _, _, rows in self.scope.seen])
+        number, self._calls = self._calls, self._calls + 1
+        if number >= len(self.planned):
+            self._refuse_other_calls()
+        planned = self.planned[number]
+        if planned.turn != self.turn:
+            return
+        # A train_step is converted by AutoGraph, with what it calls.
+        kind, amount = tf.autograph.experimental.do_not_convert(self._divisor)(loss)
+        trained = {id(variable) for variable in self.model.trainable_weights}
+        variables = [variable for variable in planned.variables if id(variable) in trained]
+        layers = {id(layer) for layer in planned.layers}
+        calls = [
+            call
+            for call, (layer, _, _) in enumerate(self.scope.seen)
+            if layer.table_name in planned.tables and id(layer) in layers
+        ]
+        sources = ([variable.value for variable in variables], [self.scope.seen[call][2] for call in calls])
         dense, rows = tape.gradient(loss, sources)
         found = {id(variable): gradient for variable, gradient in zip(variables, dense, strict=True)}
-        self.applied = Applied(kind, amount, loss, found, rows)
+        self.applied.append(Applied(kind, amount, loss, found, dict(zip(calls, rows, strict=True))))
 
-    def _refuse_parts(self, of: Any) -> None:
-        roots = of if isinstance(of, list | tuple) else [of]
-        inside = {id(layer) for root in roots for layer in root._flatten_layers()}
-        weights = {id(weight) for root in roots for weight in root.trainable_weights}
-        left = [weight.path for weight in self.model.trainable_weights if id(weight) not in weights]
-        left += [layer.name for layer, _, _ in self.scope.seen if id(layer) not in inside and layer.trainable]
-        if left:
-            raise Unsupported(
-                f"model {self.model.name!r}: step.apply(of=) leaves {', '.join(left)} out, and in a worker it is the "
-                "whole model that takes a step; set trainable=False on what is not to be trained"
-            )
+    def end(self) -> None:
+        """The step is over. Raises `ModelError` where it did not apply as it was planned."""
+        if self._calls != len(self.planned):
+            self._refuse_other_calls()
+
+    def _refuse_other_calls(self) -> NoReturn:
+        raise ModelError(
+            f"model {self.model.name!r}: its train_step called step.apply {self._calls} times, and was planned with "
+            f"{len(self.planned)}; it must do the same every time that it is traced"
+        )
 
     def _divisor(self, loss: Any) -> tuple[DivisorKind | None, Any]:
         if self.average is None:

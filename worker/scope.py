@@ -16,13 +16,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import tensorflow as tf
 
-from elastable.embedding_store.errors import ModelError
+from elastable.embedding_store.errors import ModelError, Unsupported
 
-__all__ = ["EmbeddingCall", "PlanScope", "RowScope", "StepScope", "StoreLayer", "current_scope", "entered"]
+__all__ = [
+    "EmbeddingCall",
+    "PlanScope",
+    "RowScope",
+    "StepScope",
+    "StoreLayer",
+    "current_scope",
+    "entered",
+    "refuse_inner_call",
+]
 
 #: Marks the rows a plan pretends to have looked up, so that ids computed from
 #: them are recognised as not plannable.
@@ -119,6 +128,14 @@ class StepScope:
             self.tape.watch(bet)
         self.unplanned.append((layer.table_name, unique, bet))
         return tf.gather(self.watched(layer, bet, len(self.unplanned) - 1), inverse)
+
+
+def refuse_inner_call(layer: StoreLayer) -> NoReturn:
+    """Raises `Unsupported` for a layer whose ids are computed in a graph within the step's."""
+    raise Unsupported(
+        f"embedding layer {layer.name!r} is called inside of a loop, a condition or a compiled function; call it "
+        "outside and hand its output in"
+    )
 
 
 class RowScope(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,26 +11,24 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.store import Float32
 from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Slices, Tensor
-from elastable.worker.forward import forward, update_metrics
 from elastable.worker.id_plan import IdPlan
 from elastable.worker.id_set import IdSets
 from elastable.worker.keras_draw import first_rows
 from elastable.worker.loss_parts import LossPart, loss_parts, require_rowwise, shown_losses
 from elastable.worker.loss_scale import scale_variables, scaled_gradient
 from elastable.worker.loss_terms import loss_terms
-from elastable.worker.own_step import overrides
+from elastable.worker.model_step import Lookup, ModelStep, arrays
 from elastable.worker.reductions import RecordedLoss, recorded_losses
-from elastable.worker.scope import StepScope, entered
+from elastable.worker.scope import StepScope
 from elastable.worker.seeds import layers_of, seed_states, set_seeds
-from elastable.worker.tensor_specs import flat_spec, pack_flat
-from elastable.worker.trainable import frozen_tables, imposed, is_trained
+from elastable.worker.step_plan import StepPlan
+from elastable.worker.tensor_specs import flat_spec
+from elastable.worker.trainable import frozen_tables, imposed
 
 __all__ = [
-    "EvaluateStep",
-    "Lookup",
     "StepResult",
     "TrainStep",
     "as_slices",
@@ -43,9 +41,6 @@ _log = logging.getLogger(__name__)
 
 #: Keeps AutoGraph away from a function: it is for what users write.
 as_written = tf.autograph.experimental.do_not_convert
-
-#: (table, int64 ids) -> float32 rows: for calls that could not be planned.
-Lookup = Callable[[str, Int64], Float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,80 +70,7 @@ def refuse_unsupported(model: Any) -> None:
         )
 
 
-class _Step:
-    """What training and evaluation share: the call with BETs in the place of tables."""
-
-    def __init__(self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, training: bool) -> None:
-        self._model = model
-        self._plan = plan
-        self._lookup = lookup
-        self._training = training
-        self._dims = {layer.table_name: layer.output_dim for layer in plan.layers}
-        self._tables = tuple(dict.fromkeys(plan.tables))
-        self._spec = spec
-        inputs = [
-            *flat_spec(spec),
-            *(tf.TensorSpec([None, self._dims[table]], tf.float32) for table in self._tables),
-            *(tf.TensorSpec([None], tf.int32) for _ in plan.tables),
-            tf.TensorSpec([], tf.int64),
-        ]
-        self._inputs = inputs
-        self._function: Any = self._untraced()
-
-    def _untraced(self) -> Any:
-        return self._body if getattr(self._model, "run_eagerly", False) else None
-
-    def _body(self, *flat: Any) -> Any:
-        raise ModelError("a step without a body")
-
-    def _call(self, batch: Any, bets: Mapping[str, Any], ids: IdSets, micro_batch: int) -> Any:
-        if self._function is None:
-            # Concrete: nothing is traced anew, so nothing has to be looked up for every call.
-            self._function = tf.function(self._body, input_signature=self._inputs).get_concrete_function()
-        flat = tf.nest.flatten(batch, expand_composites=True)
-        arrays = [*(bets[table] for table in self._tables), *ids.inverses, np.int64(micro_batch)]
-        return self._function(*flat, *map(tf.convert_to_tensor, arrays))
-
-    def _unpack(self, flat: Sequence[Any]) -> tuple[Any, dict[str, Any], list[Any], Any]:
-        """(batch, BETs by table, an inverse or None for every call, micro-batch)."""
-        parts = len(flat_spec(self._spec))
-        tables = len(self._tables)
-        batch = pack_flat(self._spec, flat[:parts])
-        bets = dict(zip(self._tables, flat[parts : parts + tables], strict=True))
-        planned = iter(flat[parts + tables : -1])
-        inverses = [next(planned) if known else None for known in self._plan.planned]
-        return batch, bets, inverses, flat[-1]
-
-    def _forward(self, batch: Any, scope: StepScope) -> tuple[Any, Any]:
-        """The loss, and the penalty on rows that comes to it (None: there is none); with metrics updated from reset."""
-        for metric in self._model.metrics:
-            metric.reset_state()
-        with entered(scope):
-            done = forward(self._model, batch, self._training)
-            penalty = self._penalty(scope.bets)
-            if penalty is not None and done.loss.shape.rank != 0:
-                raise Unsupported(
-                    f"model {self._model.name!r}: a loss of a value for each record (reduction 'none') and an "
-                    "embeddings_regularizer, which Keras cannot add either; use reduction='sum'"
-                )
-            update_metrics(self._model, done, done.loss if penalty is None else done.loss + penalty)
-        return done.loss, penalty
-
-    def _penalty(self, bets: Mapping[str, Any]) -> Any:
-        # Once a layer, over the rows of its table that this batch touches.
-        layers = dict.fromkeys(layer for layer in self._plan.layers)
-        terms = [
-            layer.embeddings_regularizer(bets[layer.table_name])
-            for layer in layers
-            if layer.embeddings_regularizer is not None and layer.table_name in bets and is_trained(self._model, layer)
-        ]
-        return tf.add_n(terms) if terms else None
-
-    def _metric_state(self) -> list[Any]:
-        return [tf.convert_to_tensor(variable.value) for variable in self._model.metrics_variables]
-
-
-class TrainStep(_Step):
+class TrainStep(ModelStep):
     """Forward, backward and metrics of one micro-batch.
 
     Args:
@@ -158,22 +80,30 @@ class TrainStep(_Step):
         lookup: For calls that could not be planned.
         seed: Of dropout; None: random layers draw on from where they are, as in Keras.
         average: How its micro-batches are combined with others (`JobSpec.average`); None: each is a version alone.
+        parts: Its variables and states; None: `dense_parts(model)`.
 
     Raises:
         Unsupported: a regularizer of a table that cannot be combined; in the first call, a loss that cannot be.
     """
 
     def __init__(
-        self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, seed: int | None, average: str | None = None
+        self,
+        model: Any,
+        spec: Any,
+        plan: IdPlan,
+        lookup: Lookup | None,
+        seed: int | None,
+        average: str | None = None,
+        parts: tuple[Sequence[Any], Sequence[Any]] | None = None,
     ) -> None:
         self._seed = seed
-        self._variables, self._states = dense_parts(model)
-        self._trainable = b""
-        self._traces: dict[bytes, Any] = {}
+        self._variables, self._states = dense_parts(model) if parts is None else parts
+        self._trainable, self._turn = b"", 0
+        self._traces: dict[tuple[bytes, int], Any] = {}
         self._average = average
         self._seed_states = seed_states(model)
         self._unplanned: list[str] = []
-        self._kinds: dict[bytes, list[DivisorKind | None]] = {}
+        self._kinds: dict[tuple[bytes, int], list[DivisorKind | None]] = {}
         super().__init__(model, spec, plan, lookup, training=True)
         _refuse_unplanned_regularizers(plan)
         if average is not None:
@@ -185,30 +115,38 @@ class TrainStep(_Step):
 
     def hold(self, trainable: bytes) -> None:
         """Trains from now on what `elastable.worker.trainable.read_trainable` said is trained; b"": as the model is."""
-        if trainable != self._trainable:
-            self._traces[self._trainable] = self._function
-            self._trainable, self._function = trainable, self._traces.get(trainable, self._untraced())
+        self._trace_of(trainable, self._turn)
 
-    def __call__(self, batch: Any, bets: Mapping[str, Float32], ids: IdSets, micro_batch: int) -> StepResult:
+    def _trace_of(self, trainable: bytes, turn: int) -> None:
+        if (trainable, turn) != (self._trainable, self._turn):
+            self._traces[self._trainable, self._turn] = self._function
+            self._trainable, self._turn = trainable, turn
+            self._function = self._traces.get((trainable, turn), self._untraced())
+
+    def __call__(
+        self, batch: Any, bets: Mapping[str, Float32], ids: IdSets, micro_batch: int, turn: int = 0
+    ) -> StepResult:
         """Computes one micro-batch.
 
         Args:
             batch: (x,), (x, y) or (x, y, sample_weight), as tensors.
             bets: Table name -> float32 `[u, dim]`: the rows of `ids.unique`.
             ids: The id sets of the batch.
-            micro_batch: Its number within the job; seeds dropout.
+            micro_batch: Its number within the job, alike in every turn of its step; seeds dropout.
+            turn: Of the step; see `elastable.worker.step_plan`.
         """
+        self._trace_of(self._trainable, turn)
         with imposed(self._model, self._trainable):  # it may be traced, or run, now
             loss, parts, states, metrics = self._call(batch, bets, ids, micro_batch)
-        kinds = self._kinds[self._trainable]
+        kinds = self._kinds[self._trainable, self._turn]
         gradients = [self._as_part(kind, part, ids) for kind, part in zip(kinds, parts, strict=True)]
         first = gradients[0]
         return StepResult(
             loss=float(np.mean(loss)),
             dense=tuple(first.dense.values()),
             slices=first.slices,
-            states=_arrays(states),
-            metrics=_arrays(metrics),
+            states=arrays(states),
+            metrics=arrays(metrics),
             divisor=first.divisor if kinds[0] is not None else None,
             losses=first.losses,
             parts=tuple(gradients[1:]),
@@ -243,7 +181,7 @@ class TrainStep(_Step):
             loss, penalty = self._forward(batch, scope)
             parts = as_written(self._parts_of)(loss, penalty, recorded, flat, scope)
         self._unplanned = [table for table, _, _ in scope.unplanned]
-        self._kinds[self._trainable] = [part.kind for part in parts]
+        self._kinds[self._trainable, self._turn] = [part.kind for part in parts]
         return (
             loss if penalty is None else loss + penalty,
             [self._gradient(tape, part, scope, first=part is parts[0]) for part in parts],
@@ -258,7 +196,7 @@ class TrainStep(_Step):
             return [LossPart(None, None, loss if penalty is None else loss + penalty)]
         shown: Mapping[int, Any] = {}
         if tf.executing_eagerly():
-            parts = [LossPart(self._kinds[b""][0], None, loss)]
+            parts = [LossPart(self._kinds[b"", 0][0], None, loss)]
         else:
             rows = [*scope.bets.values(), *(bet for _, _, bet in scope.unplanned)]
             terms = loss_terms(loss, recorded, flat[: len(flat_spec(self._spec))], rows)
@@ -300,7 +238,7 @@ class TrainStep(_Step):
         """Without a graph no terms are seen: it is traced once, and a loss of one part is what it must have."""
         tf.function(self._body, input_signature=self._inputs).get_concrete_function()
         plain = (DivisorKind.RECORDS, DivisorKind.NOTHING)
-        first, *others = self._kinds[b""]
+        first, *others = self._kinds[b"", 0]
         if first not in plain or any(kind is not DivisorKind.ROWS for kind in others):
             raise Unsupported(
                 f"model {self._model.name!r}: compile(run_eagerly=True) with grads_to_wait above 1 and a loss whose "
@@ -318,34 +256,17 @@ def _refuse_unplanned_regularizers(plan: IdPlan) -> None:
             )
 
 
-class EvaluateStep(_Step):
-    """Forward pass and metrics of one micro-batch, as in inference."""
-
-    def __init__(self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None) -> None:
-        super().__init__(model, spec, plan, lookup, training=False)
-
-    def __call__(self, batch: Any, bets: Mapping[str, Float32], ids: IdSets) -> tuple[Tensor, ...]:
-        """Metric state (from reset) of the micro-batch alone; arguments as in `TrainStep`."""
-        return _arrays(self._call(batch, bets, ids, 0))
-
-    def _body(self, *flat: Any) -> Any:
-        batch, bets, inverses, _ = self._unpack(flat)
-        scope = StepScope(self._plan.layers, inverses, bets, self._lookup)
-        if overrides(self._model, "test_step"):
-            for metric in self._model.metrics:
-                metric.reset_state()
-            with entered(scope):
-                self._model.test_step(batch)
-        else:
-            self._forward(batch, scope)
-        return self._metric_state()
-
-
-def dense_parts(model: Any) -> tuple[list[Any], list[Any]]:
+def dense_parts(model: Any, steps: StepPlan | None = None) -> tuple[list[Any], list[Any]]:
     """The weights of a model in model order: those that its optimizer knows, or is going to know, and all others.
 
     With the others goes the loss scale, where it changes from version to version (`elastable.worker.loss_scale`).
+
+    Args:
+        model: A built model.
+        steps: What its own `train_step` does; those that one of its updates changes are the first.
     """
+    if steps is not None and steps.several:
+        return list(steps.variables), list(steps.states)
     optimizer: Any = getattr(model, "optimizer", None)
     weights = model.weights
     variables = optimizer._trainable_variables if getattr(optimizer, "built", False) else model.trainable_weights
@@ -369,11 +290,6 @@ def pretrained_rows(layers: Sequence[Any], unseeded: bool = False) -> dict[str, 
     new = [layer for layer in reversed(layers) if layer.source is None]
     found = ((layer.table_name, first_rows(layer, unseeded)) for layer in new)
     return {name: rows for name, rows in found if rows is not None}
-
-
-def _arrays(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    # A scalar tensor's numpy() is no array.
-    return tuple(np.asarray(tensor.numpy()) for tensor in tensors)
 
 
 def dense_gradient(gradient: Any, variable: Any) -> Any:

@@ -69,13 +69,11 @@ class _Dense:
     frozen_tables = ()
 
     def __init__(self, model: Any) -> None:
-        from elastable.master.clipping import Clipping
         from elastable.master.push_check import TensorSpec
 
         width = _USER + _WORDS
         self.variables = (TensorSpec("weights", (width,), np.dtype(np.float32)),)
         self.states = (TensorSpec("seen", (width,), np.dtype(np.float32)),)
-        self.clipping = Clipping()
         self._tensors: dict[str, Tensor] = {
             "variables/00000": np.linspace(-1, 1, width).astype(np.float32),
             "states/00000": np.zeros(width, np.float32),
@@ -86,16 +84,16 @@ class _Dense:
     def step(self) -> int:
         return int(self._tensors["optimizer/00000"])
 
-    def learning_rate(self) -> float:
-        return RATE  # constant, as rows that count must move by the same each time
+    def steps(self, version: int) -> tuple[Any, ...]:
+        from elastable.master.dense_part import OptimizerStep
+
+        # A constant rate, as rows that count must move by the same each time.
+        return (OptimizerStep(self.step(), RATE),)
 
     may_overflow = False
 
     def overflow(self, states: Sequence[Tensor]) -> None:
         raise AssertionError("nothing overflows here")
-
-    def own_steps(self) -> dict[str, Any]:
-        return {}
 
     def become_averages(self) -> None: ...  # the optimizer keeps none
 
@@ -232,8 +230,8 @@ def use_light_model() -> None:
 
     def discovered(
         file: Any, offload_above: int, seed: int, lazy: bool = True
-    ) -> tuple[Any, Any, dict[str, TableSpec]]:
-        return file.reader("train"), file.model(), _tables(seed, lazy)
+    ) -> tuple[Any, Any, dict[str, TableSpec], None]:
+        return file.reader("train"), file.model(), _tables(seed, lazy), None
 
     def computer(job: Any, file: Any, readers: Any, source: Any, deadline_s: float) -> Computer:
         return Computer(job, readers, source.specs())
@@ -241,7 +239,7 @@ def use_light_model() -> None:
     for name, stand_in in (
         ("_discovered", discovered),
         ("keep_on_worker", lambda model, tables: None),
-        ("DenseState", _Dense),
+        ("dense_part", lambda model, steps: _Dense(model)),
         ("MetricBook", _Metrics),
         ("store_layers", lambda model: []),
         ("pretrained_rows", lambda layers: {}),

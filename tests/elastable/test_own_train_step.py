@@ -18,7 +18,6 @@ WORDS, DIM, RECORDS, MICRO = 12, 3, 40, 4
 RANDOM = np.random.default_rng(4)
 IDS = RANDOM.integers(0, WORDS, (RECORDS, 3))
 Y = RANDOM.normal(size=(RECORDS, 1)).astype(np.float32)
-OTHER = keras.optimizers.Adam()
 WEIGHTS = RANDOM.uniform(0.1, 2.0, RECORDS).astype(np.float32)
 
 
@@ -111,21 +110,6 @@ def fitted(take: Callable[..., Any], wait: int = 1, **arguments: Any) -> None:
     et.fit(model, (IDS, Y, WEIGHTS), batch_size=MICRO, grads_to_wait=wait, verbose=False)
 
 
-def with_two(model: Any, data: Any) -> Any:
-    """Two steps in turn."""
-    with_step(model, data)
-    return with_step(model, data)
-
-
-def with_other(model: Any, data: Any, **arguments: Any) -> Any:
-    """A step of another optimizer, or of a part of the model."""
-    with et.step(model) as step:
-        with tf.GradientTape() as tape:
-            loss, predicted = model.two_losses(data)
-        step.apply(tape, loss, **arguments)
-    return loss, predicted
-
-
 def with_both(model: Any, data: Any) -> Any:
     """A step of `et.step`, and a change beside it."""
     result = with_step(model, data)
@@ -137,9 +121,6 @@ def with_both(model: Any, data: Any) -> Any:
     ("take", "told"),
     [
         (plainly, r"overrides train_step without et\.step: .*docs/own-steps\.md"),
-        (with_two, r"calls step\.apply 2 times: "),
-        (lambda m, d: with_other(m, d, optimizer=OTHER), r"takes the optimizer of compile\(\), not"),
-        (lambda m, d: with_other(m, d, of=m.out), r"leaves words out"),
         (with_both, r"changes '.*bias' itself"),
     ],
 )

@@ -171,6 +171,20 @@ def test_a_frozen_table_stays_and_a_call_of_a_layer_twice_counts_twice() -> None
     np.testing.assert_array_equal(still.read_rows(np.arange(LABELS)), before["still"])
 
 
+def test_a_table_that_a_loss_does_not_reach_takes_no_step_and_does_not_decay() -> None:
+    moved, still = in_store("moved"), in_store("still")
+    model = keras.Sequential([moved, still])  # a holder of both
+    model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5))
+    before = [each.read_rows(np.arange(LABELS)) for each in (moved, still)]
+    for _ in range(2):
+        with et.step(model, lazy=False) as step:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(moved(np.array([1, 2])))
+            step.apply(tape, loss)
+    assert not np.isclose(moved.read_rows(np.arange(LABELS)), before[0]).any()
+    np.testing.assert_array_equal(still.read_rows(np.arange(LABELS)), before[1])
+
+
 def test_a_loop_goes_on_where_fit_ended_and_fit_where_the_loop_did() -> None:
     made = []
     for _ in range(2):

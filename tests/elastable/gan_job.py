@@ -1,0 +1,149 @@
+"""A GAN whose networks have a table and an optimizer each, and two losses in turn: as jobs, and in plain Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import elastable as et
+
+LABELS, DIM, NOISE, RECORDS, MICRO = 8, 4, 3, 40, 4
+RANDOM = np.random.default_rng(0)
+IDS = np.concatenate([np.arange(LABELS), RANDOM.integers(0, LABELS, RECORDS - LABELS)])
+REAL = RANDOM.normal(size=(RECORDS, 2)).astype(np.float32)
+Z = RANDOM.normal(size=(RECORDS, NOISE)).astype(np.float32)
+DATA = ([Z, IDS], REAL)
+
+Layer = Callable[..., Any]
+
+
+def in_store(name: str, **arguments: Any) -> Any:
+    """A table in a store."""
+    return et.Embedding(LABELS, DIM, name=name, **arguments)
+
+
+def in_keras(name: str, **arguments: Any) -> Any:
+    """The same in plain Keras."""
+    return keras.layers.Embedding(LABELS, DIM, name=name, **arguments)
+
+
+def net(embedding: Any, units: int, inputs: int, seed: int) -> Any:
+    """A conditional network: something and a label go in."""
+    given, label = keras.Input((inputs,)), keras.Input((), dtype="int64")
+    start = keras.initializers.GlorotUniform(seed=seed)
+    joined = keras.layers.Concatenate()([given, embedding(label)])
+    hidden = keras.layers.Dense(6, "tanh", kernel_initializer=start)(joined)
+    return keras.Model([given, label], keras.layers.Dense(units, kernel_initializer=start)(hidden))
+
+
+class Gan(keras.Model):  # type: ignore[misc]
+    """Written as Keras' own example; `updates` takes the steps of the discriminator and the generator."""
+
+    def __init__(self, layer: Layer, updates: Callable[..., Any], **arguments: Any) -> None:
+        super().__init__()
+        self.updates = updates
+        self.generator = net(layer("makes", **arguments), 2, NOISE, 1)
+        self.discriminator = net(layer("judges", **arguments), 1, 2, 2)
+        self.judged = keras.metrics.Mean(name="judged")
+        self.fooled = keras.metrics.Mean(name="fooled")
+
+    def compile(self, judge: Any, make: Any) -> None:
+        super().compile()
+        self.judge, self.make = judge, make
+
+    def build(self, shape: Any = None) -> None:
+        """Its networks are built."""
+        self.built = True
+
+    def judge_loss(self, z: Any, labels: Any, real: Any) -> Any:
+        """Of the discriminator."""
+        false, true = self.discriminator([self.generator([z, labels]), labels]), self.discriminator([real, labels])
+        return tf.reduce_mean(tf.nn.softplus(false)) + tf.reduce_mean(tf.nn.softplus(-true))
+
+    def make_loss(self, z: Any, labels: Any) -> Any:
+        """Of the generator."""
+        return tf.reduce_mean(tf.nn.softplus(-self.discriminator([self.generator([z, labels]), labels])))
+
+    def call(self, inputs: Any) -> Any:
+        return self.generator(inputs)
+
+    def train_step(self, data: Any) -> Any:
+        (z, labels), real = data
+        judged, fooled = self.updates(self, z, labels, real)
+        self.judged.update_state(judged, sample_weight=tf.shape(z)[0])
+        self.fooled.update_state(fooled, sample_weight=tf.shape(z)[0])
+        return {"judged": self.judged.result(), "fooled": self.fooled.result()}
+
+
+def dense(part: Any, tape: Any, loss: Any, optimizer: Any) -> None:
+    """An update in plain Keras, with the gradients of tables as dense ones; unreached variables take no step."""
+    gradients = tape.gradient(loss, part.trainable_weights)
+    gradients = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+    if not optimizer.built:
+        optimizer.build(part.trainable_weights)
+    reached = [
+        (each, weight) for each, weight in zip(gradients, part.trainable_weights, strict=True) if each is not None
+    ]
+    optimizer.apply([each for each, _ in reached], [weight for _, weight in reached])
+
+
+def in_turn(model: Any, z: Any, labels: Any, real: Any) -> Any:
+    """The generator's loss is computed with the discriminator's new weights."""
+    with et.step(model) as step:
+        with tf.GradientTape() as tape:
+            judged = model.judge_loss(z, labels, real)
+        step.apply(tape, judged, of=model.discriminator, optimizer=model.judge)
+        with tf.GradientTape() as tape:
+            fooled = model.make_loss(z, labels)
+        step.apply(tape, fooled, of=model.generator, optimizer=model.make)
+    return judged, fooled
+
+
+def in_turn_plainly(model: Any, z: Any, labels: Any, real: Any) -> Any:
+    """`in_turn` in plain Keras."""
+    with tf.GradientTape() as tape:
+        judged = model.judge_loss(z, labels, real)
+    dense(model.discriminator, tape, judged, model.judge)
+    with tf.GradientTape() as tape:
+        fooled = model.make_loss(z, labels)
+    dense(model.generator, tape, fooled, model.make)
+    return judged, fooled
+
+
+def at_once(model: Any, z: Any, labels: Any, real: Any) -> Any:
+    """Both gradients at the same weights, as in TensorFlow's DCGAN."""
+    with et.step(model) as step:
+        with tf.GradientTape() as judging, tf.GradientTape() as making:
+            judged, fooled = model.judge_loss(z, labels, real), model.make_loss(z, labels)
+        step.apply(judging, judged, of=model.discriminator, optimizer=model.judge)
+        step.apply(making, fooled, of=[model.generator], optimizer=model.make)
+    return judged, fooled
+
+
+def at_once_plainly(model: Any, z: Any, labels: Any, real: Any) -> Any:
+    """`at_once` in plain Keras."""
+    with tf.GradientTape() as judging, tf.GradientTape() as making:
+        judged, fooled = model.judge_loss(z, labels, real), model.make_loss(z, labels)
+    dense(model.discriminator, judging, judged, model.judge)
+    dense(model.generator, making, fooled, model.make)
+    return judged, fooled
+
+
+def model(layer: Layer = in_store, updates: Callable[..., Any] = in_turn) -> Any:
+    """The model of the job; its tables begin alike wherever they are."""
+
+    def seeded(name: str) -> Any:
+        return layer(name, embeddings_initializer=keras.initializers.RandomUniform(-0.5, 0.5, seed=len(name)))
+
+    made = Gan(seeded, updates)
+    made.compile(keras.optimizers.Adam(0.02), keras.optimizers.SGD(0.1, momentum=0.9))
+    return made
+
+
+def data(split: str) -> Any:
+    """The records of the job."""
+    return et.NumpyReader(*DATA) if split == "train" else None

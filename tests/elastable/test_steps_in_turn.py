@@ -1,0 +1,341 @@
+"""A `train_step` that applies several gradients trains in workers as the same loop trains in plain Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from elastable.embedding_store.errors import Unsupported
+from tests.elastable.gan_job import (
+    DATA,
+    LABELS,
+    MICRO,
+    Gan,
+    at_once,
+    at_once_plainly,
+    dense,
+    in_keras,
+    in_store,
+    in_turn,
+    in_turn_plainly,
+)
+
+Rows = dict[str, np.ndarray]
+
+
+def tables(model: Any) -> dict[str, Any]:
+    """Embedding layers by name."""
+    kinds = (et.Embedding, keras.layers.Embedding)
+    return {layer.name: layer for layer in model._flatten_layers() if isinstance(layer, kinds)}
+
+
+def rows(model: Any) -> Rows:
+    """All rows of all tables, wherever they are."""
+    return {
+        name: layer.read_rows(np.arange(LABELS)) if isinstance(layer, et.Embedding) else np.asarray(layer.embeddings)
+        for name, layer in tables(model).items()
+    }
+
+
+def pair(ours: Any, theirs: Any, optimizers: Callable[[], tuple[Any, Any]], **arguments: Any) -> tuple[Any, Any]:
+    """The same GAN with tables in a store and in plain Keras, from the same start."""
+    mine, plain = Gan(in_store, ours, **arguments), Gan(in_keras, theirs)
+    for name, layer in tables(plain).items():
+        layer.set_weights([tables(mine)[name].read_rows(np.arange(LABELS))])
+    for model in (mine, plain):
+        model.compile(*optimizers())
+    return mine, plain
+
+
+def assert_same(
+    mine: Any, plain: Any, history: Any, theirs: Any, before: Rows, moved: tuple[str, ...] = ("makes", "judges")
+) -> None:
+    """Rows, dense weights, metrics and iteration counts are those of plain Keras; every table has moved."""
+    for name, expected in rows(plain).items():
+        assert (np.abs(expected - before[name]).max() > 1e-3) == (name in moved)
+        np.testing.assert_allclose(rows(mine)[name], expected, rtol=1e-4, atol=1e-5, err_msg=name)
+    others = [weight for weight in plain.weights if "embeddings" not in weight.path]
+    for weight, expected in zip(mine.weights, others, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-5, err_msg=weight.path)
+    assert set(history.history) == set(theirs.history)
+    for name, values in theirs.history.items():
+        assert history.history[name] == pytest.approx(values, rel=1e-4), name
+    for optimizer, other in ((mine.judge, plain.judge), (mine.make, plain.make)):
+        assert int(optimizer.iterations) == int(other.iterations)
+
+
+def adam_and_momentum() -> tuple[Any, Any]:
+    return keras.optimizers.Adam(0.02), keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.2)
+
+
+def decaying() -> tuple[Any, Any]:
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
+    return keras.optimizers.Adagrad(rate, clipnorm=0.3), keras.optimizers.AdamW(0.02, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("optimizers", [adam_and_momentum, decaying])
+@pytest.mark.parametrize(("ours", "theirs"), [(in_turn, in_turn_plainly), (at_once, at_once_plainly)])
+@pytest.mark.parametrize(("wait", "lazy"), [(1, False), (3, False), (3, True)])
+def test_a_gan_has_the_numbers_of_plain_keras(
+    ours: Any, theirs: Any, wait: int, lazy: bool, optimizers: Callable[[], tuple[Any, Any]]
+) -> None:
+    """One step of `wait` micro-batches is one batch of plain Keras; the last of an epoch has fewer."""
+    if lazy:
+        optimizers = lambda: (keras.optimizers.Adagrad(0.1), keras.optimizers.SGD(0.1, clipvalue=0.01))  # noqa: E731
+    mine, plain = pair(ours, theirs, optimizers)
+    before = rows(mine)
+    history = et.fit(mine, *DATA, epochs=2, batch_size=MICRO, grads_to_wait=wait, shuffle=False, verbose=0, lazy=lazy)
+    expected = plain.fit(*DATA, epochs=2, batch_size=MICRO * wait, shuffle=False, verbose=0)
+    assert_same(mine, plain, history, expected, before)
+
+
+def judged_alone(model: Any, z: Any, labels: Any, real: Any) -> Any:
+    """One update, of a part of the model by another optimizer than that of `compile()`."""
+    with et.step(model) as step:
+        with tf.GradientTape() as tape:
+            judged = model.judge_loss(z, labels, real)
+        step.apply(tape, judged, of=model.discriminator, optimizer=model.judge)
+    return judged, judged
+
+
+def judged_alone_plainly(model: Any, z: Any, labels: Any, real: Any) -> Any:
+    """The same in plain Keras."""
+    with tf.GradientTape() as tape:
+        judged = model.judge_loss(z, labels, real)
+    dense(model.discriminator, tape, judged, model.judge)
+    return judged, judged
+
+
+def test_a_part_of_a_model_takes_a_step_of_another_optimizer_and_the_rest_stays() -> None:
+    mine, plain = pair(judged_alone, judged_alone_plainly, adam_and_momentum)
+    before = rows(mine)
+    history = et.fit(mine, *DATA, batch_size=MICRO, grads_to_wait=2, shuffle=False, verbose=0, lazy=False)
+    expected = plain.fit(*DATA, batch_size=MICRO * 2, shuffle=False, verbose=0)
+    np.testing.assert_array_equal(rows(mine)["makes"], before["makes"])
+    assert_same(mine, plain, history, expected, before, ("judges",))
+
+
+class Towers(keras.Model):  # type: ignore[misc]
+    """Two towers with dropout and batch normalisation, trained by two losses of the one optimizer of `compile()`."""
+
+    def __init__(self, layer: Any, updates: Callable[..., Any], dropout: float = 0.0) -> None:
+        super().__init__()
+        start = keras.initializers.GlorotUniform(seed=3)
+        self.updates = updates
+        self.rows, self.other = layer("rows"), layer("other")
+        self.norm, self.drop = keras.layers.BatchNormalization(), keras.layers.Dropout(dropout, seed=5)
+        self.out = keras.layers.Dense(1, kernel_initializer=start)
+        self.left = keras.layers.Dense(1, kernel_initializer=start)
+        self.error = keras.metrics.MeanSquaredError(name="error")
+
+    def build(self, shape: Any) -> None:
+        """Its layers are built by their first calls."""
+        self.built = True
+
+    def call(self, labels: Any, training: bool = False) -> Any:
+        return self.out(self.drop(self.norm(self.rows(labels), training=training), training=training))
+
+    def error_of(self, labels: Any, real: Any) -> Any:
+        """The loss of the first update, and what it was computed of."""
+        predicted = self(labels, training=True)
+        return tf.reduce_mean(tf.square(predicted - real)), predicted
+
+    def apart(self, labels: Any, training: bool = True) -> Any:
+        """The loss of the second: it reaches both tables, and not the same layers."""
+        seen = self.norm(self.rows(labels), training=training)
+        return tf.reduce_mean(tf.square(self.left(seen) - tf.reduce_sum(self.other(labels), axis=1, keepdims=True)))
+
+    def train_step(self, data: Any) -> Any:
+        labels, real = data
+        predicted = self.updates(self, labels, real)
+        self.error.update_state(real, predicted)
+        return {"error": self.error.result()}
+
+
+def two_losses(model: Any, labels: Any, real: Any) -> Any:
+    """One after the other."""
+    with et.step(model) as step:
+        with tf.GradientTape() as tape:
+            loss, predicted = model.error_of(labels, real)
+        step.apply(tape, loss)
+        with tf.GradientTape() as tape:
+            loss = model.apart(labels)
+        step.apply(tape, loss)
+    return predicted
+
+
+def two_losses_plainly(model: Any, labels: Any, real: Any) -> Any:
+    """The same in plain Keras."""
+    with tf.GradientTape() as tape:
+        loss, predicted = model.error_of(labels, real)
+    dense(model, tape, loss, model.optimizer)
+    with tf.GradientTape() as tape:
+        loss = model.apart(labels)
+    dense(model, tape, loss, model.optimizer)
+    return predicted
+
+
+IDS, Y = DATA[0][1], DATA[1][:, :1]
+
+
+def towers(updates: Callable[..., Any], layer: Any = in_store, dropout: float = 0.0, **arguments: Any) -> Any:
+    """A model of two towers, compiled."""
+    model = Towers(layer, updates, dropout)
+    model(IDS[:2])
+    model.apart(IDS[:2])
+    model.compile(keras.optimizers.AdamW(0.02, weight_decay=0.1, **arguments))
+    return model
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_two_losses_in_turn_move_states_and_draw_as_plain_keras(lazy: bool) -> None:
+    """What a loss does not reach takes no step and does not decay; averages and dropout go on where they were."""
+    made = []
+    for updates, layer in ((two_losses, in_store), (two_losses_plainly, in_keras)):
+        keras.utils.set_random_seed(11)
+        made.append(towers(updates, layer, dropout=0.4))
+    mine, plain = made
+    if lazy:  # rows that no batch touches would decay in plain Keras
+        for model in made:
+            model.compile(keras.optimizers.SGD(0.05))
+    for name, layer in tables(plain).items():
+        layer.set_weights([tables(mine)[name].read_rows(np.arange(LABELS))])
+    before = rows(mine)
+    history = et.fit(mine, IDS, Y, epochs=2, batch_size=8, shuffle=False, verbose=0, lazy=lazy)
+    expected = plain.fit(IDS, Y, epochs=2, batch_size=8, shuffle=False, verbose=0)
+    for name, wanted in rows(plain).items():
+        assert np.abs(wanted - before[name]).max() > 1e-3
+        np.testing.assert_allclose(rows(mine)[name], wanted, rtol=1e-3, atol=2e-5, err_msg=name)
+    others = [weight for weight in plain.weights if "embeddings" not in weight.path]
+    for weight, wanted in zip(mine.weights, others, strict=True):
+        np.testing.assert_allclose(weight, wanted, rtol=1e-3, atol=2e-5, err_msg=weight.path)
+    assert history.history["error"] == pytest.approx(expected.history["error"], rel=1e-4)
+    assert int(mine.optimizer.iterations) == int(plain.optimizer.iterations) == 20
+
+
+def test_a_job_of_turns_counts_records_steps_and_callbacks_once() -> None:
+    seen = []
+    told = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(batch))
+    history = et.fit(
+        towers(two_losses), IDS, Y, epochs=3, batch_size=10, callbacks=[told], verbose=0, steps_per_epoch=2
+    )
+    assert seen == [0, 1] * 3
+    assert history.params["steps"] == 2
+
+
+def refused(updates: Callable[..., Any], **arguments: Any) -> None:
+    et.fit(towers(updates, **arguments), IDS, Y, batch_size=8, verbose=0)
+
+
+def both_tapes(model: Any, labels: Any, real: Any) -> Any:
+    """Two losses of the same weights, both of which move the same variables."""
+    with et.step(model) as step:
+        with tf.GradientTape() as first, tf.GradientTape() as second:
+            loss, predicted = model.error_of(labels, real)
+            other = model.apart(labels)
+        step.apply(first, loss)
+        step.apply(second, other)
+    return predicted
+
+
+def mixed(model: Any, labels: Any, real: Any) -> Any:
+    """The second loss is computed of numbers from before and after the first update."""
+    with et.step(model) as step:
+        with tf.GradientTape(persistent=True) as tape:
+            loss, predicted = model.error_of(labels, real)
+        step.apply(tape, loss)
+        with tf.GradientTape() as tape:
+            loss = model.apart(labels) * tf.reduce_mean(predicted)
+        step.apply(tape, loss)
+    return predicted
+
+
+def measured_late(model: Any, labels: Any, real: Any) -> Any:
+    """A metric of the weights after the last update."""
+    two_losses(model, labels, real)
+    return model(labels)
+
+
+def drawn_once(model: Any, labels: Any, real: Any) -> Any:
+    """One draw for both losses."""
+    noise = tf.random.normal([4])[0]
+    with et.step(model) as step:
+        with tf.GradientTape() as tape:
+            loss, predicted = model.error_of(labels, real)
+            loss = loss * noise
+        step.apply(tape, loss)
+        with tf.GradientTape() as tape:
+            loss = model.apart(labels) * noise
+        step.apply(tape, loss)
+    return predicted
+
+
+def metric_in_loss(model: Any, labels: Any, real: Any) -> Any:
+    """A loss that is computed of a metric's state."""
+    with et.step(model) as step:
+        with tf.GradientTape() as tape:
+            loss, predicted = model.error_of(labels, real)
+            loss = loss * model.error.result()
+        step.apply(tape, loss)
+    return predicted
+
+
+OTHER = keras.optimizers.SGD(0.1)
+
+
+def two_optimizers(model: Any, labels: Any, real: Any) -> Any:
+    """A table that two optimizers train."""
+    with et.step(model) as step:
+        with tf.GradientTape() as tape:
+            loss, predicted = model.error_of(labels, real)
+        step.apply(tape, loss)
+        with tf.GradientTape() as tape:
+            loss = model.apart(labels)
+        step.apply(tape, loss, optimizer=OTHER)
+    return predicted
+
+
+def not_its_own(model: Any, labels: Any, real: Any) -> Any:
+    """A layer that the model does not hold."""
+    with et.step(model) as step:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(STRAY(model.rows(labels)))
+        step.apply(tape, loss, of=[model.rows, STRAY])
+    return model.rows(labels)[:, :1]
+
+
+STRAY = keras.layers.Dense(1)
+STRAY.build((None, 4))
+
+
+@pytest.mark.parametrize(
+    ("updates", "told"),
+    [
+        (
+            both_tapes,
+            r"step\.apply number 2 is computed from .* as it was before step\.apply number 1, and that changes",
+        ),
+        (mixed, r"step\.apply number 2 is computed from .* in a tape of its own after that step\.apply; or add"),
+        (measured_late, r"metric 'error' is updated with what its train_step computes of .* after step\.apply"),
+        (drawn_once, r"drawn once in its train_step and used on both sides .* keras\.random\.SeedGenerator"),
+        (metric_in_loss, r"computed from the metric variable '.*total"),
+        (two_optimizers, r"table 'rows' is trained by two optimizers"),
+        (not_its_own, r"trains '.*kernel', which is no part of the model"),
+    ],
+)
+def test_what_cannot_be_computed_of_one_version_is_refused_by_name(updates: Callable[..., Any], told: str) -> None:
+    with pytest.raises(Unsupported, match=told):
+        refused(updates)
+
+
+def test_settings_of_an_optimizer_that_are_for_a_whole_training_are_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match=r"AdamW\(use_ema=True\) in a train_step that applies several times"):
+        refused(two_losses, use_ema=True)
+    with pytest.raises(Unsupported, match=r"AdamW\(gradient_accumulation_steps=2\) in a train_step"):
+        refused(two_losses, gradient_accumulation_steps=2)
