@@ -8,45 +8,41 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
-from elastable.averages import become_averages, refuse_averages
+from elastable.averages import become_averages
 from elastable.backup import refuse_backup_of_slots
 from elastable.best_versions import BestVersions
 from elastable.callbacks import JobCallbacks
 from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
 from elastable.embedding_store.locations import LocationSettings
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import EmbeddingStore, Float32
+from elastable.embedding_store.store import EmbeddingStore
 from elastable.fit_data import FitData
 from elastable.fit_seeds import FitSeeds
+from elastable.fit_tables import FitTables
 from elastable.freezing import Freezing
-from elastable.in_process_stores import StoreGiven, refuse_rows_of_others, stores_and_places
+from elastable.in_process_stores import StoreGiven
 from elastable.job_hooks import JobHooks
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.core import Master
 from elastable.master.dense_turns import DenseModel, dense_part
-from elastable.master.discovery import discover_tables
 from elastable.master.hooks import MasterOptions
 from elastable.master.keras_optimizer import accumulated_by
 from elastable.master.metrics import MetricBook
 from elastable.master.progress import Progress
 from elastable.master.schedule import Schedule
-from elastable.places import join_stores, on_worker
 from elastable.progress import JobProgress
-from elastable.tables_in_store import note_trained, tables_in_store
+from elastable.tables_in_store import note_trained
 from elastable.worker.build import build_model, sample_batch
 from elastable.worker.compute import MicroBatchComputer
 from elastable.worker.loop import Worker
 from elastable.worker.offload import offload_built
-from elastable.worker.on_worker import keep_on_worker
 from elastable.worker.readers import Reader
 from elastable.worker.step_plan import StepPlan, plan_step
 from elastable.worker.tensor_specs import batch_spec
-from elastable.worker.train_step import pretrained_rows, store_layers
 
 __all__ = ["FitSettings", "run_job"]
 
@@ -90,38 +86,6 @@ class FitSettings:
             raise BadInput(f"evaluate_every={self.evaluate_every}: need a number of versions, or 0")
 
 
-class _Tables:
-    """The model's tables in the stores that hold them, at the version where the job begins."""
-
-    def __init__(
-        self, model: Any, settings: FitSettings, version: int, moved: Mapping[str, Float32], steps: StepPlan | None
-    ) -> None:
-        self.optimizers = {} if steps is None else steps.optimizers()
-        tables = _discovered(model, settings, self.optimizers)
-        tables = {name: _seeded_as_before(spec, model) for name, spec in tables.items()}
-        stores, places = stores_and_places(settings.store, settings.locations, tables, model)
-        refuse_rows_of_others(model, tables, stores)
-        given = {**pretrained_rows(store_layers(model), unseeded=settings.seeds.keras), **moved}
-        self.on_worker = on_worker(places)
-        keep_on_worker(model, {name: tables[name] for name in self.on_worker}, given)
-        self.specs = {name: spec for name, spec in tables.items() if places[name] != "worker"}
-        held = join_stores(stores, places)
-        refuse_averages(model.optimizer, held, self.specs)
-        self.store = tables_in_store(model, self.specs, held, given, settings.seeds.rows, version, self.optimizers)
-
-
-def _discovered(model: Any, settings: FitSettings, optimizers: Mapping[str, Any]) -> dict[str, TableSpec]:
-    try:
-        return discover_tables(model, settings.seeds.rows, lazy=settings.lazy, optimizers=optimizers)
-    except Unsupported as error:
-        if settings.lazy is not None:
-            raise
-        raise Unsupported(
-            f"{error}. model.fit takes lazy=False for a table with input_dim, so that rows which no batch touches have "
-            "Keras' numbers; with lazy=True on the layer, and in et.fit, touched rows alone are trained"
-        ) from error
-
-
 def run_job(model: Any, data: FitData, settings: FitSettings) -> Any:
     """Trains the model; returns Keras' `History`.
 
@@ -137,7 +101,10 @@ def run_job(model: Any, data: FitData, settings: FitSettings) -> Any:
     job = _job(model, data, settings, steps)
     schedule = Schedule(job)
     start = _start(schedule)
-    tables = _Tables(model, settings, start.version, moved, steps)
+    tables = FitTables(
+        model, seeds=settings.seeds, lazy=settings.lazy, store=settings.store, locations=settings.locations,
+        version=start.version, moved=moved, steps=steps,
+    )  # fmt: skip
     if steps is not None and tables.on_worker:
         steps = plan_step(model, batch_spec(sample))  # they are variables now
     dense = dense_part(model, steps)
@@ -189,21 +156,12 @@ def _start(schedule: Schedule) -> Progress:
     return Progress(version, evaluated=True, records=schedule.records_before(version)) if version else Progress()
 
 
-def _seeded_as_before(spec: TableSpec, model: Any) -> TableSpec:
-    """The spec with the seed of the table that its layer reads already: rows not yet touched stay what they are."""
-    for layer in store_layers(model):
-        if layer.table_name == spec.name and isinstance(layer.source, EmbeddingStore):
-            there = layer.source.specs().get(spec.name)
-            return spec if there is None else replace(spec, seed=there.seed)
-    return spec
-
-
 def _run(
     model: Any,
     master: Master,
     computer: MicroBatchComputer,
     schedule: Schedule,
-    tables: _Tables,
+    tables: FitTables,
     dense: DenseModel,
     settings: FitSettings,
     best: BestVersions,

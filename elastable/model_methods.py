@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-from elastable.embedding_store.errors import Unsupported
+from elastable.fit_data import FitArguments, fit_data
 from elastable.fit_streams import is_fit_stream
 from elastable.in_process import fit
+from elastable.on_batch import train_batch
 from elastable.worker.readers import Reader
 
 __all__ = ["model_fit", "model_train_on_batch"]
@@ -59,13 +60,24 @@ def model_fit(
     )  # fmt: skip
 
 
-def model_train_on_batch(model: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    """Refuses to train on one batch.
+def model_train_on_batch(
+    model: Any,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    class_weight: Mapping[Any, Any] | None = None,
+    return_dict: bool = False,
+) -> Any:
+    """`model.train_on_batch`: one step of the optimizer, for variables and tables; arguments as in Keras.
+
+    Returns:
+        Loss and metrics as Keras gives them: a number, a list of them, or with `return_dict` a dict.
 
     Raises:
-        Unsupported: always.
+        ElastableError: what cannot be used, by name.
     """
-    raise Unsupported(
-        f"model {model.name!r}: train_on_batch cannot train tables that live in a store; use model.fit(x, y, "
-        "batch_size=len(y), shuffle=False), which goes on from where the last call ended"
-    )
+    if y is None and isinstance(x, tuple | Mapping):
+        x, sample_weight = (x, None, sample_weight), None
+    reader = fit_data(FitArguments(x=x, y=y, sample_weight=sample_weight, class_weight=class_weight)).train
+    logs = train_batch(model, reader)
+    return logs if return_dict else model._flatten_metrics_in_order(logs)

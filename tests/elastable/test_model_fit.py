@@ -238,11 +238,6 @@ def test_several_inputs_and_outputs_with_weights() -> None:
             np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
 
 
-def test_train_on_batch_is_refused_with_what_does_it() -> None:
-    with pytest.raises(Unsupported, match=r"train_on_batch.*model.fit\(x, y, batch_size=len\(y\)"):
-        program(et.Embedding).train_on_batch(X, Y)
-
-
 def test_a_model_without_such_layers_is_left_to_keras() -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
