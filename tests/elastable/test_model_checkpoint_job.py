@@ -1,4 +1,4 @@
-"""`ModelCheckpoint` in a job of two workers: its files hold the rows and weights of the version that it was called at."""
+"""`ModelCheckpoint` in a job of two workers: its files hold the rows and weights of the version it was called at."""
 
 from __future__ import annotations
 
