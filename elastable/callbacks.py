@@ -22,13 +22,13 @@ _TRAINABLE, _BEST = "trainable", "best versions"
 class JobCallbacks:
     """Calls Keras callbacks for the epochs and versions of a job, in the caller's thread.
 
-    A version is what Keras calls a batch.
+    A step is what Keras calls a batch: one version, or as many as its turns are.
 
     Args:
         callbacks: Keras callbacks.
         model: The master's model; it holds the dense variables of the version.
         epochs: Of the job.
-        versions_per_epoch: Of the job.
+        steps_per_epoch: Of the job.
         freezing: Told whenever callbacks may have frozen layers.
         best: Told whenever callbacks may have kept weights, or put them back.
         in_job: Whether this is a job, which is resumed by its own means.
@@ -44,7 +44,7 @@ class JobCallbacks:
         callbacks: Sequence[Any],
         model: Any,
         epochs: int,
-        versions_per_epoch: int,
+        steps_per_epoch: int,
         freezing: Freezing,
         best: BestVersions,
         in_job: bool = True,
@@ -62,7 +62,7 @@ class JobCallbacks:
             add_progbar=False,
             model=model,
             epochs=epochs,
-            steps=versions_per_epoch,
+            steps=steps_per_epoch,
             verbose=verbose,
         )
 
@@ -96,9 +96,9 @@ class JobCallbacks:
         self._freezing.look()
 
     def version(self, step: int, logs: Mapping[str, float], last: bool = True) -> bool:
-        """A version is committed; True if training is to stop.
+        """A step is committed; True if training is to stop.
 
-        With `compile(steps_per_execution=)` callbacks see so many versions as one, as in Keras.
+        With `compile(steps_per_execution=)` callbacks see so many steps as one, as in Keras.
 
         Args:
             step: Its place in its epoch, counted from 0.
