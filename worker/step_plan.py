@@ -177,15 +177,17 @@ class _Planner:
 
     def _assignments(self, begins: Sequence[int], applied: Sequence[Change], drawn: list[set[str]]) -> list[Change]:
         changes, values = [], []
+        every = [*self._states, *self._model.metrics_variables, *seed_states(self._model)]
+        for variable, _, value in self._graph.assigned(every):
+            if value is variable and len(begins) > 1:
+                raise Unsupported(
+                    f"model {self._model.name!r}: its train_step changes {variable.path!r} within a condition, a loop "
+                    "or a compiled function, and applies gradients in turn; change it outside of them"
+                )
         for state, position, value in self._graph.assigned(self._states):
             turn = max(at for at, begin in enumerate(begins) if begin <= position)
             changes.append(Change(frozenset([id(state)]), position, turn))
             values.append(value)
-            if value is state and len(begins) > 1:
-                raise Unsupported(
-                    f"model {self._model.name!r}: its train_step changes {state.path!r} within a condition, a loop or "
-                    "a compiled function, and applies gradients in turn; change it outside of them"
-                )
         self._assigned = changes
         for change, value in zip(changes, values, strict=True):
             found = self._graph.reads(value)
@@ -214,8 +216,8 @@ class _Planner:
         if stale:
             raise Unsupported(
                 f"model {self._model.name!r}: in its train_step {what} is computed from {self._name(stale[0])} as it "
-                "is at another time than the rest, and step.apply changes it between; compute all of it anew after "
-                "that step.apply, or all of it before"
+                "is at another time than the rest, and step.apply changes it between; compute all of it before that "
+                "step.apply, or all of it anew between it and the next one"
             )
 
     def _refuse_passed(self, number: int, stale: Sequence[Hashable]) -> None:

@@ -339,3 +339,28 @@ def test_settings_of_an_optimizer_that_are_for_a_whole_training_are_refused_by_n
         refused(two_losses, use_ema=True)
     with pytest.raises(Unsupported, match=r"AdamW\(gradient_accumulation_steps=2\) in a train_step"):
         refused(two_losses, gradient_accumulation_steps=2)
+
+
+class Follows(Towers):
+    """A layer's weights follow another's, which the update has just changed."""
+
+    def __init__(self, layer: Any, updates: Callable[..., Any], dropout: float = 0.0) -> None:
+        super().__init__(layer, updates, dropout)
+        self.slow = keras.layers.Dense(1, trainable=False)
+        self.slow.build((None, 4))
+
+    def train_step(self, data: Any) -> Any:
+        logs = super().train_step(data)
+        self.slow.kernel.assign(0.9 * self.slow.kernel + 0.1 * self.out.kernel)
+        return logs
+
+
+def test_a_state_that_follows_weights_just_updated_is_refused() -> None:
+    model = Follows(in_store, two_losses)
+    model(IDS[:2])
+    model.apart(IDS[:2])
+    model.compile("sgd")
+    with pytest.raises(
+        Unsupported, match=r"assigned to '.*kernel' is computed from .* all of it before that step\.apply"
+    ):
+        et.fit(model, IDS, Y, batch_size=8, verbose=0)
