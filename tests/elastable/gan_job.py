@@ -40,7 +40,7 @@ def net(embedding: Any, units: int, inputs: int, seed: int) -> Any:
     return keras.Model([given, label], keras.layers.Dense(units, kernel_initializer=start)(hidden))
 
 
-class Gan(keras.Model):  # type: ignore[misc]
+class Gan(keras.Model):
     """Written as Keras' own example; `updates` takes the steps of the discriminator and the generator."""
 
     def __init__(self, layer: Layer, updates: Callable[..., Any], **arguments: Any) -> None:

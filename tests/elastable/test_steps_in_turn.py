@@ -121,7 +121,7 @@ def test_a_part_of_a_model_takes_a_step_of_another_optimizer_and_the_rest_stays(
     assert_same(mine, plain, history, expected, before, ("judges",))
 
 
-class Towers(keras.Model):  # type: ignore[misc]
+class Towers(keras.Model):
     """Two towers with dropout and batch normalisation, trained by two losses of the one optimizer of `compile()`."""
 
     def __init__(self, layer: Any, updates: Callable[..., Any], dropout: float = 0.0) -> None:
