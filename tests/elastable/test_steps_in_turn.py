@@ -351,7 +351,7 @@ class Follows(Towers):
 
     def train_step(self, data: Any) -> Any:
         logs = super().train_step(data)
-        self.slow.kernel.assign(0.9 * self.slow.kernel + 0.1 * self.out.kernel)
+        self.slow.kernel.assign(0.9 * self.slow.kernel + 0.1 * self.left.kernel)
         return logs
 
 
