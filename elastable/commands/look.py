@@ -130,8 +130,8 @@ def lookup(
 
 def _integers(table: str, ids: list[str]) -> Int64:
     for text in ids:
-        if not re.fullmatch(r"[+-]?[0-9]+", text) or not -(2**63) <= int(text) < 2**63:
-            raise BadInput(f"{text!r} is no id of table {table!r}: its ids are integers from -2**63 to 2**63 - 1")
+        if not re.fullmatch(r"[+-]?[0-9]{1,40}", text) or not -(2**63) <= int(text) < 2**63:
+            raise BadInput(f"{text[:80]!r} is no id of table {table!r}: its ids are integers from -2**63 to 2**63 - 1")
     return np.array([int(text) for text in ids], np.int64)
 
 
