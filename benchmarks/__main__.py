@@ -25,6 +25,7 @@ _BENCHES = (
     "load",
     "redis_rows",
     "redis_commits",
+    "redis_log",
     "tiers",
     "pins",
     "checkpoints",

@@ -1,23 +1,28 @@
 #!/usr/bin/env bash
 # Proves docker-compose.yml on a real engine, with a small but real job:
 #
-#   1. two workers; one worker container is killed in the middle; the master still ends with exit code 0
+#   1. two workers; one worker container is killed in the middle; the master still ends with exit code 0, and no
+#      container has compiled a kernel: the image brings them
 #   2. `up` once more on the same volumes trains anew; Redis is killed in the middle and comes back, the job goes on; then
 #      the master is killed, and `up --detach` brings it back to go on where it was
-#   3. `up --exit-code-from master --scale worker=4`, one worker process killed inside its container: it exits 0, and so
+#   3. the master and Redis are lost with their volumes in the middle: the worker containers join the job that begins anew,
+#      while the master is full of calls that say nothing and still answers health checks
+#   4. `up --exit-code-from master --scale worker=4`, one worker process killed inside its container: it exits 0, and so
 #      do the other workers
-#   4. the same over mutual TLS with a token (deploy/tls.yml; where there is openssl to make certificates with), while
+#   5. the same over mutual TLS with a token (deploy/tls.yml; where there is openssl to make certificates with), while
 #      a client without them is refused
+#   6. a master that cannot begin ends `up` with its exit code
 #
-# All must train every version, reach MIN_AUC, and give the same numbers to the last bit: in sync mode the number of
-# workers, their deaths and the wire change nothing. Everything it starts belongs to a project of its own and is removed at the
-# end; the image stays, as elastable:compose-test, and makes the next run's build short. Base images that can be
-# neither found nor pulled are built from Debian packages (base-images.sh).
+# All that train must train every version, reach MIN_AUC, and give the same numbers to the last bit: in sync mode the number
+# of workers, their deaths and the wire change nothing. A master that ends or starts again by itself is noticed at once; all
+# limits are for machines that are slow. Everything it starts belongs to a project of its own and is removed at the end; the
+# image stays, as elastable:compose-test, and makes the next run's build short. Base images that can be neither found nor
+# pulled are built from Debian packages (base-images.sh).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 PROJECT=elastable-test-$$
-UP_SECONDS=${UP_SECONDS:-600} # for one training from the first container to the last
+UP_SECONDS=${UP_SECONDS:-1200} # for one training from the first container to the last
 MIN_AUC=${MIN_AUC:-0.75}
 PYTHON=${PYTHON:-python3}
 export PYTHON_IMAGE=${PYTHON_IMAGE:-python:3.11-slim} REDIS_IMAGE=${REDIS_IMAGE:-redis:7}
@@ -60,13 +65,32 @@ job_status() { timeout 60 docker exec "$1" elastable status --master 127.0.0.1:5
 exit_code() { docker inspect --format '{{.State.ExitCode}}' "$1"; }
 container() { compose ps --quiet "$@"; }
 
-# require_master: fails at once where the master's container has ended.
+# logged SERVICE TEXT: whether its containers have said it. (A pipe into grep -q would end the logs by a signal.)
+logged() {
+  compose logs --no-color "$1" > "$work/logs" 2>&1 || return 1
+  grep -q "$2" "$work/logs"
+}
+
+# require_master: fails at once where the master has ended, or ended and was started again by its restart policy.
 require_master() {
   local state
-  state=$(docker inspect --format '{{.State.Status}} {{.State.ExitCode}}' "$(container master)" 2>/dev/null) || return 0
+  state=$(docker inspect --format '{{.RestartCount}} {{.State.Status}} {{.State.ExitCode}}' "$(container master)" \
+    2>/dev/null) || return 0
   case $state in
-    exited* | dead*) cat "$work/status.log" >&2; fail "the master's container has $state before the middle of the job" ;;
+    "0 exited"* | "0 dead"* | [1-9]*)
+      cat "$work/status.log" >&2
+      fail "the master has ended before the middle of the job (restarts, state, exit code: $state)"
+      ;;
   esac
+}
+
+# no_kernel_compiled CONTAINER...: fails where a kernel was compiled that the image does not bring.
+no_kernel_compiled() {
+  local one added
+  for one in "$@"; do
+    added=$(docker diff "$one" | grep '^A /var/cache/elastable/.*nbc$') || continue
+    fail "container ${one:0:12} compiled kernels: $added"
+  done
 }
 
 # wait_for_end MASTER: the master's exit code must be 0.
@@ -145,6 +169,7 @@ wait_for_end "$master"
 [ "$(exit_code "${workers[0]}")" -eq 137 ] || fail "the killed worker had ended by itself: exit code $(exit_code "${workers[0]}")"
 code=$(timeout 120 docker wait "${workers[1]}") || fail "the other worker did not end"
 [ "$code" -eq 0 ] || fail "the other worker ended with exit code $code"
+no_kernel_compiled "$master" "${workers[1]}"
 keep_result "$work/killed.json"
 
 say "2. up once more, Redis and then the master killed in the middle"
@@ -152,17 +177,64 @@ compose up --detach > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up 
 wait_for_middle
 docker kill "$(container redis)" >/dev/null
 say "killed Redis at version $reached"
+mapfile -t workers < <(container worker)
+docker pause "${workers[@]}" >/dev/null # or the job may be over before the next step sees where it is
 compose up --detach --no-recreate redis > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up --detach redis"; }
+docker unpause "${workers[@]}" >/dev/null
 wait_for_middle "$((reached + 2))"
 docker kill "$(container master)" >/dev/null
 say "killed the master at version $reached"
 compose up --detach --no-recreate > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up --detach after the kill"; }
 wait_for_end "$(container master)"
-compose logs --no-color master 2>/dev/null | grep -q 'resuming at version' || fail "the master did not resume"
+logged master 'resuming at version' || fail "the master did not resume"
 keep_result "$work/restarted.json"
+
+# crowd CONTAINER: calls of a stranger that say nothing, more than the server takes, until "$work/enough" is there.
+crowd() {
+  docker exec --interactive "$1" timeout "$UP_SECONDS" python - <<'PY'
+import sys, time
+import grpc
+
+def silent():
+    time.sleep(3600)
+    yield b""
+
+calls = []
+with grpc.insecure_channel("127.0.0.1:50051") as channel:
+    for method in ("GetVersion", "LookupSmall", "Lookup"):
+        call = channel.stream_unary(f"/elastable.embedding_store.v1.EmbeddingStore/{method}", None, None)
+        calls += [call.future(silent()) for _ in range(150)]
+    print("crowded", flush=True)
+    time.sleep(30)
+PY
+}
+
+say "3. master, Redis and their volumes lost in the middle; the workers join the job that takes their place"
+compose up --detach > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up --detach, a third time"; }
+wait_for_middle
+mapfile -t workers < <(container worker)
+docker kill "$(container master)" "$(container redis)" >/dev/null
+compose rm --force --stop -v master redis > "$work/rm.log" 2>&1 || { cat "$work/rm.log" >&2; fail "rm master redis"; }
+docker volume rm "${PROJECT}_redis" >/dev/null || fail "the volume of Redis is in use"
+compose run --rm --no-deps -T --entrypoint sh master -c 'rm -r /runs/*' > "$work/run.log" 2>&1 || fail "the runs stay"
+say "lost at version $reached"
+compose up --detach --no-recreate > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up --detach after the loss"; }
+wait_for_middle
+[ "$(container worker | sort | xargs)" = "$(printf '%s\n' "${workers[@]}" | sort | xargs)" ] ||
+  fail "the worker containers are others"
+logged worker 'the master runs another job now' || fail "no worker was of another job"
+master=$(container master)
+crowd "$master" > "$work/crowd.log" 2>&1 &
+until grep -q crowded "$work/crowd.log"; do
+  kill -0 $! 2>/dev/null || { cat "$work/crowd.log" >&2; fail "no crowd"; }
+  sleep 0.2
+done
+docker exec "$master" master-health.py 127.0.0.1:50051 || fail "a crowded master does not answer its health check"
+wait_for_end "$master"
+keep_result "$work/another.json"
 compose down --volumes --timeout 5 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; fail "down --volumes"; }
 
-say "3. four workers, up --exit-code-from master, one worker process killed"
+say "4. four workers, up --exit-code-from master, one worker process killed"
 timeout "$UP_SECONDS" "${COMPOSE[@]}" --project-name "$PROJECT" up --exit-code-from master --scale worker=4 \
   > "$work/up.log" 2>&1 &
 up=$!
@@ -199,7 +271,7 @@ make_certificates() {
 
 secured=()
 if command -v openssl >/dev/null; then
-  say "4. two workers, over mutual TLS with a token"
+  say "5. two workers, over mutual TLS with a token"
   compose down --volumes --timeout 5 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; fail "down --volumes"; }
   make_certificates "$work/tls"
   export COMPOSE_FILE=docker-compose.yml:deploy/tls.yml ELASTABLE_TLS_DIR=$work/tls
@@ -221,14 +293,25 @@ if command -v openssl >/dev/null; then
   keep_result "$work/tls.json"
   secured=("$work/tls.json")
 else
-  say "4. left out: there is no openssl to make certificates with"
+  say "5. left out: there is no openssl to make certificates with"
 fi
 
-"$PYTHON" - "$work/killed.json" "$work/restarted.json" "$work/four.json" "${secured[@]}" <<'PY' || fail "the trainings differ"
+say "6. a master that cannot begin"
+compose down --volumes --timeout 5 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; fail "down --volumes"; }
+unset COMPOSE_FILE ELASTABLE_TLS_DIR
+code=0
+ELASTABLE_MODEL=examples/none.py timeout "$UP_SECONDS" "${COMPOSE[@]}" --project-name "$PROJECT" \
+  up --exit-code-from master > "$work/up.log" 2>&1 || code=$?
+case $code in
+  4) say "up ended with the master's exit code, $code" ;;
+  *) tail -n 60 "$work/up.log" >&2; fail "up ended with $code, and not with the master's exit code 4 (no such model file)" ;;
+esac
+
+"$PYTHON" - "$work/killed.json" "$work/restarted.json" "$work/another.json" "$work/four.json" "${secured[@]}" <<'PY' || fail "the trainings differ"
 import json, sys
 
 killed, *others = (json.load(open(path)) for path in sys.argv[1:])
-for what, other in zip(("with Redis and the master killed", "with four workers", "over TLS"), others):
+for what, other in zip(("with Redis and the master killed", "begun anew", "with four workers", "over TLS"), others):
     for name in ("auc", "version"):
         assert killed[name] == other[name], f"{name}: {killed[name]!r} with a worker killed, {other[name]!r} {what}"
 PY

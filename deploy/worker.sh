@@ -9,7 +9,9 @@ set -u
 
 master=$1
 shift
-tries_left=${ELASTABLE_WORKER_TRIES:-5}
+tries=${ELASTABLE_WORKER_TRIES:-5}
+tries_left=$tries
+ENOUGH_S=300 # a worker that worked for so long has not failed in vain: the tries count anew
 stopping=
 
 stop() {
@@ -18,6 +20,7 @@ stop() {
 }
 
 while :; do
+  began=$(date +%s)
   elastable worker --master "$master" "$@" &
   worker=$!
   echo "$worker" > /tmp/worker.pid # for the container's health check
@@ -30,9 +33,11 @@ while :; do
   fi
   case $status in # the exit codes of `elastable --help`
     0) break ;;
-    # Command line, input, model, credentials, role. Not 7: where another master runs another job, the next try joins it.
+    # Command line, input, model, credentials, role. Not 6: a store or shard comes back, and a master that goes on from
+    # a checkpoint with it. Nor 7: where another master runs another job, the next try joins it.
     2 | 3 | 4 | 9 | 11) exit "$status" ;;
   esac
+  if [ $(($(date +%s) - began)) -ge "$ENOUGH_S" ]; then tries_left=$tries; fi
   tries_left=$((tries_left - 1))
   if [ "$tries_left" -le 0 ]; then
     echo "worker.sh: the worker ended with exit code $status and no try is left" >&2

@@ -51,7 +51,7 @@ _MEANINGS = {
     ExitCode.BAD_INPUT: "data, ids, gradients or settings that cannot be used",
     ExitCode.BAD_MODEL: "the model or the model file cannot be used",
     ExitCode.UNAVAILABLE: "a master or store cannot be reached within the deadline",
-    ExitCode.STORE_FAILED: "the store failed; nothing was made up in its place",
+    ExitCode.STORE_FAILED: "the store failed, or a shard of it was lost; nothing was made up in its place",
     ExitCode.JOB_FAILED: "the job ended before its last version",
     ExitCode.BAD_CHECKPOINT: "a checkpoint is missing, damaged or of another model",
     ExitCode.UNAUTHENTICATED: "a token or certificate is missing, or not one that the other end accepts",

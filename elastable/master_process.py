@@ -42,11 +42,11 @@ from elastable.master.progress import Progress
 from elastable.master.schedule import Schedule
 from elastable.master.service import master_service
 from elastable.options import JobOptions
-from elastable.owner_watch import watching_owner
 from elastable.prepare import PreparedJob, prepare_job
 from elastable.progress import JobProgress, summary_table
 from elastable.run_directory import RunDirectory, require_writable
 from elastable.stopping import SIGNAL_REASONS, stopping_on_signals
+from elastable.store_watch import watching_store
 from elastable.worker.export import export_keras
 from elastable.worker.threads import set_intra_op_threads
 
@@ -194,7 +194,7 @@ class _Job:
         )
         # Of a job that is resumed: it may have nothing left to do.
         hooks.logs = begin.logs
-        watched = watching_owner(self._master, self._prepared.store)
+        watched = watching_store(self._master, self._prepared.store, self._options.deadline_s)
         with progress, closing(self._writer), self._watching(progress), watched:
             callbacks.begin(begin.hooks)
             try:

@@ -16,6 +16,7 @@ from elastable.embedding_store.errors import (
     ModelError,
     NotReady,
     PermissionDenied,
+    ShardLost,
     Unauthenticated,
     Unavailable,
 )
@@ -78,7 +79,8 @@ def run_worker(
         computer = _computer(job, file, readers, source, deadline_s)
         worker = Worker(client, computer, source, session, identity, deadline_s=deadline_s)
     except Exception as error:
-        fatal = everywhere and not isinstance(error, Unavailable | Unauthenticated | PermissionDenied | MemoryError)
+        local = Unavailable | ShardLost | Unauthenticated | PermissionDenied | MemoryError
+        fatal = everywhere and not isinstance(error, local)
         if session.alive():
             _tell(client, identity, error, fatal)
         session.close()

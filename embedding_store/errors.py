@@ -23,6 +23,8 @@ __all__ = [
     "NotJoined",
     "NotReady",
     "PermissionDenied",
+    "ShardAway",
+    "ShardLost",
     "SpecConflict",
     "StaleVersion",
     "StoreBroken",
@@ -110,6 +112,14 @@ class StoreFailed(ElastableError):
 
 class StoreBroken(StoreFailed):
     """The store failed in the middle of a change and fails ever since: no repetition mends it, a checkpoint does."""
+
+
+class ShardAway(StoreFailed, Unavailable):
+    """A shard of a store cannot be reached now; the message names the shard. Try again."""
+
+
+class ShardLost(StoreBroken):
+    """A shard of a store has lost its rows, or has stayed away until the deadline; the message names the shard."""
 
 
 class TakenOver(StoreFailed):

@@ -16,6 +16,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from elastable.embedding_store.shipped_kernels import read_shipped
+
 if TYPE_CHECKING:
     from llvmlite.ir import IRBuilder, Value
     from numba.core.base import BaseContext
@@ -53,14 +55,15 @@ def kernel(function: F) -> F:
     Arithmetic is IEEE, in the order written (no fast-math, no fused
     multiply-add), so results do not depend on the machine. Division by zero
     gives Inf or NaN, as in numpy. `NUMBA_CACHE_DIR` names another folder for
-    the cache.
+    the cache, which need not be writable if it holds the kernels already.
     """
     try:
         compiled: F = numba.njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:
-        # Neither the package's folder nor a user's cache folder can be written (a read-only
-        # container without a home): compiled anew in each process, some seconds in all.
+        # No cache folder can be written (a read-only container): what one holds is read, and the
+        # rest is compiled anew in each process, some seconds in all.
         compiled = numba.njit(**_OPTIONS)(function)
+        read_shipped(compiled)
     return compiled
 
 

@@ -7,9 +7,17 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from elastable.embedding_store.errors import ElastableError, StoreBroken, StoreFailed, TakenOver, Unavailable
+from elastable.embedding_store.errors import (
+    ElastableError,
+    ShardAway,
+    ShardLost,
+    StoreBroken,
+    StoreFailed,
+    TakenOver,
+    Unavailable,
+)
 
-__all__ = ["retry"]
+__all__ = ["given_up", "retry"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +46,8 @@ def retry(
         sleep: Waits that many seconds.
 
     Raises:
-        ElastableError: the last error of `on` before the deadline; `StoreBroken`, `TakenOver` and any other at once.
+        ElastableError: the last error of `on` before the deadline, as `given_up` tells it; `StoreBroken`, `TakenOver`
+            and any other at once.
     """
     give_up = now() + deadline_s
     pause = _FIRST_PAUSE_S
@@ -49,7 +58,16 @@ def retry(
             raise
         except on as error:
             if now() + pause > give_up:
-                raise
+                if (lasting := given_up(error, deadline_s)) is error:
+                    raise
+                raise lasting from error
             _log.warning("%s failed, trying again: %s", what, error)
         sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def given_up(error: ElastableError, deadline_s: float) -> ElastableError:
+    """What an error is where no other attempt is made: a shard that stayed away until the deadline is lost."""
+    if not isinstance(error, ShardAway):
+        return error
+    return ShardLost(f"{error}; it is taken for lost, as it stayed away for the deadline of {deadline_s:g} s")

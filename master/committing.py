@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 
+from elastable.embedding_store.errors import FutureVersion, StoreBroken
 from elastable.embedding_store.retry import retry
 from elastable.embedding_store.row_optimizer import follows_steps
 from elastable.embedding_store.store import Commit, EmbeddingStore
@@ -194,13 +195,18 @@ def commit_rows(
 
     Raises:
         StoreFailed, Unavailable: the last failure before the deadline.
+        StoreBroken: the store stands at an earlier version than was committed to it.
     """
     attempts = count()
 
     def attempt() -> None:
         # Only the reply of one before may have been lost.
-        if not next(attempts) or not _stands(store, commit):
+        if next(attempts) and _stands(store, commit):
+            return
+        try:
             store.commit(commit)
+        except FutureVersion as error:
+            raise StoreBroken(f"the store has lost versions that were committed to it: {error}") from error
 
     retry(attempt, f"commit of version {commit.version}", deadline_s, now=now, sleep=sleep)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed, StaleVersion
+from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed, ShardLost, StaleVersion
 from elastable.master.accumulate import Accumulated, add_metrics
 from elastable.master.api import (
     DenseSnapshot,
@@ -113,9 +113,11 @@ class JobState:
         return "evaluating" if self.board.evaluating else "training"
 
     def refuse_failed(self) -> None:
-        """Raises `JobFailed`, with the reason, once the job has failed."""
+        """Raises `JobFailed`, or `ShardLost`, with the reason, once the job has failed."""
         if self.failure is not None:
-            raise JobFailed(f"the job failed: {type(self.failure).__name__}: {self.failure}") from self.failure
+            # Of a lost shard everybody tells alike, whoever met it.
+            kind = ShardLost if isinstance(self.failure, ShardLost) else JobFailed
+            raise kind(f"the job failed: {type(self.failure).__name__}: {self.failure}") from self.failure
 
     def join(self, worker: WorkerIdentity) -> None:
         """The worker opens a session."""

@@ -12,6 +12,7 @@ from elastable.embedding_store.errors import (
     JobFailed,
     NotJoined,
     PermissionDenied,
+    ShardLost,
     StaleVersion,
     Unauthenticated,
     Unavailable,
@@ -241,7 +242,9 @@ class Worker:
             # It is the master that said so, perhaps that of another job; or that cannot be reached.
             return
         # What fails here fails everywhere, but for a server out of reach, credentials and memory that is short here.
-        fatal = not isinstance(error, Unavailable | Unauthenticated | PermissionDenied | VersionError | MemoryError)
+        # Whether a shard is lost the master finds out for itself: this worker's way to it may be cut.
+        local = Unavailable | ShardLost | Unauthenticated | PermissionDenied | VersionError | MemoryError
+        fatal = not isinstance(error, local)
         try:
             self._master.report_failure(self._identity.incarnation, error, fatal)
         except ElastableError as silence:

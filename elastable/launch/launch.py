@@ -96,7 +96,7 @@ class Launch:
         self, size: int, program: Program, deadline_s: float, hosts: str | None = None, grace_s: float = 5.0
     ) -> None:
         self._members = [_Member() for _ in range(size)]
-        self._deadline_s, self._grace_s = deadline_s, grace_s
+        self._deadline_s, self._grace_s, self._hosts = deadline_s, grace_s, hosts
         self._door = Door(one_host=hosts is None)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door.listener, selectors.EVENT_READ, None)
@@ -282,7 +282,8 @@ class Launch:
             raise _error(member.code)(f"{member.story(rank)}{note}")
         missing = [str(rank) for rank, member in enumerate(self._members) if not member.pid]
         if missing:
-            raise JobFailed(f"rank {', '.join(missing)} did not start; mpiexec says: {said or 'nothing'}")
+            names = f"; every host must resolve {socket.gethostname()} and the names of --hosts" if self._hosts else ""
+            raise JobFailed(f"rank {', '.join(missing)} did not start{names}; mpiexec says: {said or 'nothing'}")
 
 
 def _error(code: int | None) -> type[ElastableError]:

@@ -8,7 +8,7 @@ from functools import partial
 
 from elastable.embedding_store.checks import require_update
 from elastable.embedding_store.commit_checks import require_numbers
-from elastable.embedding_store.errors import StoreFailed, Unavailable
+from elastable.embedding_store.errors import ShardAway, ShardLost, StoreBroken, StoreFailed, Unavailable
 from elastable.embedding_store.partitions.partition import Part, Partition
 from elastable.embedding_store.partitions.shard_calls import ShardCalls
 from elastable.embedding_store.refusals import refuse_other_version
@@ -102,7 +102,12 @@ class ShardCommits:
             self._calls.raise_first(errors)
         self._broken_off = UnfinishedCommit.of(commit)
         failed = sorted(errors)
-        raise StoreFailed(
+        kind: type[StoreFailed] = StoreFailed
+        if any(isinstance(error, StoreBroken) for error in errors.values()):
+            kind = ShardLost
+        elif all(isinstance(error, Unavailable) for error in errors.values()):
+            kind = ShardAway
+        raise kind(
             f"the commit of version {commit.version} did not end on shard {', '.join(map(str, failed))} of "
             f"{len(self._stores)}, and may stand on others; repeat the same commit to finish it: "
             + "; ".join(f"shard {shard}: {errors[shard]}" for shard in failed)

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NoReturn, TypeVar
 
-from elastable.embedding_store.errors import ElastableError, StoreFailed
+from elastable.embedding_store.errors import (
+    ElastableError,
+    NotReady,
+    ShardAway,
+    ShardLost,
+    StoreBroken,
+    StoreFailed,
+    TakenOver,
+    Unavailable,
+)
 
 __all__ = ["ShardCalls"]
 
@@ -17,10 +26,16 @@ _CALLERS = 4  # that are served side by side without waiting for each other's th
 
 
 class ShardCalls:
-    """Threads for calls to shards; they live as long as their owner."""
+    """Threads for calls to shards; they live as long as their owner.
 
-    def __init__(self, shards: int) -> None:
+    Args:
+        shards: How many there are.
+        why_lost: (shard, what it raised) -> how one sees that it has lost its rows; "" where it has not.
+    """
+
+    def __init__(self, shards: int, why_lost: Callable[[int, ElastableError], str] = lambda shard, error: "") -> None:
         self._shards = shards
+        self._why_lost = why_lost
         # The caller works too. Threads are started when they are first needed.
         others = _CALLERS * (shards - 1)
         self._executor = ThreadPoolExecutor(others, thread_name_prefix="shard") if others else None
@@ -71,19 +86,43 @@ class ShardCalls:
         return results
 
     def raise_first(self, errors: Mapping[int, Exception]) -> NoReturn:
-        """Raises the error of the first shard that has one, saying which shard it is."""
-        shard = min(errors)
-        error = errors[shard]
-        if isinstance(error, ElastableError):
-            raise type(error)(f"shard {shard} of {self._shards}: {error}") from error
-        error.add_note(f"on shard {shard} of {self._shards}")
-        raise error
+        """Raises the error of the first shard that has one, saying which shard it is; that of a lost shard before all.
+
+        Raises:
+            ShardLost: a shard has lost its rows.
+            ShardAway: a shard cannot be reached.
+        """
+        named = {shard: self._named(shard, error) for shard, error in sorted(errors.items())}
+        shard = min(named, key=lambda shard: (_rank(named[shard]), shard))
+        if named[shard] is errors[shard]:
+            raise errors[shard]
+        raise named[shard] from errors[shard]
+
+    def _named(self, shard: int, error: Exception) -> Exception:
+        """The error, saying which shard it is from."""
+        where = f"shard {shard} of {self._shards}"
+        if not isinstance(error, ElastableError):
+            error.add_note(f"on {where}")
+            return error
+        if isinstance(error, StoreBroken):
+            return ShardLost(f"{where} is lost: {error}")
+        if isinstance(error, Unavailable) and not isinstance(error, NotReady):
+            return ShardAway(f"{where}: {error}")
+        if not isinstance(error, TakenOver) and (why := self._why_lost(shard, error)):
+            return ShardLost(f"{where} is lost: {why}")
+        return type(error)(f"{where}: {error}")
 
     def close(self) -> None:
         """Ends the threads; afterwards calls are made one after the other."""
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=True)
+
+
+def _rank(error: Exception) -> int:
+    """Which error tells most of what is wrong: the least."""
+    kinds = TakenOver, ShardLost, ShardAway
+    return next((number for number, kind in enumerate(kinds) if isinstance(error, kind)), len(kinds))
 
 
 def _keep(shard: int, call: Callable[[], T], results: dict[int, T], errors: dict[int, Exception]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from elastable.embedding_store.checks import require_ids
-from elastable.embedding_store.errors import BadInput, StoreFailed, TableNotFound
+from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, TableNotFound
 from elastable.embedding_store.memory.table_lookups import TableLookups
 from elastable.embedding_store.partitions.lookup import SplitLookup
 from elastable.embedding_store.partitions.partition import Partition, partition_of_shards
@@ -47,7 +47,7 @@ class PartitionedSource(RowSource):
         if len({id(shard) for shard in shards}) < len(shards):
             raise BadInput("a partitioned store needs shards that differ: one stands twice")
         self._sources = tuple(shards)
-        self._calls = ShardCalls(len(shards))
+        self._calls = ShardCalls(len(shards), self._why_lost)
         self._lock = ReadersWriterLock(timeout_s, "the partitioned store")
         self._partitions: dict[str, Partition] = {}
         self._reloading = threading.Lock()
@@ -148,6 +148,14 @@ class PartitionedSource(RowSource):
         specs = self._calls.run(calls, together=not self._in_memory)
         names = sorted({name for of in specs.values() for name in of})
         return {name: [specs[shard].get(name) for shard in range(self.shards)] for name in names}
+
+    def _why_lost(self, shard: int, error: ElastableError) -> str:
+        """How one sees that a shard has lost its rows; "" where it has not: a table may be dropped on all shards."""
+        if not isinstance(error, TableNotFound):
+            return ""
+        told, _ = self._calls.outcomes({number: source.specs for number, source in enumerate(self._sources)})
+        lacked = set().union(*told.values()) - set(told.get(shard, ()))
+        return f"it lacks tables that others hold ({', '.join(sorted(lacked))})" if shard in told and lacked else ""
 
     def _require_open(self) -> None:
         if self._closed:

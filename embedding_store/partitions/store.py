@@ -9,7 +9,16 @@ from functools import partial
 
 from elastable.embedding_store.checks import require_block, require_block_rows, require_ids
 from elastable.embedding_store.commit_checks import require_version
-from elastable.embedding_store.errors import BadSpec, DeadlineExceeded, SpecConflict, StoreFailed, TableNotFound
+from elastable.embedding_store.errors import (
+    BadSpec,
+    DeadlineExceeded,
+    ElastableError,
+    ShardLost,
+    SpecConflict,
+    StoreFailed,
+    TableNotFound,
+    VersionError,
+)
 from elastable.embedding_store.partitions.commit import RECORD_SHARD, ShardCommits, require_common_version
 from elastable.embedding_store.partitions.partition import STRATEGIES, Part, Partition, partition
 from elastable.embedding_store.partitions.pin import PartitionedPin
@@ -38,6 +47,9 @@ class PartitionedStore(PartitionedSource, BaseStore):
     commit, are then refused until the very same commit is repeated, by this
     process or another one, which leaves out the shards that have it; or until
     rows are restored and `reset_version` is called.
+
+    A shard that comes back without its rows is `ShardLost`: it lacks tables, or
+    stands at an earlier version than this store has seen on all shards.
     """
 
     def __init__(
@@ -74,8 +86,11 @@ class PartitionedStore(PartitionedSource, BaseStore):
         self._changing = threading.Lock()
         self._timeout_s = timeout_s
         self._commits = ShardCommits(self._stores, self._calls, self._in_memory)
-        if len(set(self._versions().values())) > 1:
+        self._stood = 0  # the version that every shard has been seen to hold
+        versions = self._versions()
+        if len(set(versions.values())) > 1:
             self._apart = "a commit broke off; repeat it"
+        self._stood = min(versions.values())
 
     def create_table(self, spec: TableSpec) -> bool:
         """As in `EmbeddingStore.create_table`; a table that some shards lack is completed.
@@ -92,6 +107,7 @@ class PartitionedStore(PartitionedSource, BaseStore):
                 return False
             table = partition(spec, self._strategies.get(spec.name, self._strategy), self.shards)
             self._refuse_another_beginning(table)
+            self._refuse_remains(table)
             calls = {
                 number: partial(self._stores[number].create_table, shard)
                 for number, shard in enumerate(table.shards)
@@ -171,12 +187,13 @@ class PartitionedStore(PartitionedSource, BaseStore):
         """
         with self._alone(), self._lock.writing():
             versions = self._versions()
+            self._refuse_far_behind(versions)
             target = min(versions.values()) if version is None else version
             require_common_version(target, versions.values())
             self._apart = "a commit is being taken back; do that again"
             calls = {number: partial(store.recover, target) for number, store in enumerate(self._stores)}
             taken = sum(self._calls.run(calls).values())
-            self._apart = None
+            self._apart, self._stood = None, target
             self._commits.forget()
             return taken
 
@@ -186,8 +203,9 @@ class PartitionedStore(PartitionedSource, BaseStore):
         with self._alone(), self._lock.writing():
             self._refuse_while_pinned(f"the version cannot be reset to {version}")
             self._apart = f"not every shard was told that its rows are version {version}"
+            self._stood = 0
             self._on_all(lambda store: store.reset_version(version))
-            self._apart = None
+            self._apart, self._stood = None, version
             self._commits.forget()
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
@@ -293,9 +311,47 @@ class PartitionedStore(PartitionedSource, BaseStore):
         def finish() -> None:
             self._apart = f"the commit of version {commit.version} broke off; repeat it"
             finish_all()
-            self._apart = None
+            self._apart, self._stood = None, commit.version
 
         return finish
+
+    def _versions(self) -> dict[int, int]:
+        stood = self._stood  # before they are asked: a commit may come between
+        versions = super()._versions()
+        for shard, version in sorted(versions.items()):
+            if version < stood:
+                raise ShardLost(f"shard {shard} of {self.shards} is lost: {_fallen(version, stood)}")
+        return versions
+
+    def _why_lost(self, shard: int, error: ElastableError) -> str:
+        """A version or a table that the shard says it has not had may be one that it had."""
+        if isinstance(error, VersionError | TableNotFound):
+            stood = self._stood
+            told, _ = self._calls.outcomes({shard: self._stores[shard].version})
+            if told.get(shard, stood) < stood:
+                return _fallen(told[shard], stood)
+        return super()._why_lost(shard, error)
+
+    def _refuse_far_behind(self, versions: Mapping[int, int]) -> None:
+        """Raises `ShardLost` where shards are further apart than a commit that broke off leaves them."""
+        newest = max(versions.values())
+        for shard, version in sorted(versions.items()):
+            if version < newest - 1:
+                raise ShardLost(
+                    f"shard {shard} of {self.shards} is lost: it stands at version {version}, and others at {newest}"
+                )
+
+    def _refuse_remains(self, table: Partition) -> None:
+        """Raises `ShardLost` where some shards hold rows of a table that others lack: they are no table's beginning."""
+        name = table.spec.name
+        there = [number for number, spec in enumerate(self._held().get(name, ())) if spec is not None]
+        counts = self._calls.run({number: partial(self._stores[number].row_count, name) for number in there})
+        if any(counts.values()):
+            lacking = ", ".join(str(shard) for shard in table.holders if shard not in there)
+            raise ShardLost(
+                f"shard {lacking} of {self.shards} is lost: it lacks table {name!r}, of which others hold "
+                f"{sum(counts.values())} rows; drop the table, or begin with --overwrite"
+            )
 
     def _refuse_another_beginning(self, table: Partition) -> None:
         """Where a `create_table` broke off, it can only be completed by the same one."""
@@ -319,3 +375,7 @@ class PartitionedStore(PartitionedSource, BaseStore):
             yield
         finally:
             self._changing.release()
+
+
+def _fallen(version: int, stood: int) -> str:
+    return f"it stands at version {version}, and stood at {stood}: it was started again without its rows"

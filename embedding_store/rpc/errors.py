@@ -56,6 +56,7 @@ _CODES: dict[type[ElastableError], grpc.StatusCode] = {
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.StoreFailed: grpc.StatusCode.INTERNAL,
+    errors.ShardAway: grpc.StatusCode.UNAVAILABLE,
     errors.ModelError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.Unsupported: grpc.StatusCode.UNIMPLEMENTED,
     errors.CheckpointError: grpc.StatusCode.DATA_LOSS,

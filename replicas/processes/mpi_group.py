@@ -68,7 +68,7 @@ class MpiGroup(ReplicaGroup):
             point.close()
         number = _lane_number(max(_numbers(beginning, "beginning", rank)), comm)
         beginning.close()
-        watch = Watch(rank, connections)
+        watch = Watch(rank, connections, deadline_s)
         crowded = hosts.count(here) > CORES
         return cls(rank, names, Lane(comm, ranks, names, rank, number, deadline_s, watch, crowded), watch)
 

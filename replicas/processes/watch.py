@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
@@ -16,6 +17,8 @@ __all__ = ["Watch"]
 
 _DIED = "its process has ended without a word"
 _SEND_S = 1.0
+_PROBE_S, _MOST_PROBES = 5, 127
+_LONGEST_MS = 2**31 - 1
 
 
 class Watch:
@@ -24,13 +27,19 @@ class Watch:
     Messages are lines of JSON: `{"left": why, "rounds": {lane: rounds}, "gone":
     [[rank, why, rounds]]}`, `{"ask": 1}` and its answer `{"at": text, "for":
     [ranks]}`. A connection that ends without a farewell is a process that was
-    killed, crashed, or left by `os._exit`; one whose machine is gone breaks
-    after some 20 seconds of silence. A process that is stopped keeps its
+    killed, crashed, or left by `os._exit`; one whose machine is gone, or to
+    which the link is cut, breaks after as long a silence as members wait for
+    each other. A process that is stopped keeps its
     connections: others learn of it as it does not come to a collective within
     the deadline, nor answers.
 
     A farewell says who had gone before, so that every member knows the first
     one to go before those that went because of it, whoever is heard first.
+
+    Args:
+        rank: Of this member.
+        connections: To every other one.
+        deadline_s: How long members wait for each other; a link may be cut for as long.
 
     Attributes:
         gone: Rank -> why it is not there any more; in the order in which they went.
@@ -38,12 +47,13 @@ class Watch:
         rounds: Lane -> how many of its exchanges this member has completed.
     """
 
-    def __init__(self, rank: int, connections: Mapping[int, socket.socket]) -> None:
+    def __init__(self, rank: int, connections: Mapping[int, socket.socket], deadline_s: float) -> None:
         self.rank = rank
         self.gone: dict[int, str] = {}
         self.at: tuple[str, tuple[int, ...]] | None = None
         self.rounds: dict[int, int] = {}
         self._connections = dict(connections)
+        self._deadline_s = deadline_s
         self._rounds_of: dict[int, dict[int, int]] = {}
         self._answers: dict[int, tuple[str | None, tuple[int, ...]]] = {}
         self._sending = threading.Lock()
@@ -52,7 +62,7 @@ class Watch:
         self._heard = dict.fromkeys(self._connections, b"")
         self._thread = threading.Thread(target=self._listen, name=f"replica-watch-{rank}", daemon=True)
         for connection in self._connections.values():
-            _break_when_silent(connection)
+            _break_when_silent(connection, deadline_s)
         _ALL.add(self)
         self._thread.start()
 
@@ -85,7 +95,7 @@ class Watch:
             if rank in self.gone:
                 told.append(f"rank {rank} has left: {self.gone[rank]}")
             elif rank not in self._answers:
-                told.append(f"rank {rank} does not answer: its process is stopped, or its machine is")
+                told.append(f"rank {rank} does not answer: its process or machine is stopped, or the link is cut")
             else:
                 what, others = self._answers[rank]
                 told.append(f"rank {rank} is in {_waiting(what, others)}" if what else f"rank {rank} is elsewhere")
@@ -135,8 +145,12 @@ class Watch:
         """Takes what has come from a member; whether more can come."""
         try:
             piece = self._connections[rank].recv(1 << 16)
-        except TimeoutError:
-            return True
+        except TimeoutError as error:
+            if error.errno != errno.ETIMEDOUT:  # our own limit, and not the system's
+                return True
+            silent = f"nothing has come from it for {self._deadline_s:g} s"
+            self._mark_gone(rank, f"{silent}: its machine is gone, or the link to it is cut")
+            return False
         except OSError as error:
             self._mark_gone(rank, f"its connection broke ({error.strerror or error})")
             return False
@@ -195,10 +209,18 @@ def _waiting(what: str, ranks: Sequence[int]) -> str:
     return f"{what}, waiting for rank {', '.join(map(str, ranks))}"
 
 
-def _break_when_silent(connection: socket.socket) -> None:
-    """The system breaks it after some 20 s in which the other machine answers nothing."""
+def _break_when_silent(connection: socket.socket, seconds: float) -> None:
+    """The system breaks it after so many seconds in which the other machine answers nothing."""
     connection.settimeout(_SEND_S)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 20_000)):
+    every = max(1, min(_PROBE_S, round(seconds / 4)))
+    probes = max(1, min(_MOST_PROBES, round(seconds / every) - 1))
+    limit_ms = max(1, min(_LONGEST_MS, round(1000 * seconds)))
+    for option, value in (
+        ("TCP_KEEPIDLE", every),
+        ("TCP_KEEPINTVL", every),
+        ("TCP_KEEPCNT", probes),
+        ("TCP_USER_TIMEOUT", limit_ms),  # where the system has it, it counts instead of the probes
+    ):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.redis_log import COMPOSE_LIMITS
 from elastable.embedding_store.rpc.credentials import ENVIRONMENT
 from elastable.exit_codes import ExitCode
 
@@ -71,6 +72,16 @@ def test_redis_writes_an_append_only_file_to_its_volume(compose: dict[str, Any])
     command = compose["services"]["redis"]["command"]
     assert "--appendonly yes" in command
     assert "--dir /data" in command
+
+
+def test_the_append_only_file_is_rewritten_by_the_limits_that_were_measured(compose: dict[str, Any]) -> None:
+    assert " ".join(COMPOSE_LIMITS) in " ".join(compose["services"]["redis"]["command"].split())
+
+
+def test_the_image_brings_compiled_kernels_in_a_folder_of_its_user(dockerfile: list[str]) -> None:
+    (folder,) = [word.partition("=")[2] for line in dockerfile for word in line.split() if "NUMBA_CACHE_DIR=" in word]
+    user = next(line.split()[1] for line in dockerfile if line.startswith("USER "))
+    assert f"COPY --from=kernels --chown={user}:{user} {folder} {folder}" in dockerfile
 
 
 def test_master_and_worker_are_one_image(compose: dict[str, Any]) -> None:

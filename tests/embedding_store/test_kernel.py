@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -41,3 +42,53 @@ def test_kernels_run_whatever_can_be_written(tmp_path: Path, writable: str) -> N
     cached = {"package": blocked, "home": home}.get(writable)
     if cached is not None:
         assert list(cached.rglob("indexer._unique-*.nbi"))
+
+
+COUNTED = f"""
+from elastable.embedding_store.compile_clock import compile_seconds
+{PROGRAM}
+print(compile_seconds() > 0)
+"""
+
+
+def without_overriding_modes() -> None:
+    """Root obeys the modes of files as others do."""
+    pr_capbset_drop, cap_dac_override = 24, 1
+    ctypes.CDLL(None).prctl(pr_capbset_drop, cap_dac_override, 0, 0, 0)
+
+
+@pytest.mark.parametrize("shipped", [True, False])
+def test_kernels_of_a_cache_that_cannot_be_written_are_read_and_others_compiled(tmp_path: Path, shipped: bool) -> None:
+    """As in a container whose root file system is read-only."""
+    package, cache = tmp_path / "elastable" / "embedding_store", tmp_path / "cache"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PACKAGE.parent / "elastable" / "__init__.py", package.parent)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home"), "PYTHONPATH": str(tmp_path)}
+    environment["NUMBA_CACHE_DIR"] = str(cache)
+
+    def run(program: str) -> str:
+        ran = subprocess.run(
+            [sys.executable, "-B", "-c", program],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            preexec_fn=without_overriding_modes,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    assert run(COUNTED) == "[5, 9]\nTrue\n"
+    if not shipped:
+        for file in cache.rglob("*.nb?"):
+            file.unlink()
+    folders = [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        assert run(COUNTED) == f"[5, 9]\n{not shipped}\n"
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from elastable.embedding_store.errors import StaleVersion, StoreFailed
+from elastable.embedding_store.errors import ShardLost, StaleVersion, StoreFailed
 from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.partitions.store import PartitionedStore
 from elastable.embedding_store.placed_store import PlacedStore
@@ -124,7 +124,7 @@ def test_shards_that_cannot_meet(urls: Callable[[str], list[str]]) -> None:
     with by_id([one, other]) as store:
         with pytest.raises(StoreFailed, match="a commit broke off; repeat it"):
             store.record()
-        with pytest.raises(StaleVersion, match="version 2 is past; the current version is 4"):
+        with pytest.raises(ShardLost, match="shard 1 of 2 is lost: it stands at version 2, and others at 4"):
             store.recover()
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,8 @@ import pytest
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
 from elastable.replicas.processes.meeting_point import MeetingPoint, MemberAddress
 from elastable.replicas.processes.watch import Watch
+
+DEADLINE_S = 90.0
 
 
 def meet(points: list[MeetingPoint], deadline_s: float = 20.0) -> list[Any]:
@@ -80,7 +86,7 @@ def two_watches() -> tuple[Watch, Watch]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname(), timeout=10)
         other, _ = server.accept()
-    return Watch(0, {1: one}), Watch(1, {0: other})
+    return Watch(0, {1: one}, DEADLINE_S), Watch(1, {0: other}, DEADLINE_S)
 
 
 def test_a_farewell_says_why_and_how_far_its_member_came() -> None:
@@ -115,4 +121,34 @@ def test_asked_members_say_where_they_are() -> None:
             time.sleep(0.01)
         assert told in zero.story([1])
     for watch in (zero, one):
+        watch.close()
+
+
+def test_a_cut_link_is_told_as_one_once_the_deadline_is_over() -> None:
+    """In a network of its own; the system's word for it, ETIMEDOUT, is also that of a read that took too long."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.replicas.processes.cut_link", "2"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    )
+    told = json.loads(ran.stdout)
+    if told == "no network":
+        pytest.skip("this process may not have a network namespace of its own")
+    silent = "nothing has come from it for 2 s: its machine is gone, or the link to it is cut"
+    assert told[:2] == [[silent], [silent]]
+    assert told[2] >= 2.0
+
+
+def test_a_link_may_be_cut_for_as_long_as_members_wait_for_each_other() -> None:
+    watches = two_watches()
+    for watch in watches:
+        for connection in watch._connections.values():
+            limit = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            probes = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+            every = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+            assert (limit, (probes + 1) * every) == (DEADLINE_S * 1000, DEADLINE_S)
+    for watch in watches:
         watch.close()

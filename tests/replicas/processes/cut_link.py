@@ -1,0 +1,62 @@
+"""Two members whose link is cut, in a network of their own: `python -m tests.replicas.processes.cut_link DEADLINE_S`.
+
+Says "no network" where this process may not have one. Else it cuts the loopback link that the members are
+connected by, and says, as JSON, why each takes the other for gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+import time
+
+from elastable.replicas.processes.watch import Watch
+
+__all__ = ["main"]
+
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+_LIMIT_S = 120.0
+
+
+def own_network() -> bool:
+    """Moves this process into a network namespace of its own; whether it could."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    users = 0 if os.geteuid() == 0 else _CLONE_NEWUSER
+    return libc.unshare(users | _CLONE_NEWNET) == 0
+
+
+def set_link(up: bool) -> None:
+    """The loopback link of this network; while it is down, packets are lost without a word."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH14s", b"lo", 0, b"")
+        flags = struct.unpack("16sH14s", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request))[1]
+        flags = flags | _IFF_UP if up else flags & ~_IFF_UP
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", flags, b""))
+
+
+def main(deadline_s: float) -> None:
+    if not own_network():
+        print(json.dumps("no network"))
+        return
+    set_link(True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname(), timeout=10)
+        other, _ = server.accept()
+    watches = Watch(0, {1: one}, deadline_s), Watch(1, {0: other}, deadline_s)
+    set_link(False)
+    began = time.monotonic()
+    while not all(watch.gone for watch in watches) and time.monotonic() < began + _LIMIT_S:
+        time.sleep(0.01)
+    print(json.dumps([list(watch.gone.values()) for watch in watches] + [time.monotonic() - began]))
+    for watch in watches:
+        watch.close()
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))
