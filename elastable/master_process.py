@@ -120,13 +120,14 @@ def run_job(options: JobOptions, local_workers: int, console: Console, command: 
             held.enter_context(workers)
             job.workers = workers
         held.enter_context(warming(prepared.store))  # while the workers start, and not when they first ask
-        code = job.train(began)
-        _let_workers_leave(master)
-        return code
+        try:
+            return job.train(began)
+        finally:
+            _let_workers_leave(master)
 
 
 def _let_workers_leave(master: Master) -> None:
-    """Serves on for a while, until every worker has heard that the job is over."""
+    """Serves on for a while, until every worker has heard that the job is over, or why it failed."""
     give_up = time.monotonic() + _LEAVE_WAIT_S
     while master.status().workers and time.monotonic() < give_up:
         time.sleep(0.05)

@@ -198,7 +198,12 @@ class Worker:
             return rows
         version = prepared.task.version if self._sync or prepared.task.kind is TaskKind.EVALUATE else None
         source = source_for(self._source, prepared.task)
-        return retry(lambda: source.lookup(asked, version), "a lookup", self._deadline_s, on=(Unavailable,))
+
+        def look_up() -> dict[str, Float32]:
+            self._feed.refuse_failed()  # a store that is gone for good ends the job before this worker's patience
+            return source.lookup(asked, version)
+
+        return retry(look_up, "a lookup", self._deadline_s, on=(Unavailable,))
 
     def _look_ahead(self, prepared: Prepared) -> None:
         """Begins to look up the micro-batch behind this one. Async mode wants rows as late as can be."""

@@ -59,6 +59,12 @@ class TaskFeed:
                 raise self._failure
             return self._ready[min(self._ready)] if self._ready else None
 
+    def refuse_failed(self) -> None:
+        """Raises what leasing or preparing failed with, where it did: the job may be over."""
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+
     def following(self, prepared: Prepared) -> Prepared | None:
         """The earliest prepared task behind `prepared`, if there is one already."""
         with self._changed:
