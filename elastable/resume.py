@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed, TableNotFound, Unsupported
+from elastable.embedding_store.errors import BadInput, ShardLost, StoreBroken, StoreFailed, TableNotFound, Unsupported
 from elastable.embedding_store.spec import TableSpec
 from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.api import JobSpec
@@ -103,14 +103,14 @@ def fill_store(
             if store.specs():
                 checkpoint.verify()  # before anything that is there is given up
             dense.restore(checkpoint.dense())
-            _claim_store(store, overwrite=True, tables=tables)
-            create_tables(store, tables)
+            _claim_store(store, overwrite=True)
+            _create(store, tables, overwrite=True)
             restore_tables(checkpoint, store)
             return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint)
         # The first master may have died before its first commit: what it created there holds nothing yet.
         overwrite = overwrite or (store.keeps_records and store.version() == 0 and set(store.specs()) <= set(tables))
-    _claim_store(store, overwrite, tables)
-    create_tables(store, tables)
+    _claim_store(store, overwrite)
+    _create(store, tables, overwrite)
     return Beginning(Progress())
 
 
@@ -188,30 +188,42 @@ def _go_on(
     return Beginning(standing.progress, str(standing.job["job"]))
 
 
-def _claim_store(store: EmbeddingStore, overwrite: bool, tables: Collection[str]) -> None:
+def _claim_store(store: EmbeddingStore, overwrite: bool) -> None:
     """Makes sure that a job begins with an empty store.
 
     Args:
         store: The store.
         overwrite: Whether tables that are there are dropped.
-        tables: That the job needs: where a shard was lost, others hold rows of tables that the store does not name.
 
     Raises:
         BadInput: tables of an earlier job are there, and are not to be dropped.
     """
     held = store.specs()
+    if not held and store.version() == 0:
+        return
     if not overwrite:
-        if not held and store.version() == 0:
-            return
         raise BadInput(
             f"the store holds {len(held)} tables at version {store.version()} ({', '.join(sorted(held)[:5])}): go on "
             "from its checkpoint with --resume, drop them with --overwrite, or use another ?namespace= in its URL"
         )
     _await_pins(store)
-    for name in {*held, *tables}:
-        with suppress(TableNotFound):
-            store.drop_table(name)
+    for name in held:
+        store.drop_table(name)
     store.reset_version(0)
+
+
+def _create(store: EmbeddingStore, tables: Mapping[str, TableSpec], overwrite: bool) -> None:
+    """Makes the tables of a job that begins; what is left of tables of which a shard was lost may be dropped first."""
+    try:
+        create_tables(store, tables)
+    except ShardLost:
+        if not overwrite:
+            raise
+        for name in tables:
+            with suppress(TableNotFound):
+                store.drop_table(name)
+        store.reset_version(0)
+        create_tables(store, tables)
 
 
 def _await_pins(store: EmbeddingStore) -> None:

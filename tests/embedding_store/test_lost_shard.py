@@ -18,6 +18,7 @@ from elastable.embedding_store.partitions.store import PartitionedStore
 from elastable.embedding_store.retry import retry
 from elastable.embedding_store.rpc.remote import RemoteSource
 from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.rpc.roles import Role
 from elastable.embedding_store.rpc.server import GrpcServer
 from elastable.embedding_store.rpc.service import store_service
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, update
@@ -36,7 +37,8 @@ class Shard:
     address: str = "127.0.0.1:0"
 
     def start(self) -> None:
-        self.server = GrpcServer(self.address, [store_service(self.store, writable=True)])
+        services = [store_service(self.store, writable=True)]
+        self.server = GrpcServer(self.address, services, anonymous=Role.ADMINISTRATOR)
         self.address = self.server.address
 
     def stop(self) -> None:
