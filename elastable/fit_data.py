@@ -29,6 +29,7 @@ class FitArguments:
         grads_to_wait: Micro-batches of `batch_size` records that make a step.
         epochs: The epoch to end at.
         initial_epoch: The epoch to begin at.
+        shuffle: Whether records are shuffled; of streams, the batches of a `PyDataset` alone.
     """
 
     x: Any = None
@@ -44,6 +45,7 @@ class FitArguments:
     grads_to_wait: int = 1
     epochs: int = 1
     initial_epoch: int = 0
+    shuffle: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ def fit_data(given: FitArguments) -> FitData:
         _require_count(name, getattr(given, name))
     split = _require_share(given.validation_split)
     reader = _train_reader(given)
+    endless = isinstance(reader, EndlessReader)
     validation = _validation_reader(given)
     if split and validation is None:
         reader, validation = _split(reader, split)
@@ -85,7 +88,7 @@ def fit_data(given: FitArguments) -> FitData:
     together = given.validation_batch_size or _stream_batch(validation) or given.batch_size or batch_size
     if validation is not None and given.validation_steps:
         validation = _first(validation, given.validation_steps, together)
-    steps = 0 if reader.of_pass(1) is not reader else given.steps_per_epoch  # without an end: a pass is an epoch
+    steps = 0 if endless else given.steps_per_epoch  # without an end a pass is an epoch
     return FitData(reader, validation, batch_size, together, steps or 0)
 
 
@@ -103,17 +106,12 @@ def _train_reader(given: FitArguments) -> Reader:
 
 def _train_stream(x: Any, given: FitArguments) -> Reader:
     batches = given.steps_per_epoch * given.grads_to_wait if given.steps_per_epoch else None
-    reader = train_stream(x, batches, given.initial_epoch, given.epochs)
+    once = given.batch_size is not None or bool(given.validation_split)  # records of batches that are made here
+    reader = train_stream(x, batches, given.initial_epoch, given.epochs, given.shuffle, once)
     if isinstance(reader, EndlessReader) and given.batch_size not in (None, reader.batch_records):
         raise BadInput(
             f"batch_size={given.batch_size}: the batches of the stream without an end hold {reader.batch_records} "
             "records; leave batch_size out"
-        )
-    if isinstance(reader, StreamReader) and reader.uneven is not None and given.batch_size is None:
-        raise BadInput(
-            f"{type(x).__name__}: batch {reader.uneven} does not hold {reader.batch_records} records as the first one "
-            "does, and is not the last: make batches of one size (tf.data: .repeat() before .batch()), or have et.fit "
-            "make them (et.fit(batch_size=...))"
         )
     return reader
 
@@ -182,7 +180,7 @@ def _for_each(y: Any, weight: Any) -> Any:
 
 def _split(reader: Reader, share: float) -> tuple[Reader, Reader]:
     """All but the last `share` of the records, and these; before anything is shuffled."""
-    if reader.of_pass(1) is not reader:
+    if isinstance(reader, EndlessReader):
         raise BadInput(f"validation_split={share}: a stream without an end has no last records; give validation_data")
     records = len(reader)
     kept = math.floor(records * (1.0 - share))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers import EndlessReader, Reader, StreamReader
+from elastable.worker.readers import EndlessReader, PassReader, Reader, StreamReader
 from elastable.worker.readers.stream_reader import is_endless, is_iterator, is_stream
 
 __all__ = ["is_fit_stream", "train_stream", "validation_stream"]
@@ -28,7 +28,9 @@ def is_fit_stream(data: Any) -> bool:
     return is_stream(data) or is_iterator(data)
 
 
-def train_stream(data: Any, batches_per_epoch: int | None, first_epoch: int, epochs: int) -> Reader:
+def train_stream(
+    data: Any, batches_per_epoch: int | None, first_epoch: int, epochs: int, shuffle: bool, once: bool
+) -> Reader:
     """Records to train on; of a stream without an end, an `EndlessReader`.
 
     Args:
@@ -36,13 +38,17 @@ def train_stream(data: Any, batches_per_epoch: int | None, first_epoch: int, epo
         batches_per_epoch: Batches of an epoch; None: all.
         first_epoch: The epoch of the stream's first batch.
         epochs: The epoch to end at.
+        shuffle: Whether the batches of a `PyDataset` are shuffled.
+        once: Whether a stream with an end is read once, for records by number; False: anew for each pass.
 
     Raises:
         BadInput: an end that is not known, or no end, without `batches_per_epoch`.
     """
     endless = is_endless(data)
     if endless is False or (endless is None and not batches_per_epoch and not is_iterator(data)):
-        return StreamReader(data)
+        if once:
+            return StreamReader(data)
+        return PassReader(data, shuffle=shuffle, first_pass=first_epoch, goes_on=bool(batches_per_epoch))
     if not batches_per_epoch:
         raise BadInput(
             f"x is a {type(data).__name__}, a stream without an end: say where an epoch ends (steps_per_epoch=), or "
@@ -50,7 +56,10 @@ def train_stream(data: Any, batches_per_epoch: int | None, first_epoch: int, epo
         )
     if endless or is_iterator(data):
         return _FromEpoch(data, batches_per_epoch, first_epoch)
-    return StreamReader(data, count=batches_per_epoch * epochs)  # no more than are trained: it may have no end
+    count = batches_per_epoch * epochs  # no more than are trained: it may have no end
+    if once:
+        return StreamReader(data, count=count)
+    return PassReader(data, count=count, shuffle=shuffle, first_pass=first_epoch, goes_on=True)
 
 
 def validation_stream(data: Any, steps: int | None) -> Reader:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from elastable.averages import refuse_averages
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.locations import LocationSettings
 from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import EmbeddingStore, Float32
+from elastable.embedding_store.store import Float32
 from elastable.fit_seeds import FitSeeds
 from elastable.in_process_stores import StoreGiven, refuse_rows_of_others, stores_and_places
 from elastable.master.discovery import discover_tables
 from elastable.places import join_stores, on_worker
-from elastable.tables_in_store import tables_in_store
+from elastable.tables_in_store import seeded_as_read, tables_in_store
 from elastable.worker.on_worker import keep_on_worker
 from elastable.worker.step_plan import StepPlan
 from elastable.worker.train_step import pretrained_rows, store_layers
@@ -59,7 +58,7 @@ class FitTables:
     ) -> None:
         self.optimizers = {} if steps is None else steps.optimizers()
         tables = _discovered(model, seeds.rows, lazy, self.optimizers)
-        tables = {name: _seeded_as_before(spec, model) for name, spec in tables.items()}
+        tables = seeded_as_read(tables, model, seeds.keras)
         stores, places = stores_and_places(store, locations, tables, model)
         refuse_rows_of_others(model, tables, stores)
         given = {**pretrained_rows(store_layers(model), unseeded=seeds.keras), **(moved or {})}
@@ -82,12 +81,3 @@ def _discovered(model: Any, seed: int, lazy: bool | None, optimizers: Mapping[st
             f"{error}. model.fit takes lazy=False for a table with input_dim, so that rows which no batch touches have "
             "Keras' numbers; with lazy=True on the layer, and in et.fit, touched rows alone are trained"
         ) from error
-
-
-def _seeded_as_before(spec: TableSpec, model: Any) -> TableSpec:
-    """The spec with the seed of the table that its layer reads already: rows not yet touched stay what they are."""
-    for layer in store_layers(model):
-        if layer.table_name == spec.name and isinstance(layer.source, EmbeddingStore):
-            there = layer.source.specs().get(spec.name)
-            return spec if there is None else replace(spec, seed=there.seed)
-    return spec

@@ -63,13 +63,14 @@ def fit(
         model: A compiled Keras model with `et.Embedding` layers.
         x: Features: an array, or a dict, tuple or list of arrays. Or, with
             targets and weights: a Reader; a batched `tf.data.Dataset`, a
-            `keras.utils.PyDataset` or a torch `DataLoader`, read once, as
-            `StreamReader` says; one without an end, or a generator, with
-            `steps_per_epoch`, as `EndlessReader` says; without `y`, a tuple (x, y) or (x, y,
-            sample_weight), or a dict with these keys.
+            `keras.utils.PyDataset` or a torch `DataLoader`, read anew for each
+            pass, in its own order and batches; one without an end, or a
+            generator, with `steps_per_epoch`, as `EndlessReader` says; without
+            `y`, a tuple (x, y) or (x, y, sample_weight), or a dict with these keys.
         y: Targets, where `x` is arrays.
-        batch_size: Records in a micro-batch; None: as many as in a stream's
-            first batch, else 32.
+        batch_size: Records in a micro-batch; None: the stream's own batches,
+            else 32. With a stream that has an end: it is read once, and batches
+            are made of its records.
         epochs: The epoch to end at, counted from 0: passes over the data, less `initial_epoch`.
         verbose: 0: nothing is shown; 1 or "auto": how far training is, and a line
             for every epoch; 2: these lines alone.
@@ -78,7 +79,8 @@ def fit(
             in place of training on them.
         validation_data: (x, y) or (x, y, sample_weight), or a Reader or dataset;
             evaluated after every epoch.
-        shuffle: Whether records are shuffled, by `seed`.
+        shuffle: Whether records are shuffled, by `seed`; of a `PyDataset` the batches, as in Keras. Other streams
+            keep their order.
         class_weight: Class -> weight of its records in the loss.
         sample_weight: Weights of the records in the loss, `[n]`, or one array for each target.
         initial_epoch: The epoch to begin at.
@@ -123,7 +125,7 @@ def fit(
         x=x, y=y, sample_weight=sample_weight, class_weight=class_weight, batch_size=batch_size,
         validation_split=validation_split, validation_data=validation_data, steps_per_epoch=steps_per_epoch,
         validation_steps=validation_steps, validation_batch_size=validation_batch_size,
-        grads_to_wait=grads_to_wait or 1, epochs=epochs, initial_epoch=initial_epoch,
+        grads_to_wait=grads_to_wait or 1, epochs=epochs, initial_epoch=initial_epoch, shuffle=_shuffles(shuffle),
     )  # fmt: skip
     settings = FitSettings(
         epochs=epochs, initial_epoch=initial_epoch, callbacks=callbacks, verbose=_verbosity(verbose),

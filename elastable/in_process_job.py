@@ -41,6 +41,7 @@ from elastable.worker.compute import MicroBatchComputer
 from elastable.worker.loop import Worker
 from elastable.worker.offload import offload_built
 from elastable.worker.readers import Reader
+from elastable.worker.seeds import same_keras_state
 from elastable.worker.step_plan import StepPlan, plan_step
 from elastable.worker.tensor_specs import batch_spec
 
@@ -110,8 +111,9 @@ def run_job(model: Any, data: FitData, settings: FitSettings) -> Any:
     dense = dense_part(model, steps)
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
     options = MasterOptions(
-        evaluate_every=settings.evaluate_every, evaluate_beside=False, validation_freq=settings.validation_freq
-    )
+        evaluate_every=settings.evaluate_every, evaluate_beside=False, validation_freq=settings.validation_freq,
+        uneven=data.train.batches is not None,
+    )  # fmt: skip
     master = Master(job, tables.store, dense, MetricBook(model), start=start, options=options)
     readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: data.train}
     if data.validation is not None:
@@ -218,7 +220,7 @@ def _worker_beside(master: Master, computer: MicroBatchComputer, store: Embeddin
         except Exception as error:  # noqa: BLE001 - whatever it is, run() must raise it and not wait
             master.report_failure(identity.incarnation, error, fatal=True)
 
-    thread = threading.Thread(target=work, name="elastable-worker", daemon=True)
+    thread = threading.Thread(target=same_keras_state(work), name="elastable-worker", daemon=True)
     thread.start()
     try:
         yield

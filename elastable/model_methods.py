@@ -46,7 +46,7 @@ def model_fit(
         ElastableError: what cannot be used, by name.
     """
     if is_fit_stream(x):
-        batch_size, shuffle = None, False
+        batch_size = None
     elif y is None and not isinstance(x, Reader) and isinstance(x, tuple | Mapping):
         x, sample_weight = (x, None, sample_weight), None
     if isinstance(validation_data, Mapping):

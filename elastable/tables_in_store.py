@@ -17,10 +17,30 @@ from elastable.master.discovery import create_tables
 from elastable.worker.keras_slots import keras_slots
 from elastable.worker.train_step import store_layers
 
-__all__ = ["note_trained", "tables_in_store"]
+__all__ = ["note_trained", "seeded_as_read", "tables_in_store"]
 
 _BLOCK_ROWS = 1 << 16
 _NO_DECAY = np.zeros(8, np.uint8)  # the logarithm of 1, a float64
+
+
+def seeded_as_read(tables: Mapping[str, TableSpec], model: Any, keras: bool) -> dict[str, TableSpec]:
+    """The tables with the seeds of the rows that the model reads already: rows not yet touched stay what they are.
+
+    Args:
+        tables: By name.
+        model: A built model, whose layers read from stores or read initial values.
+        keras: Whether tables that are in no store yet begin as in Keras, by the global seed under which their layers
+            were made.
+    """
+    found = dict(tables)
+    for layer in reversed(store_layers(model)):  # of those that share a table the first counts
+        spec = tables.get(layer.table_name)
+        there = layer.source.specs().get(layer.table_name) if isinstance(layer.source, EmbeddingStore) else None
+        if spec is not None and there is not None:
+            found[spec.name] = replace(spec, seed=there.seed)
+        elif spec is not None and keras and layer.source is None:
+            found[spec.name] = replace(spec, seed=layer.table_spec().seed)
+    return found
 
 
 def tables_in_store(

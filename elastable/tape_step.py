@@ -24,7 +24,7 @@ from elastable.master.dense import DenseState
 from elastable.master.discovery import discover_tables
 from elastable.master.keras_optimizer import inner_optimizer
 from elastable.master.progress import Progress
-from elastable.tables_in_store import tables_in_store
+from elastable.tables_in_store import seeded_as_read, tables_in_store
 from elastable.worker.own_step import Collector, current_collector
 from elastable.worker.scope import entered
 from elastable.worker.seeds import global_seed, layers_of
@@ -121,7 +121,7 @@ class _Trainer:
         return self._made[key]
 
     def _make_tables(self, part: _Part) -> None:
-        tables = discover_tables(part, self._seed, lazy=self._lazy)
+        tables = seeded_as_read(discover_tables(part, self._seed, lazy=self._lazy), part, self._as_keras)
         for layer in store_layers(part):
             optimizer = layer.optimizer or part.optimizer
             if self._owners.setdefault(layer.table_name, optimizer) is not optimizer:

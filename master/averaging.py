@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer, row_optimizer
+from elastable.embedding_store.row_optimizer import SlotSpec, register_row_optimizer, row_optimizer
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock
+from elastable.master.outer_optimizer import OuterRowOptimizer, outer_spec
 
 __all__ = ["AveragedRowOptimizer", "averaged", "keeps_averages", "rows_become_averages"]
 
@@ -31,10 +32,8 @@ def averaged(optimizer: OptimizerSpec, momentum: float, overwrite_every: int | N
         overwrite_every: Keras' `ema_overwrite_frequency`: in each so-manieth step the rows that it touches become
             their averages; None: in none.
     """
-    inner = {"name": optimizer.name, "hyperparameters": optimizer.hyperparameters, "config": optimizer.keras_config}
-    config = {"optimizer": inner, "momentum": float(momentum), "overwrite_every": int(overwrite_every or 0)}
-    text = json.dumps(config, sort_keys=True)
-    return OptimizerSpec(_AVERAGED, (("learning_rate", optimizer.get("learning_rate", 0.01)),), text)
+    config = {"momentum": float(momentum), "overwrite_every": int(overwrite_every or 0)}
+    return outer_spec(_AVERAGED, optimizer, config)
 
 
 def keeps_averages(spec: OptimizerSpec) -> bool:
@@ -72,42 +71,20 @@ def rows_become_averages(
                 changed(name, block.ids[have])
 
 
-class AveragedRowOptimizer(RowOptimizer):
+class AveragedRowOptimizer(OuterRowOptimizer):
     """Another optimizer's step, then a step of the averages of the rows it updated, as Keras takes it."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        try:
-            config = json.loads(spec.keras_config)
-            inner = config["optimizer"]
-            pairs = tuple((str(name), float(value)) for name, value in inner["hyperparameters"])
-            self._momentum, self._every = float(config["momentum"]), int(config["overwrite_every"])
-            self._inner = row_optimizer(OptimizerSpec(inner["name"], pairs, inner["config"]))
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            if isinstance(error, BadSpec):
-                raise
-            raise BadSpec(f"optimizer spec 'averaged': {spec.keras_config[:200]!r} is no such config") from error
+        super().__init__(spec)
+        self.slots = (*self.slots, *_SLOTS)
+
+    def _configure(self, config: Mapping[str, Any]) -> None:
+        self._momentum, self._every = float(config["momentum"]), int(config["overwrite_every"])
         if not 0.0 <= self._momentum <= 1.0 or self._every < 0:
             raise BadSpec(
                 f"optimizer spec 'averaged': momentum must lie from 0 to 1 and overwrite_every not be negative, got "
                 f"{self._momentum} and {self._every}"
             )
-        self.spec = spec
-        self.slots = (*self._inner.slots, *_SLOTS)
-        self.fused = self._inner.fused
-        self.cross_column = self._inner.cross_column
-        self.whole_rows = self._inner.whole_rows
-        self.default_learning_rate = self._inner.default_learning_rate
-
-    @property
-    def told_name(self) -> str:
-        """That of the optimizer within."""
-        return self._inner.told_name
-
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
-    ) -> None:
-        """As in `RowOptimizer.apply`."""
-        self.apply_columns(weights, slots, positions, gradients, None, step, learning_rate)
 
     def apply_columns(
         self,

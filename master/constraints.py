@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from elastable.embedding_store.errors import BadSpec, Unsupported
-from elastable.embedding_store.row_optimizer import RowOptimizer, register_row_optimizer, row_optimizer
+from elastable.embedding_store.row_optimizer import register_row_optimizer
 from elastable.embedding_store.spec import OptimizerSpec
 from elastable.embedding_store.store import Float32, Int64
+from elastable.master.outer_optimizer import OuterRowOptimizer, outer_spec
 
 __all__ = ["ConstrainedRowOptimizer", "constrained"]
 
@@ -52,43 +52,20 @@ def constrained(layer: str, optimizer: OptimizerSpec, constraint: Any) -> Optimi
         _numpy_constraint(config, epsilon)
     except BadSpec as error:
         raise Unsupported(f"embedding layer {layer!r}: {error}") from error
-    inner = {"name": optimizer.name, "hyperparameters": optimizer.hyperparameters, "config": optimizer.keras_config}
     other = {} if epsilon == _EPSILON else {"epsilon": epsilon}
-    text = json.dumps({"optimizer": inner, "constraint": config, **other}, sort_keys=True)
-    return OptimizerSpec(_CONSTRAINED, (("learning_rate", optimizer.get("learning_rate", 0.01)),), text)
+    return outer_spec(_CONSTRAINED, optimizer, {"constraint": config, **other})
 
 
-class ConstrainedRowOptimizer(RowOptimizer):
+class ConstrainedRowOptimizer(OuterRowOptimizer):
     """Another optimizer's step, then the constraint on the rows it updated."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        try:
-            config = json.loads(spec.keras_config)
-            inner = config["optimizer"]
-            pairs = tuple((str(name), float(value)) for name, value in inner["hyperparameters"])
-            self._inner = row_optimizer(OptimizerSpec(inner["name"], pairs, inner["config"]))
-            self._constrain = _numpy_constraint(config["constraint"], float(config.get("epsilon", _EPSILON)))
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, BadSpec):
-                raise
-            raise BadSpec(f"optimizer spec 'constrained': {spec.keras_config[:200]!r} is no such config") from error
-        self.spec = spec
-        self.slots = self._inner.slots
-        self.fused = self._inner.fused
-        self.cross_column = self._inner.cross_column
-        self.whole_rows = self._inner.whole_rows or config["constraint"].get("class_name") != "NonNeg"
-        self.default_learning_rate = self._inner.default_learning_rate
+        super().__init__(spec)
+        self.whole_rows = self.whole_rows or self._joins_columns
 
-    @property
-    def told_name(self) -> str:
-        """That of the optimizer within."""
-        return self._inner.told_name
-
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
-    ) -> None:
-        """As in `RowOptimizer.apply`."""
-        self.apply_columns(weights, slots, positions, gradients, None, step, learning_rate)
+    def _configure(self, config: Mapping[str, Any]) -> None:
+        self._constrain = _numpy_constraint(config["constraint"], float(config.get("epsilon", _EPSILON)))
+        self._joins_columns = config["constraint"].get("class_name") != "NonNeg"
 
     def apply_columns(
         self,

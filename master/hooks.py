@@ -88,6 +88,8 @@ class MasterOptions:
         checkpoint_every: Versions between the checkpoints that hooks write; 0: none within epochs. Each of them ends a
             chapter of tables with `lazy=False` (`Commit.ends_chapter`), and so does each epoch, whether or not a
             checkpoint can be written: who goes on from it has the bits of who never stopped.
+        uneven: Whether micro-batches hold as many records as their pushes say, and not as the schedule does: where a
+            stream makes them, for a worker in this process.
     """
 
     lease_seconds: float = 60.0
@@ -100,6 +102,7 @@ class MasterOptions:
     validation_freq: int | tuple[int, ...] = 1
     evaluate_beside: bool = True
     checkpoint_every: int = 0
+    uneven: bool = False
 
     def evaluates(self, epoch: int) -> bool:
         """Whether the validation split is evaluated at the end of an epoch, counted from 0."""

@@ -71,7 +71,9 @@ class JobState:
             done=start.done,
         )
         self.pushes: SyncPushes | AsyncPushes = (
-            SyncPushes(self.schedule, self.board) if sync else AsyncPushes(self.schedule, self.board, start.sequences)
+            SyncPushes(self.schedule, self.board, options.uneven)
+            if sync
+            else AsyncPushes(self.schedule, self.board, start.sequences)
         )
         self.sessions = Sessions()
         self.version = start.version

@@ -55,7 +55,8 @@ class MetricBook:
             prefix: Put before every name, as "val_".
 
         Returns:
-            Name -> value; a metric of several values gives name_0, name_1, ...
+            Name -> value; a metric of several values gives name_0, name_1, ..., and one of a single value
+            in an array its name, as in Keras.
         """
         if not total or self._model is None:
             return {}
@@ -92,7 +93,7 @@ class LazyLogs(Mapping[str, float]):
 
 def _scalars(name: str, result: Any) -> Iterator[tuple[str, float]]:
     values = np.asarray(result.numpy() if hasattr(result, "numpy") else result)
-    if values.ndim == 0:
-        yield name, float(values)
+    if values.size == 1:
+        yield name, float(values.item())
     else:
         yield from ((f"{name}_{place}", float(value)) for place, value in enumerate(values.ravel()))

@@ -142,13 +142,21 @@ class MicroBatchComputer:
 
     def prepare(self, task: Task) -> Prepared:
         """Reads the task's records and finds the ids they need."""
-        reader, order = self._readers[task.kind], self._order(task)
-        source = f"{type(reader).__name__}.take()"
-        batch = as_tensors(reader.of_pass(task.epoch).take(order.take(task.start, task.stop)), source)
-        require_like(self._likes[task.kind], batch, task.stop - task.start, source)
+        reader, records = self._readers[task.kind], task.stop - task.start
+        if reader.batches is None:
+            source = f"{type(reader).__name__}.take()"
+            taken = reader.of_pass(task.epoch).take(self._order(task).take(task.start, task.stop))
+        else:
+            number = task.micro_batch % reader.batches
+            source = f"batch {number} of pass {task.epoch}, counted from 0,"
+            taken = reader.of_pass(task.epoch).batch(number)
+        batch = as_tensors(taken, source)
+        if reader.batches is not None:
+            records = int(records_in(batch))
+        require_like(self._likes[task.kind], batch, records, source)
         plan = self._plans[task.kind]
         ids = make_id_sets(plan.tables, plan.ids(batch), self._specs)
-        return Prepared(task, batch, ids, task.stop - task.start)
+        return Prepared(task, batch, ids, records)
 
     def _order(self, task: Task) -> RecordOrder:
         """The records of the task's epoch, in the order in which they are computed."""
@@ -183,7 +191,8 @@ class MicroBatchComputer:
         if not columns:
             return
         task = prepared.task
-        rows = self._order(task).take(task.start, task.stop)
+        own = self._readers[task.kind].batches is not None
+        rows = range(prepared.records) if own else self._order(task).take(task.start, task.stop)
         told = "; ".join(
             f"{name} holds NaN or Inf in {len(found)} of its {prepared.records} records, such as "
             f"record {rows[found[0]]}"

@@ -150,8 +150,7 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         # Ids are integers at every precision, and a lookup is no XLA operation.
         self.autocast = False
         self.supports_jit = False
-        self._source = None
-        self._seed = None
+        self.begin()
 
     def build(self, input_shape: Any = None) -> None:
         """Checks the table's spec; there are no weights to make."""

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.errors import BadIds
+from elastable.embedding_store.errors import BadIds, ModelError
 from elastable.embedding_store.store import Int64
 from elastable.worker.forward import forward, update_metrics
 from elastable.worker.own_step import overrides, rehearse
 from elastable.worker.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, StoreLayer, entered, refuse_inner_call
+from elastable.worker.seeds import layers_of
 from elastable.worker.tensor_specs import flat_spec, pack_flat
 
 __all__ = ["IdPlan", "plan_ids"]
@@ -76,6 +77,7 @@ def plan_ids(model: Any, spec: Any, training: bool) -> IdPlan:
         training: Whether it is a training step, or one of evaluation.
 
     Raises:
+        ModelError: an embedding that is no layer of the model.
         Unsupported: an embedding called inside of a loop or a condition.
     """
     scope, method = PlanScope(), "train_step" if training else "test_step"
@@ -91,9 +93,15 @@ def plan_ids(model: Any, spec: Any, training: bool) -> IdPlan:
         return []
 
     wrapped = tf.compat.v1.wrap_function(trace, flat_spec(spec))
+    of_model = {layer.table_name for layer in layers_of(model) if hasattr(layer, "table_spec")}
     for call in scope.calls:
         if call.ids.graph is not wrapped.graph:
             refuse_inner_call(call.layer)
+        if call.layer.table_name not in of_model:
+            raise ModelError(
+                f"embedding layer {call.layer.name!r}: the model does not know the layer, as where a Lambda or a "
+                "function calls it, so it would not be trained: make it an attribute of the layer that calls it"
+            )
     planned = tuple(_is_plannable(call) for call in scope.calls)
     for call, known in zip(scope.calls, planned, strict=True):
         if not known:

@@ -93,7 +93,7 @@ def _offload(layer: Any) -> None:
     layer.combiner = None
     layer.table = None
     layer.supports_jit = False
-    layer.attach(None)
+    layer.begin()
     _log.info("embedding layer %r (%d elements) lives in the store", layer.name, _elements(layer))
 
 

@@ -55,6 +55,8 @@ class StoreBacked:
     compute_dtype: Any
     _source: RowSource | None
     _seed: int | None
+    _keras_seed: int
+    """Keras' global seed when the layer was made: it is kept by thread, and graphs read rows in other threads."""
     _trained_by: Any = None
     _steps: int | None = None
     _id_kind: str | None = None
@@ -75,7 +77,8 @@ class StoreBacked:
         """The table this layer needs.
 
         Args:
-            seed: Of the initial values, unless the initializer carries its own. None: Keras' global seed, else 0.
+            seed: Of the initial values, unless the initializer carries its own. None: Keras' global seed when the
+                layer was made, else 0.
             optimizer: Of the rows.
         """
         spec = initializer_spec(self.name, self.embeddings_initializer, self.input_dim, self.output_dim)
@@ -85,7 +88,7 @@ class StoreBacked:
             vocabulary_size=self.input_dim,
             dtype=self.table_dtype or "float32",
             initializer=spec,
-            seed=seed_of(self.embeddings_initializer, global_seed() if seed is None else seed),
+            seed=seed_of(self.embeddings_initializer, self._keras_seed if seed is None else seed),
             optimizer=self._own(optimizer or OptimizerSpec()),
             admission=self.admission,
             eviction=self.eviction,
@@ -104,6 +107,11 @@ class StoreBacked:
         """Reads rows from a Keras variable `[input_dim, output_dim]` from now on, and never from a store."""
         # Past Keras' tracking: the variable belongs to the first of the layers that share it.
         object.__setattr__(self, "_here", (variable,))
+
+    def begin(self) -> None:
+        """Reads initial values from now on, of the seed that Keras has now."""
+        self._keras_seed = global_seed()
+        self.attach(None)
 
     def attach(self, source: RowSource | None, seed: int | None = None) -> None:
         """Reads rows from `source` from now on (None: initial values of `seed`, see `table_spec`)."""
@@ -154,7 +162,7 @@ class StoreBacked:
     @property
     def seed(self) -> int:
         """Of the initial values, where no source is attached."""
-        return global_seed() if self._seed is None else self._seed
+        return self._keras_seed if self._seed is None else self._seed
 
     @property
     def source(self) -> RowSource | None:
@@ -212,7 +220,8 @@ class StoreBacked:
         if training:
             raise ModelError(
                 f"embedding layer {self.name!r}: its table lives in a store, which Keras' own train step "
-                "cannot train; use et.fit(model, x, y, ...) or elastable train"
+                "cannot train; use et.fit(model, x, y, ...) or elastable train. Where you did, the model does not know "
+                "the layer, as where a Lambda or a function calls it: make it an attribute of the layer that calls it"
             )
         if getattr(self, "trainable", True) and record.could_possibly_record():
             # Its rows would be constants to the tape, and the table would never learn.

@@ -101,7 +101,7 @@ class TrainStep(ModelStep):
         self._trainable, self._turn = b"", 0
         self._traces: dict[tuple[bytes, int], Any] = {}
         self._average = average
-        self._seed_states = seed_states(model)
+        self._seed_states = seed_states(model, seed)
         self._unplanned: list[str] = []
         self._kinds: dict[tuple[bytes, int], list[DivisorKind | None]] = {}
         super().__init__(model, spec, plan, lookup, training=True)

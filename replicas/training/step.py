@@ -65,7 +65,7 @@ class GradientStep(_Step):
     def __init__(self, model: Any, sample: Any, seed: int, scale_loss: Any) -> None:
         self.reached: tuple[bool, ...] = ()
         self._seed = seed
-        self._seed_states = seed_states(model)
+        self._seed_states = seed_states(model, seed)
         self._scale_loss = scale_loss
         super().__init__(model, sample, [tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.float32)])
 

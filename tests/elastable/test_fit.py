@@ -178,8 +178,8 @@ class TestAfterwards:
             history = et.fit(model, data, epochs=2, validation_data=validation, seed=3, verbose=False, **size)
             return tables_and_weights(model), history.history
 
-        datasets = [tf.data.Dataset.from_tensor_slices(arrays).batch(BATCH) for arrays in (records, held_out)]
-        ours, history = trained(*datasets)  # in batches of its own size
+        train, validation = (tf.data.Dataset.from_tensor_slices(each).batch(BATCH) for each in (records, held_out))
+        ours, history = trained(et.StreamReader(train), validation)  # in batches of its own size
         theirs, expected = trained(records, held_out, batch_size=BATCH)
         assert history == expected
         for name, values in theirs.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +317,35 @@ class TestSeeds:
             before = model.layers[0].read_rows(far) if seed is None else before
             np.testing.assert_array_equal(model.layers[0].read_rows(far), before)
 
+    def test_initial_rows_are_the_same_in_whatever_thread_they_are_read(self) -> None:
+        """Keras keeps its global seed for each thread, and a graph reads rows in threads of TensorFlow."""
+        keras.utils.set_random_seed(9)
+        model = keras.Sequential([keras.Input((3,), dtype="int64"), et.Embedding(None, DIM, name="any")])
+        model.compile("sgd", "mse")
+        rows = np.asarray(model.layers[0](X))
+        np.testing.assert_array_equal(model.predict(X, verbose=0), rows)
+        with ThreadPoolExecutor(1) as pool:
+            np.testing.assert_array_equal(
+                pool.submit(model.layers[0].read_rows, X.reshape(-1)).result(), rows.reshape(-1, DIM)
+            )
+        keras.utils.set_random_seed(10)  # as in Keras, it changes no layer that was made before
+        far = np.array([[10**12, -5, 7 * 10**15]])
+        before = model.predict(far, verbose=0)
+        model.fit(X, np.zeros((len(X), 3, DIM)), verbose=0)
+        np.testing.assert_array_equal(model.predict(far, verbose=0), before)
+
+    def test_et_step_goes_on_with_the_rows_of_a_fit(self) -> None:
+        model = keras.Sequential([keras.Input((3,), dtype="int64"), et.Embedding(None, DIM, name="any")])
+        model.compile("sgd", "mse")
+        et.fit(model, X, np.zeros((len(X), 3, DIM)), verbose=0, seed=3)
+        far = np.array([[10**12, -5, 7 * 10**15]])
+        before = model.predict(far, verbose=0)
+        with et.step(model) as step:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(X[:2], training=True))
+            step.apply(tape, loss)
+        np.testing.assert_array_equal(model.predict(far, verbose=0), before)
+
     def test_a_fit_with_a_seed_says_what_the_seed_does_not_reach(self, caplog: pytest.LogCaptureFixture) -> None:
         model = program(et.Embedding)
         et.fit(model, X, Y, verbose=0, seed=3)
@@ -355,3 +385,60 @@ class TestStores:
     def test_what_is_no_store_is_refused(self, store: Any, told: str) -> None:
         with pytest.raises(BadInput, match=told):
             et.fit(program(et.Embedding), X, Y, verbose=0, store=store)
+
+
+class Noisy(keras.Model):
+    """Random numbers without a seed of their own: Keras' global generator draws them."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.embedding, self.out = layer(ROWS, DIM, name="ids"), keras.layers.Dense(1)
+
+    def call(self, ids: Any, training: bool = False) -> Any:
+        rows = keras.ops.sum(self.embedding(ids), axis=1)
+        return self.out(rows + keras.random.normal((DIM,)) if training else rows)
+
+
+def noisy(layer: Layer) -> Any:
+    keras.utils.set_random_seed(7)
+    model = Noisy(layer)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+class TestTheGlobalSeedGenerator:
+    def test_its_draws_are_those_of_keras(self) -> None:
+        ours, theirs = noisy(et.Embedding), noisy(keras.layers.Embedding)
+        losses = []
+        for model in (ours, theirs):
+            keras.utils.set_random_seed(8)
+            fits = [model.fit(X, Y, BATCH, epochs=2, shuffle=False, verbose=0) for _ in range(2)]
+            losses.append([fit.history["loss"] for fit in fits])
+        np.testing.assert_allclose(*losses, rtol=1e-5)
+        np.testing.assert_allclose(ours.predict(X, verbose=0), theirs.predict(X, verbose=0), rtol=1e-4, atol=1e-6)
+
+    def test_a_seed_of_the_job_decides_them(self) -> None:
+        trained = []
+        for _ in range(2):
+            model = noisy(et.Embedding)
+            keras.random.normal((2,))  # whatever it has drawn before
+            trained.append(et.fit(model, X, Y, BATCH, epochs=2, seed=3, verbose=0).history["loss"])
+        assert trained[0] == trained[1]
+
+
+def test_a_layer_that_the_model_does_not_know_is_refused() -> None:
+    hidden = et.Embedding(ROWS, DIM)
+    model = keras.Sequential([keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM), keras.layers.Flatten()])
+    inputs = model.inputs[0]
+    called = keras.layers.Lambda(lambda ids: keras.ops.sum(hidden(ids), axis=1), output_shape=(DIM,))(inputs)
+    model = keras.Model(inputs, keras.layers.Concatenate()([model.outputs[0], called]))
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match=r"the model does not know the layer.* make it an attribute"):
+        model.fit(X, np.zeros((len(X), 16)), verbose=0)
+
+
+def test_a_metric_with_one_value_in_an_array_has_its_own_name() -> None:
+    model = program(et.Embedding, metrics=[keras.metrics.F1Score(threshold=0.5, name="f1")])
+    history = model.fit(X, Y[:, None], BATCH, verbose=0, validation_data=(X, Y[:, None]))
+    assert {"f1", "val_f1"} < history.history.keys()
+    assert history.history["val_f1"] == pytest.approx([model.evaluate(X, Y[:, None], verbose=0)[1].item()])

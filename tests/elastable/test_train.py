@@ -102,6 +102,13 @@ assert not ours, ours
         assert np.mean((predicted[:, 0] > 0.5) == y) > 0.8
 
 
+def test_one_seed_is_one_result(trained: Trained, tmp_path: Path) -> None:
+    """Dense weights, rows, slots and states of a second run, by one worker, are those of the first to the bit."""
+    again = run_elastable("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path, "--deadline", "30")
+    assert again.code == 0, again.err
+    trained.require_same_numbers((tmp_path / "latest").resolve())
+
+
 class TestCheckpoint:
     def test_evaluate_says_what_the_job_said(self, trained: Trained) -> None:
         for place in (trained.checkpoint, trained.run):

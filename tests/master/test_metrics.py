@@ -62,10 +62,10 @@ def test_without_state_or_model_there_are_no_results() -> None:
     assert MetricBook().results((np.zeros(3),)) == {}
 
 
-def test_a_metric_of_several_values_gives_them_all() -> None:
+def test_a_metric_of_one_value_in_an_array_has_its_own_name() -> None:
     model = small_model(metrics=[keras.metrics.F1Score(threshold=0.5, average=None, name="f1")])
     results = MetricBook(model).results(state_after(model, np.ones((3, 1)), np.ones((3, 1))))
-    assert results["f1_0"] == 1.0
+    assert results["f1"] == 1.0
 
 
 def test_a_metric_that_does_not_add_up_is_refused_by_name() -> None:

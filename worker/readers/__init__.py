@@ -7,6 +7,7 @@ from elastable.worker.readers.csv_reader import CsvReader
 from elastable.worker.readers.endless_reader import EndlessReader
 from elastable.worker.readers.numpy_reader import NumpyReader
 from elastable.worker.readers.parquet_reader import ParquetReader
+from elastable.worker.readers.pass_reader import PassReader
 from elastable.worker.readers.ragged import RaggedArray, SparseArray
 from elastable.worker.readers.reader import Batch, Reader
 from elastable.worker.readers.stream_reader import StreamReader
@@ -17,6 +18,7 @@ __all__ = [
     "EndlessReader",
     "NumpyReader",
     "ParquetReader",
+    "PassReader",
     "RaggedArray",
     "Reader",
     "SparseArray",

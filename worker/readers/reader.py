@@ -45,6 +45,15 @@ class Reader(ABC):
         """Whether records are trained in the order of their numbers, whatever a job says of shuffling."""
         return False
 
+    @property
+    def batches(self) -> int | None:
+        """Batches of a pass, where the reader makes them itself (`batch`), of whatever sizes; None: the job does."""
+        return None
+
+    def batch(self, number: int) -> Batch:
+        """Batch `number` of a reader that makes them itself."""
+        raise NotImplementedError(f"{type(self).__name__} makes no batches")
+
     def of_pass(self, number: int) -> Reader:
         """The records of a pass, counted from 0: the same ones each time, unless a stream goes on."""
         return self

@@ -16,10 +16,10 @@ from elastable.worker.readers.nests import as_arrays, map_arrays, named_arrays, 
 from elastable.worker.readers.ragged_spool import AnySpool, spool_for
 from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
 
-__all__ = ["StreamReader", "batches_of", "is_endless", "is_iterator", "is_stream", "parts_of"]
+__all__ = ["PARTS", "StreamReader", "batches_of", "is_endless", "is_iterator", "is_stream", "kinds_of", "parts_of"]
 
 _STREAMS = frozenset({"tensorflow.DatasetV2", "keras.PyDataset", "torch.DataLoader"})
-_PARTS = ("x", "y", "sample_weight")
+PARTS = ("x", "y", "sample_weight")
 _INFINITE, _UNKNOWN = -1, -2  # tf.data.INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 
@@ -47,7 +47,7 @@ class StreamReader(Reader):
 
     Attributes:
         batch_records: Records of the first batch.
-        uneven: The number of a batch before the last that holds another number of records; None: there is none.
+        sizes: Records of each batch.
 
     Raises:
         BadInput: no stream, one without an end or without records, batches that
@@ -70,22 +70,18 @@ class StreamReader(Reader):
         self._name = type(batches).__name__
         self._shuffle_block = shuffle_block
         self._records = self.batch_records = 0
-        self.uneven: int | None = None
-        last: int | None = None  # the first batch that holds another number of records
+        self.sizes: list[int] = []
         place = Path(tempfile.gettempdir() if folder is None else folder)
         self._spools: dict[str, AnySpool] = {}
         self._like: Batch = ()
         try:
-            for number, batch in enumerate(islice(batches_of(batches, count), count)):
-                if self.uneven is None:
-                    self.uneven = last
+            for number, batch in enumerate(islice(self._opened(batches, count), count)):
                 before = self._records
                 try:
                     self._append(batch, place)
                 except BadInput as error:
                     raise type(error)(f"{self._name}: batch {number}: {error}") from error
-                if last is None and self._records - before != self.batch_records:
-                    last = number
+                self.sizes.append(self._records - before)
             if not self._spools:
                 raise BadInput(f"{self._name}: the stream ended before its first batch; it must hold a record")
             for spool in self._spools.values():
@@ -112,8 +108,12 @@ class StreamReader(Reader):
         taken = (spool.take(rows) for spool in self._spools.values())
         return tuple(map_arrays(lambda _: next(taken), part) for part in self._like)
 
+    def _opened(self, batches: Any, count: int | None) -> Iterator[Any]:
+        """The batches that are read."""
+        return batches_of(batches, count)
+
     def _append(self, batch: Any, folder: Path) -> None:
-        named = list(zip(parts_of(batch), _PARTS, strict=False))
+        named = list(zip(parts_of(batch), PARTS, strict=False))
         parts = tuple(as_arrays(part, name) for part, name in named)
         leaves = [leaf for part, (_, name) in zip(parts, named, strict=True) for leaf in named_arrays(part, name)]
         size = records_of(leaves, "arrays")
@@ -132,7 +132,7 @@ class StreamReader(Reader):
 
 def is_stream(data: Any) -> bool:
     """Whether `data` is a stream of a kind that knows whether it ends."""
-    return bool(_STREAMS & _kinds(data))
+    return bool(_STREAMS & kinds_of(data))
 
 
 def is_iterator(data: Any) -> bool:
@@ -142,7 +142,7 @@ def is_iterator(data: Any) -> bool:
 
 def is_endless(data: Any) -> bool | None:
     """Whether a stream has no end; None: nobody knows before it is read."""
-    kinds = _kinds(data)
+    kinds = kinds_of(data)
     if "tensorflow.DatasetV2" in kinds:
         cardinality = int(data.cardinality())
         return None if cardinality == _UNKNOWN else cardinality == _INFINITE
@@ -155,7 +155,7 @@ def is_endless(data: Any) -> bool | None:
     return False
 
 
-def _kinds(data: Any) -> set[str]:
+def kinds_of(data: Any) -> set[str]:
     """`package.Class` of its class and all that it is derived from: no package is imported to know it."""
     return {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(data).__mro__}
 
@@ -171,7 +171,7 @@ def batches_of(data: Any, count: int | None, endless: bool = False) -> Iterator[
     Raises:
         BadInput: no stream, or one without an end and without a count.
     """
-    kinds = _kinds(data)
+    kinds = kinds_of(data)
     told = (
         f"{type(data).__name__}: the stream has no end; say how many of its batches to take (count=), or where an "
         "epoch ends (et.EndlessReader(stream, steps_per_epoch))"
@@ -197,6 +197,6 @@ def parts_of(batch: Any) -> tuple[Any, ...]:
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     while len(parts) > 1 and parts[-1] is None:
         parts = parts[:-1]
-    if not 1 <= len(parts) <= len(_PARTS):
+    if not 1 <= len(parts) <= len(PARTS):
         raise BadInput(f"a tuple of {len(parts)}; batches are x, (x, y) or (x, y, sample_weight)")
     return parts

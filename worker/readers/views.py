@@ -87,6 +87,15 @@ class ClassWeightReader(Reader):
         """Records of the other reader's batches; 0: it has none."""
         return int(getattr(self._reader, "batch_records", 0))
 
+    @property
+    def batches(self) -> int | None:
+        """As of the other reader."""
+        return self._reader.batches
+
+    def batch(self, number: int) -> Batch:
+        """A batch of the other reader, with weights."""
+        return self._weighted(self._reader.batch(number))
+
     def of_pass(self, number: int) -> Reader:
         """The records of a pass of the other reader, weighted alike."""
         found = self._reader.of_pass(number)
@@ -98,7 +107,10 @@ class ClassWeightReader(Reader):
 
     def take(self, indices: Int64) -> Batch:
         """The records at `indices`, with float32 `[n]` weights."""
-        x, y = self._reader.take(indices)
+        return self._weighted(self._reader.take(indices))
+
+    def _weighted(self, batch: Batch) -> Batch:
+        x, y = batch
         return x, y, self._weights_of(np.asarray(y))
 
     def _weights_of(self, y: Any) -> Any:

@@ -1,0 +1,180 @@
+"""A stream with an end as `model.fit` reads it: anew for each pass, in its own order and its own batches."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.nests import as_arrays
+from elastable.worker.readers.reader import Batch, Reader
+from elastable.worker.readers.stream_reader import PARTS, StreamReader, batches_of, is_endless, kinds_of, parts_of
+
+__all__ = ["PassReader"]
+
+_KEPT = 64  # batches of later passes that stay at hand, for what is computed again
+_LOOKED_AT = 2  # batches of a PyDataset whose shapes Keras looks at before it begins
+
+
+class PassReader(StreamReader):
+    """What `StreamReader` takes, read anew for each pass over the data, as plain Keras does.
+
+    So a stream that shuffles or augments by itself does so in every pass, and
+    a `keras.utils.PyDataset` is told where passes begin and end. Batches are
+    those of the stream, of whatever sizes (`Reader.batches`). The first pass is
+    read when the reader is made, into files as those of `StreamReader`; later
+    ones as they are trained, of which the last few batches are kept.
+
+    Args:
+        batches: As of `StreamReader`.
+        count: As there; a pass is no more than so many batches.
+        shuffle: Whether the batches of a `PyDataset` come in an order that Python's `random` draws, as in Keras.
+            Other streams shuffle by themselves or not at all.
+        first_pass: The number of the pass that is read first; earlier ones are never asked for.
+        goes_on: Whether Keras would begin the next pass within an epoch (`steps_per_epoch`).
+
+    Raises:
+        BadInput: as of `StreamReader`; later, a pass that is shorter than the first one.
+    """
+
+    def __init__(
+        self, batches: Any, *, count: int | None = None, shuffle: bool, first_pass: int = 0, goes_on: bool = False
+    ) -> None:
+        passes = _passes(batches, count, shuffle, goes_on)
+        self._first = next(passes)
+        self._first_pass = first_pass
+        super().__init__(batches, count=count)
+        self._later = _LaterPasses(passes, len(self.sizes), self._name)
+
+    def __len__(self) -> int:
+        """The records of a pass, or a number as near to it as batches of `batch_records` allow."""
+        full = len(self.sizes) * self.batch_records
+        return max(full - self.batch_records + 1, min(full, sum(self.sizes)))
+
+    @property
+    def batches(self) -> int:
+        """Batches of a pass."""
+        return len(self.sizes)
+
+    @property
+    def in_order(self) -> bool:
+        """True: a stream is trained as it comes."""
+        return True
+
+    def of_pass(self, number: int) -> Reader:
+        """The records of a pass."""
+        return self if number <= self._first_pass else _Later(self, self._later, number - self._first_pass - 1)
+
+    def batch(self, number: int) -> Batch:
+        """A batch of the first pass."""
+        start = sum(self.sizes[:number])
+        return self.take(np.arange(start, start + self.sizes[number], dtype=np.int64))
+
+    def _opened(self, batches: Any, count: int | None) -> Iterator[Any]:
+        return self._first
+
+
+class _Later(Reader):
+    """One pass after the first."""
+
+    def __init__(self, whole: PassReader, passes: _LaterPasses, number: int) -> None:
+        self._whole, self._passes, self._number = whole, passes, number
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    @property
+    def batches(self) -> int:
+        return self._whole.batches
+
+    def take(self, indices: Any) -> Batch:
+        raise BadInput("a stream gives whole batches alone")  # nobody asks: `batches` says so
+
+    def batch(self, number: int) -> Batch:
+        return self._passes.batch(self._number * self.batches + number)
+
+
+class _LaterPasses:
+    """The batches of all passes but the first, one behind the other."""
+
+    def __init__(self, passes: Iterator[Iterator[Any]], batches: int, name: str) -> None:
+        self._of_one, self._name = batches, name
+        self._stream = self._joined(passes)
+        self._lock = threading.Lock()
+        self._next = 0
+        self._kept: deque[Batch] = deque(maxlen=_KEPT)
+
+    def batch(self, number: int) -> Batch:
+        """Batch `number` of the stream; no more than one thread at a time reads on.
+
+        Raises:
+            BadInput: a pass has ended too early, or the batch is kept no more.
+        """
+        with self._lock:
+            while self._next <= number:
+                self._kept.append(self._read())
+                self._next += 1
+            behind = self._next - number
+            if behind > len(self._kept):
+                raise BadInput(f"{self._name}: batch {number} is asked for again, and only the last {_KEPT} are kept")
+            return self._kept[-behind]
+
+    def _read(self) -> Batch:
+        batch = next(self._stream)
+        try:
+            return tuple(as_arrays(part, name) for part, name in zip(parts_of(batch), PARTS, strict=False))
+        except BadInput as error:
+            epoch, place = divmod(self._next, self._of_one)
+            raise type(error)(f"{self._name}: batch {place} of pass {epoch + 1}: {error}") from error
+
+    def _joined(self, passes: Iterator[Iterator[Any]]) -> Iterator[Any]:
+        for number, one in enumerate(passes, 1):
+            for read in range(self._of_one):
+                batch = next(one, None)
+                if batch is None:
+                    raise BadInput(
+                        f"{self._name}: pass {number}, counted from 0, ended after {read} batches, and the first one "
+                        f"after {self._of_one}: every pass must be as long as the first; wrap the stream in "
+                        "et.StreamReader, which reads it once, or say steps_per_epoch= of a stream that repeats"
+                    )
+                if read == self._of_one - 1:
+                    next(one, None)  # whoever gives the batches learns that it was the last
+                yield batch
+
+
+def _passes(data: Any, count: int | None, shuffle: bool, goes_on: bool) -> Iterator[Iterator[Any]]:
+    """The batches of each pass."""
+    for number in itertools.count():
+        if "keras.PyDataset" in kinds_of(data) and data.num_batches is not None:
+            yield _of_py_dataset(data, shuffle, first=number == 0)
+        else:
+            yield _of_stream(data, count, once_more=not goes_on and is_endless(data) is False)
+
+
+def _of_py_dataset(data: Any, shuffle: bool, first: bool) -> Iterator[Any]:
+    if first:
+        # As Keras, whose numbers come out where these change what the data set gives.
+        for number in range(min(_LOOKED_AT, data.num_batches)):
+            data[number]
+        data.on_epoch_end()
+    data.on_epoch_begin()
+    order = list(range(data.num_batches))
+    if shuffle:
+        random.shuffle(order)
+    for number in order:
+        yield data[number]
+    data.on_epoch_end()
+
+
+def _of_stream(data: Any, count: int | None, once_more: bool) -> Iterator[Any]:
+    yield from batches_of(data, count)
+    if once_more and "tensorflow.DatasetV2" in kinds_of(data):
+        # Keras opens a dataset whose length it knows again after its last batch, and one that shuffles by a seed
+        # counts how often it was opened.
+        iter(data)
