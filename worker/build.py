@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,9 +21,11 @@ from elastable.worker.own_step import overrides, rehearse
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
 from elastable.worker.scope import PlanScope, entered
 from elastable.worker.tensor_specs import batch_spec
-from elastable.worker.train_step import refuse_unsupported, store_layers
+from elastable.worker.train_step import store_layers
 
 __all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
+
+_log = logging.getLogger(__name__)
 
 
 def as_tensors(batch: Any, source: str = "the reader") -> Any:
@@ -88,7 +91,7 @@ def build_model(model: Any, sample: Any) -> None:
         ModelError, Unsupported: a model that is not compiled, fails on its own
             data, or asks for what cannot be honoured.
     """
-    refuse_unsupported(model)
+    _refuse_unsupported(model)
     try:
         if overrides(model, "train_step"):
             # In a graph, so that nothing is computed: the step may move states and metrics.
@@ -106,6 +109,26 @@ def build_model(model: Any, sample: Any) -> None:
             f"model {model.name!r} fails on the first records of its data: {type(error).__name__}: {error}"
         ) from error
     model.reset_metrics()
+
+
+def _refuse_unsupported(model: Any) -> None:
+    """Refuses by name what `compile()` or the model ask for and the step cannot honour."""
+    if not getattr(model, "compiled", False):
+        raise ModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss, ...) first")
+    strategy = getattr(model, "_distribute_strategy", None)
+    if strategy is not None:
+        raise Unsupported(
+            f"model {model.name!r} was made under tf.distribute's {type(strategy).__name__}, which copies variables by "
+            "itself: make it outside of the strategy's scope; several workers are elastable train --workers, replicas "
+            "with variables of their own et.ReplicaTrainer"
+        )
+    if model.jit_compile is True:
+        # As Keras itself does for a model that XLA cannot compile; the numbers differ by rounding alone.
+        _log.warning(
+            "model %r: compile(jit_compile=True) has no effect: its steps run without XLA, because the number of "
+            "unique ids differs from batch to batch",
+            model.name,
+        )
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.store import Float32
 from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Slices, Tensor
@@ -34,10 +33,8 @@ __all__ = [
     "as_slices",
     "dense_gradient",
     "dense_parts",
-    "refuse_unsupported",
 ]
 
-_log = logging.getLogger(__name__)
 
 #: Keeps AutoGraph away from a function: it is for what users write.
 as_written = tf.autograph.experimental.do_not_convert
@@ -55,19 +52,6 @@ class StepResult:
     divisor: Divisor | None = None
     losses: Mapping[int, float] = field(default_factory=dict)
     parts: tuple[GradientPart, ...] = ()
-
-
-def refuse_unsupported(model: Any) -> None:
-    """Refuses by name what `compile()` or the model ask for and the step cannot honour."""
-    if not getattr(model, "compiled", False):
-        raise ModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss, ...) first")
-    if model.jit_compile is True:
-        # As Keras itself does for a model that XLA cannot compile; the numbers differ by rounding alone.
-        _log.warning(
-            "model %r: compile(jit_compile=True) has no effect: its steps run without XLA, because the number of "
-            "unique ids differs from batch to batch",
-            model.name,
-        )
 
 
 class TrainStep(ModelStep):

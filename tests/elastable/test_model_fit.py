@@ -276,6 +276,13 @@ def test_a_shuffle_of_batches_is_refused() -> None:
         program(et.Embedding).fit(X, Y, shuffle="batch")
 
 
+def test_a_distribution_strategy_is_refused() -> None:
+    with tf.distribute.MirroredStrategy(["/cpu:0"]).scope():
+        model = program(et.Embedding)
+    with pytest.raises(Unsupported, match=r"tf.distribute's MirroredStrategy.* outside of the strategy's scope"):
+        model.fit(X, Y, verbose=0)
+
+
 def test_a_model_that_is_not_compiled_is_refused() -> None:
     model = keras.Sequential([keras.Input((3,), dtype="int64"), et.Embedding(ROWS, DIM)])
     with pytest.raises(ModelError, match=r"is not compiled; call model.compile"):
@@ -414,7 +421,7 @@ class TestTheGlobalSeedGenerator:
             keras.utils.set_random_seed(8)
             fits = [model.fit(X, Y, BATCH, epochs=2, shuffle=False, verbose=0) for _ in range(2)]
             losses.append([fit.history["loss"] for fit in fits])
-        np.testing.assert_allclose(*losses, rtol=1e-5)
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
         np.testing.assert_allclose(ours.predict(X, verbose=0), theirs.predict(X, verbose=0), rtol=1e-4, atol=1e-6)
 
     def test_a_seed_of_the_job_decides_them(self) -> None:
