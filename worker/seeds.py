@@ -37,7 +37,7 @@ def layers_of(model: Any) -> list[Any]:
     return list(dict.fromkeys(model._flatten_layers(include_self=True, recursive=True)))
 
 
-def seed_states(model: Any, job_seed: int | None) -> list[Any]:
+def seed_states(model: Any, job_seed: int | None = None) -> list[Any]:
     """State variables (uint32 `[2]`) of the seed generators that `set_seeds` sets, in model order.
 
     Behind them that of Keras' global generator; it is of the thread that calls, and of those that `same_keras_state`
