@@ -72,7 +72,7 @@ class Gan(keras.Model):
         return self.generator(inputs)
 
     def train_step(self, data: Any) -> Any:
-        (z, labels), real = data
+        (z, labels), real = data[:2]  # `train_on_batch` of Keras adds a sample_weight of None
         judged, fooled = self.updates(self, z, labels, real)
         self.judged.update_state(judged, sample_weight=tf.shape(z)[0])
         self.fooled.update_state(fooled, sample_weight=tf.shape(z)[0])

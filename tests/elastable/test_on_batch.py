@@ -31,7 +31,7 @@ def program(layer: Callable[..., Any], optimizer: Any = None, **compiled: Any) -
         keras.layers.Dropout(0.3),
         keras.layers.Dense(1, activation="sigmoid"),
     ])  # fmt: skip
-    model.compile(optimizer or keras.optimizers.Adam(0.02), "binary_crossentropy", **compiled)
+    model.compile(optimizer or keras.optimizers.SGD(0.5), "binary_crossentropy", **compiled)
     return model
 
 
