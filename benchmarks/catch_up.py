@@ -3,7 +3,7 @@
 A table of 2 million rows of 64 values; batches of different ids, 24 in turn, so
 that each touched row has missed from 1 to some dozen steps. Updates are
 commits; lookups are of rows that are behind. Then the same with chapters that end
-(see `elastable.embedding_store.catch_up.table_steps`) so often that all rows are behind by some.
+(see `elastable.embedding_store.optimizers.dense_replay.table_steps`) so often that all rows are behind by some.
 
     python -m benchmarks.catch_up
 """
@@ -21,8 +21,8 @@ import numpy.typing as npt
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.peers import workloads
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RowBlock, TableSpec, TableUpdate
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.process.heap import keep_freed_memory
 
 __all__ = ["main"]
 

@@ -20,17 +20,17 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.range_pool import available_cores
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, RowBlock, TableUpdate
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.native.range_pool import available_cores
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.progress import Progress
+from elastable.master.tasks.progress import Progress
+from elastable.process.heap import keep_freed_memory
 
 __all__ = ["main"]
 

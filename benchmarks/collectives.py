@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Rounds, Row, compare, interleaved, publish
-from elastable.heap import keep_freed_memory
+from elastable.process.heap import keep_freed_memory
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.processes.world import replica_group

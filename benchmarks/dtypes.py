@@ -14,11 +14,12 @@ from itertools import count, cycle
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.range_pool import available_cores
-from elastable.embedding_store.spec import WEIGHT_DTYPES, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, Int64, RowBlock, TableUpdate
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import WEIGHT_DTYPES, OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.native.range_pool import available_cores
+from elastable.process.heap import keep_freed_memory
 
 __all__ = ["main"]
 

@@ -15,12 +15,13 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.lookup import filled_table, look_up
-from elastable.embedding_store.memory.id_index import IdIndex
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.range_pool import available_cores
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, Int64, TableUpdate
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native.range_pool import available_cores
+from elastable.process.heap import keep_freed_memory
 
 __all__ = ["main"]
 

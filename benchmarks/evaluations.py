@@ -20,18 +20,18 @@ import keras
 import numpy as np
 
 from benchmarks.harness import compare, interleaved, publish
-from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
-from elastable.master.core import Master
-from elastable.master.dense import DenseState
-from elastable.master.discovery import create_tables, discover_tables
-from elastable.master.hooks import Hooks, MasterOptions
-from elastable.master.metrics import MetricBook
-from elastable.worker.build import build_model, sample_batch
-from elastable.worker.compute import MicroBatchComputer
-from elastable.worker.embedding import Embedding
-from elastable.worker.loop import Worker
+from elastable.master.jobs.core import Master
+from elastable.master.jobs.hooks import Hooks, MasterOptions
+from elastable.master.keras.dense import DenseState
+from elastable.master.keras.discovery import create_tables, discover_tables
+from elastable.master.keras.metrics import MetricBook
+from elastable.worker.layers.embedding import Embedding
+from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers import NumpyReader, Reader
+from elastable.worker.runtime.compute import MicroBatchComputer
+from elastable.worker.runtime.loop import Worker
 
 __all__ = ["main"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import RESULTS, Row, compare, interleaved, publish, rate
-from elastable.embedding_store.arrays import Float32
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.knowledge_graphs.graph.batch import Int32

@@ -22,8 +22,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.harness import Row, publish
-from elastable.heap import keep_freed_memory
-from elastable.kg_train import run_graph
+from elastable.commands.kg_train import run_graph
+from elastable.process.heap import keep_freed_memory
 from elastable.replicas.knowledge_graphs.training.defaults import settings_of
 
 __all__ = ["CASES", "Case", "main"]

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from elastable.embedding_store.kernel import kernel
-from elastable.embedding_store.memory.row_gather import Words
-from elastable.embedding_store.range_pool import RangePool
-from elastable.embedding_store.store import Int64
-from elastable.embedding_store.turns import Turns, join_turns, leave_turns, next_turns
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.native.row_gather import Words
+from elastable.embedding_store.native.turns import Turns, join_turns, leave_turns, next_turns
 
 __all__ = ["reading"]
 

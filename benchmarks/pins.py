@@ -21,8 +21,8 @@ import numpy as np
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.peers import workloads
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RowBlock, TableSpec, TableUpdate
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.process.heap import keep_freed_memory
 
 __all__ = ["main"]
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.click_job.contenders import Elastable
 from benchmarks.click_job.sizes import BATCH
 from benchmarks.harness import Row, compare, interleaved, publish
-from elastable.embedding_store.rpc.remote_store import RemoteStore
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
 
 __all__ = ["main"]
 

@@ -18,10 +18,10 @@ import numpy as np
 import redis
 
 from benchmarks.harness import Row, publish
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, TableUpdate
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.process.heap import keep_freed_memory
 from tests.servers import Server, redis_binary, running_server, valkey_binary
 
 __all__ = ["COMPOSE_LIMITS", "main"]

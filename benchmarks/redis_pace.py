@@ -11,11 +11,12 @@ from itertools import cycle
 
 import numpy as np
 
-from elastable.embedding_store.redis.block import Block
-from elastable.embedding_store.redis.catalog import Catalog
-from elastable.embedding_store.redis.connection import ConnectionPool, Deadline
-from elastable.embedding_store.redis.exchange import Conversation, Requests, exchange
-from elastable.embedding_store.redis.resp_codec import (
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.tiers.redis.block import Block
+from elastable.embedding_store.tiers.redis.catalog import Catalog
+from elastable.embedding_store.tiers.redis.exchange import Conversation, Requests, exchange
+from elastable.embedding_store.tiers.redis.redis_connection import ConnectionPool, Deadline
+from elastable.embedding_store.tiers.redis.resp_codec import (
     Bytes,
     Commands,
     Keys,
@@ -25,9 +26,8 @@ from elastable.embedding_store.redis.resp_codec import (
     reply_sizes,
     write_sizes,
 )
-from elastable.embedding_store.redis.resp_replies import Replies
-from elastable.embedding_store.redis.url import RedisUrl
-from elastable.embedding_store.store import Int64
+from elastable.embedding_store.tiers.redis.resp_replies import Replies
+from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["commit_pace", "lookup_pace", "write_pace"]
 

@@ -19,12 +19,13 @@ import redis
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.redis_pace import commit_pace, lookup_pace, write_pace
-from elastable.embedding_store.redis.catalog import Catalog
-from elastable.embedding_store.redis.schema import DEFAULT_NAMESPACE, TableRecord, partition_of, weights_key
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.tiers.redis.catalog import Catalog
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.tiers.redis.schema import DEFAULT_NAMESPACE, TableRecord, partition_of, weights_key
+from elastable.process.heap import keep_freed_memory
 from tests.servers import redis_binary, running_server, valkey_binary
 
 __all__ = ["main"]

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.range_pool import RangePool, available_cores
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.embedding_store.tables.grouping import coalesce, unique_ids
-from elastable.heap import keep_freed_memory
+from elastable.process.heap import keep_freed_memory
 
 __all__ = ["main"]
 

@@ -19,17 +19,19 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.redis_pace import lookup_pace
-from elastable.embedding_store.cached.store import CachedStore
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.range_pool import SERIAL
-from elastable.embedding_store.redis.catalog import Catalog
-from elastable.embedding_store.redis.schema import TableRecord
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.redis.url import RedisUrl
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, RowBlock, TableUpdate
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.native.range_pool import SERIAL
+from elastable.embedding_store.tiers.cached.cached_store import CachedStore
+from elastable.embedding_store.tiers.files.file_store import FileStore
+from elastable.embedding_store.tiers.redis.catalog import Catalog
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.tiers.redis.schema import TableRecord
+from elastable.embedding_store.tiers.redis.url import RedisUrl
+from elastable.process.heap import keep_freed_memory
 from tests.servers import redis_binary, running_server, valkey_binary
 
 __all__ = ["main"]

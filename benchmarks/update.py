@@ -30,10 +30,10 @@ from elastable.embedding_store import (
     RowBlock,
     TableSpec,
 )
-from elastable.embedding_store.fused import FUSED
-from elastable.embedding_store.range_pool import RangePool
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.optimizers.fused import FUSED
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.process.heap import keep_freed_memory
 
 __all__ = ["main"]
 

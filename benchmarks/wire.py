@@ -18,19 +18,20 @@ import grpc
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.connection import channel
-from elastable.embedding_store.rpc.frames import FRAME_BYTES
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer, Service
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.shared.source import SharedSource
-from elastable.embedding_store.shared.store import SharedMemoryStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import EmbeddingStore, RowBlock, RowSource
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore, RowSource
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tables.lookup_request import LookupRequest, lookup_request
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.channels.server_connection import channel
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.messages.frames import FRAME_BYTES
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from elastable.process.heap import keep_freed_memory
 
 __all__ = ["main"]
 

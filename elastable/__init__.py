@@ -25,21 +25,33 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from elastable.embedding_store.extras import needs
-from elastable.worker.keras_backend import require_tensorflow
-from elastable.worker.trainers import register_trainers
+from elastable.embedding_store.support.extras import needs
+from elastable.worker.keras.keras_backend import require_tensorflow
+from elastable.worker.keras.trainers import register_trainers
 
 if TYPE_CHECKING:
     __version__: str
 
+    from elastable.embedding_store.composite.placement.locations import (
+        LocationSettings,
+        TensorLocation,
+        TensorLocationSettings,
+    )
+    from elastable.embedding_store.contract.spec import (
+        AdmissionSpec,
+        EvictionSpec,
+        InitializerSpec,
+        OptimizerSpec,
+        TableSpec,
+    )
+    from elastable.embedding_store.engine.memory_store import MemoryStore
     from elastable.embedding_store.errors import ElastableError
-    from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
-    from elastable.embedding_store.memory.store import MemoryStore
+    from elastable.embedding_store.native.ids.string_ids import hash_ids
     from elastable.embedding_store.open_store import open_store
-    from elastable.embedding_store.redis.store import RedisStore
-    from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-    from elastable.embedding_store.string_ids import hash_ids
-    from elastable.in_process import fit
+    from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+    from elastable.in_process.fitting import fit
+    from elastable.in_process.tape_step import step
+    from elastable.models.saving import save
     from elastable.replicas.groups.grouping import CommGroup
     from elastable.replicas.host_embeddings.embedding import HostEmbedding, create_host_embedding
     from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
@@ -49,14 +61,12 @@ if TYPE_CHECKING:
     )
     from elastable.replicas.processes.world import replica_group
     from elastable.replicas.training.replica_trainer import ReplicaTrainer
-    from elastable.saving import save
-    from elastable.tape_step import step
-    from elastable.worker.distributed_embedding import DistributedEmbedding
-    from elastable.worker.edl_embedding import EdlEmbedding
-    from elastable.worker.embedding import Embedding
-    from elastable.worker.export import export_keras
-    from elastable.worker.feature_configs import FeatureConfig, TableConfig
-    from elastable.worker.loss_terms import averaged, summed
+    from elastable.worker.layers.distributed_embedding import DistributedEmbedding
+    from elastable.worker.layers.edl_embedding import EdlEmbedding
+    from elastable.worker.layers.embedding import Embedding
+    from elastable.worker.layers.feature_configs import FeatureConfig, TableConfig
+    from elastable.worker.losses.loss_terms import averaged, summed
+    from elastable.worker.models.export import export_keras
     from elastable.worker.readers import (
         CsvReader,
         EndlessReader,
@@ -114,61 +124,61 @@ __all__ = [
 
 # Loaded when first named: `elastable status` must not wait for TensorFlow.
 _HOMES = {
-    "AdmissionSpec": "elastable.embedding_store.spec",
+    "AdmissionSpec": "elastable.embedding_store.contract.spec",
     "CommGroup": "elastable.replicas.groups.grouping",
     "CsvReader": "elastable.worker.readers",
-    "DistributedEmbedding": "elastable.worker.distributed_embedding",
-    "EdlEmbedding": "elastable.worker.edl_embedding",
+    "DistributedEmbedding": "elastable.worker.layers.distributed_embedding",
+    "EdlEmbedding": "elastable.worker.layers.edl_embedding",
     "ElastableError": "elastable.embedding_store.errors",
-    "Embedding": "elastable.worker.embedding",
+    "Embedding": "elastable.worker.layers.embedding",
     "EndlessReader": "elastable.worker.readers",
-    "EvictionSpec": "elastable.embedding_store.spec",
-    "FeatureConfig": "elastable.worker.feature_configs",
+    "EvictionSpec": "elastable.embedding_store.contract.spec",
+    "FeatureConfig": "elastable.worker.layers.feature_configs",
     "HostEmbedding": "elastable.replicas.host_embeddings.embedding",
     "HostEmbeddingOptimizerSpec": "elastable.replicas.host_embeddings.optimizer_spec",
     "HostEmbeddingSGDGAOptimizerSpec": "elastable.replicas.host_embeddings.optimizer_spec",
-    "InitializerSpec": "elastable.embedding_store.spec",
-    "LocationSettings": "elastable.embedding_store.locations",
-    "MemoryStore": "elastable.embedding_store.memory.store",
+    "InitializerSpec": "elastable.embedding_store.contract.spec",
+    "LocationSettings": "elastable.embedding_store.composite.placement.locations",
+    "MemoryStore": "elastable.embedding_store.engine.memory_store",
     "NumpyReader": "elastable.worker.readers",
-    "OptimizerSpec": "elastable.embedding_store.spec",
+    "OptimizerSpec": "elastable.embedding_store.contract.spec",
     "ParquetReader": "elastable.worker.readers",
     "RaggedArray": "elastable.worker.readers",
     "Reader": "elastable.worker.readers",
-    "RedisStore": "elastable.embedding_store.redis.store",
+    "RedisStore": "elastable.embedding_store.tiers.redis.redis_store",
     "ReplicaTrainer": "elastable.replicas.training.replica_trainer",
     "SparseArray": "elastable.worker.readers",
     "StreamReader": "elastable.worker.readers",
-    "TableConfig": "elastable.worker.feature_configs",
-    "TableSpec": "elastable.embedding_store.spec",
-    "TensorLocation": "elastable.embedding_store.locations",
-    "TensorLocationSettings": "elastable.embedding_store.locations",
-    "averaged": "elastable.worker.loss_terms",
+    "TableConfig": "elastable.worker.layers.feature_configs",
+    "TableSpec": "elastable.embedding_store.contract.spec",
+    "TensorLocation": "elastable.embedding_store.composite.placement.locations",
+    "TensorLocationSettings": "elastable.embedding_store.composite.placement.locations",
+    "averaged": "elastable.worker.losses.loss_terms",
     "create_host_embedding": "elastable.replicas.host_embeddings.embedding",
-    "export_keras": "elastable.worker.export",
-    "fit": "elastable.in_process",
-    "hash_ids": "elastable.embedding_store.string_ids",
+    "export_keras": "elastable.worker.models.export",
+    "fit": "elastable.in_process.fitting",
+    "hash_ids": "elastable.embedding_store.native.ids.string_ids",
     "load_host_embedding": "elastable.replicas.host_embeddings.file",
     "open_store": "elastable.embedding_store.open_store",
     "replica_group": "elastable.replicas.processes.world",
-    "save": "elastable.saving",
+    "save": "elastable.models.saving",
     "save_host_embedding": "elastable.replicas.host_embeddings.file",
-    "step": "elastable.tape_step",
-    "summed": "elastable.worker.loss_terms",
+    "step": "elastable.in_process.tape_step",
+    "summed": "elastable.worker.losses.loss_terms",
 }
 _WITHOUT_KERAS = ("elastable.embedding_store", "elastable.worker.readers", "elastable.replicas.groups")
 
 
 # What keras.Model's own methods do for models with tables in a store.
 register_trainers(
-    fit=lambda: import_module("elastable.model_methods").model_fit,
-    train_on_batch=lambda: import_module("elastable.model_methods").model_train_on_batch,
+    fit=lambda: import_module("elastable.in_process.model_methods").model_fit,
+    train_on_batch=lambda: import_module("elastable.in_process.model_methods").model_train_on_batch,
 )
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return import_module("elastable.version").distribution_version()
+        return import_module("elastable.process.version").distribution_version()
     if name not in _HOMES:
         raise AttributeError(f"module 'elastable' has no attribute {name!r}; it has {', '.join(__all__)}")
     home = _HOMES[name]

@@ -20,11 +20,11 @@ from elastable.commands.serve import serve
 from elastable.commands.use import evaluate, export, predict
 from elastable.commands.work import worker
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.extras import not_installed
-from elastable.embedding_store.rpc.credentials import ENVIRONMENT
-from elastable.exit_codes import ExitCode, exit_code_of, exit_code_table
-from elastable.heap import keep_freed_memory
-from elastable.version import distribution_version
+from elastable.embedding_store.support.extras import not_installed
+from elastable.embedding_store.wire.channels.credentials import ENVIRONMENT
+from elastable.process.exit_codes import ExitCode, exit_code_of, exit_code_table
+from elastable.process.heap import keep_freed_memory
+from elastable.process.version import distribution_version
 
 __all__ = ["app", "main"]
 

@@ -8,6 +8,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics, TableUpdate
+from elastable.embedding_store.contract.spec import (
+    INITIALIZER_KINDS,
+    WEIGHT_DTYPES,
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    ShardOrigin,
+    TableSpec,
+)
+from elastable.embedding_store.contract.store import EmbeddingStore, RowSource
+from elastable.embedding_store.contract.variance_scaling import SCALED_INITIALIZERS
 from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
@@ -32,41 +45,30 @@ from elastable.embedding_store.errors import (
     Unsupported,
     VersionError,
 )
-from elastable.embedding_store.spec import (
-    INITIALIZER_KINDS,
-    WEIGHT_DTYPES,
-    AdmissionSpec,
-    EvictionSpec,
-    InitializerSpec,
-    OptimizerSpec,
-    ShardOrigin,
-    TableSpec,
-)
-from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, RowSource, TableStatistics, TableUpdate
-from elastable.embedding_store.variance_scaling import SCALED_INITIALIZERS
 
 if TYPE_CHECKING:
-    from elastable.embedding_store.cached.source import CachedSource
-    from elastable.embedding_store.cached.store import CachedStore
-    from elastable.embedding_store.checks import as_ids, require_finite, require_gradients, require_ids
-    from elastable.embedding_store.conversion import Conversion, convert_table
-    from elastable.embedding_store.files.store import FileStore
-    from elastable.embedding_store.initial_values import initial_rows
-    from elastable.embedding_store.memory.store import MemoryStore
-    from elastable.embedding_store.partitions.repartition import repartition
-    from elastable.embedding_store.partitions.store import PartitionedStore
-    from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
-    from elastable.embedding_store.rpc.credentials import Credentials
-    from elastable.embedding_store.rpc.remote import RemoteSource
-    from elastable.embedding_store.rpc.remote_store import RemoteStore
-    from elastable.embedding_store.shared.source import SharedSource
-    from elastable.embedding_store.shared.store import SharedMemoryStore
+    from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+    from elastable.embedding_store.composite.partitions.repartition import repartition
+    from elastable.embedding_store.engine.memory_store import MemoryStore
+    from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
+    from elastable.embedding_store.optimizers.registry import register_row_optimizer
+    from elastable.embedding_store.rows.checks import as_ids, require_finite, require_gradients, require_ids
+    from elastable.embedding_store.rows.conversion import Conversion, convert_table
+    from elastable.embedding_store.rows.initial_values import initial_rows
     from elastable.embedding_store.tables.grouping import Coalescer, coalesce, coalesce_many
     from elastable.embedding_store.tables.indexer import Grouping, Indexer, group_ids, unique_ids
     from elastable.embedding_store.tables.lookup_request import Bags
     from elastable.embedding_store.tables.many_tables import LookupStrategy, lookup_many
     from elastable.embedding_store.tables.table import EmbeddingTable, size
     from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_many, update_tables
+    from elastable.embedding_store.tiers.cached.cached_source import CachedSource
+    from elastable.embedding_store.tiers.cached.cached_store import CachedStore
+    from elastable.embedding_store.tiers.files.file_store import FileStore
+    from elastable.embedding_store.wire.channels.credentials import Credentials
+    from elastable.embedding_store.wire.client.remote_source import RemoteSource
+    from elastable.embedding_store.wire.client.remote_store import RemoteStore
+    from elastable.embedding_store.wire.shared.shared_source import SharedSource
+    from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
 __all__ = [  # noqa: RUF022 - grouped, as a map of the package
     # What a table is.
@@ -156,38 +158,38 @@ __all__ = [  # noqa: RUF022 - grouped, as a map of the package
 
 _LOADED_LATE = {
     "Bags": "tables.lookup_request",
-    "CachedSource": "cached.source",
-    "CachedStore": "cached.store",
+    "CachedSource": "tiers.cached.cached_source",
+    "CachedStore": "tiers.cached.cached_store",
     "Coalescer": "tables.grouping",
-    "Conversion": "conversion",
-    "Credentials": "rpc.credentials",
+    "Conversion": "rows.conversion",
+    "Credentials": "wire.channels.credentials",
     "EmbeddingTable": "tables.table",
-    "FileStore": "files.store",
+    "FileStore": "tiers.files.file_store",
     "Grouping": "tables.indexer",
     "IndexedSlices": "tables.table_update",
     "Indexer": "tables.indexer",
     "LookupStrategy": "tables.many_tables",
-    "MemoryStore": "memory.store",
-    "PartitionedStore": "partitions.store",
-    "RemoteSource": "rpc.remote",
-    "RemoteStore": "rpc.remote_store",
-    "RowOptimizer": "row_optimizer",
-    "SharedMemoryStore": "shared.store",
-    "SharedSource": "shared.source",
-    "SlotSpec": "row_optimizer",
+    "MemoryStore": "engine.memory_store",
+    "PartitionedStore": "composite.partitions.partitioned_store",
+    "RemoteSource": "wire.client.remote_source",
+    "RemoteStore": "wire.client.remote_store",
+    "RowOptimizer": "optimizers.base",
+    "SharedMemoryStore": "wire.shared.shared_store",
+    "SharedSource": "wire.shared.shared_source",
+    "SlotSpec": "optimizers.base",
     "TableSlices": "tables.table_update",
-    "as_ids": "checks",
+    "as_ids": "rows.checks",
     "coalesce": "tables.grouping",
     "coalesce_many": "tables.grouping",
-    "convert_table": "conversion",
+    "convert_table": "rows.conversion",
     "group_ids": "tables.indexer",
-    "initial_rows": "initial_values",
+    "initial_rows": "rows.initial_values",
     "lookup_many": "tables.many_tables",
-    "register_row_optimizer": "row_optimizer",
-    "repartition": "partitions.repartition",
-    "require_finite": "checks",
-    "require_gradients": "checks",
-    "require_ids": "checks",
+    "register_row_optimizer": "optimizers.registry",
+    "repartition": "composite.partitions.repartition",
+    "require_finite": "rows.checks",
+    "require_gradients": "rows.checks",
+    "require_ids": "rows.checks",
     "size": "tables.table",
     "unique_ids": "tables.indexer",
     "update_many": "tables.table_update",

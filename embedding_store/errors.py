@@ -1,4 +1,4 @@
-"""The one error tree of Elastable; `elastable.embedding_store.rpc.errors` maps it to gRPC.
+"""The one error tree of Elastable; `elastable.embedding_store.wire.channels.status_codes` maps it to gRPC.
 
 Every error a person can cause or meet is an `ElastableError`. A message names
 what was given, where, and what would be right.

@@ -7,22 +7,22 @@ from contextlib import ExitStack
 from dataclasses import replace
 from urllib.parse import parse_qsl
 
-from elastable.embedding_store.cached.source import CachedSource
-from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.composite.partitions.partitioned_source import PartitionedSource
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.contract.store import EmbeddingStore, RowSource
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.files.store import DEFAULT_BUDGET, FileStore
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.partitions.source import PartitionedSource
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.redis.reader import RedisReader
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.shared.source import SharedSource
-from elastable.embedding_store.shared.store import SharedMemoryStore
-from elastable.embedding_store.store import EmbeddingStore, RowSource
-from elastable.embedding_store.store_url import CachedUrl, FileUrl, shard_urls
+from elastable.embedding_store.support.store_url import CachedUrl, FileUrl, shard_urls
+from elastable.embedding_store.tiers.cached.cached_source import CachedSource
+from elastable.embedding_store.tiers.cached.cached_store import CachedStore
+from elastable.embedding_store.tiers.files.file_store import DEFAULT_BUDGET, FileStore
+from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.tiers.redis.url import DEFAULT_DEADLINE_S, SCHEMES, RedisUrl
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
 __all__ = ["open_source", "open_store", "operation_deadline"]
 

@@ -91,11 +91,11 @@ class JobSpec:
         staleness_modulation: Async: "none", or "inverse": the learning rate of
             a push that is s versions behind is divided by 1 + s.
         steps_per_epoch: Sync: steps in an epoch, where it is not a whole pass
-            over the records (`elastable.master.schedule.Schedule`); 0: it is.
+            over the records (`elastable.master.tasks.schedule.Schedule`); 0: it is.
         initial_epoch: The epoch that the job begins at.
         evaluation_batch_size: Records evaluated together; 0: `micro_batch_size`.
         versions_per_step: Sync: versions that a step makes, one after the other, of the same micro-batches: more than
-            one where the model's own `train_step` applies gradients in turn (`elastable.worker.step_plan`).
+            one where the model's own `train_step` applies gradients in turn (`elastable.worker.step.traced.step_plan`).
     """
 
     job: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 
 __all__ = [
     "AsyncPushId",

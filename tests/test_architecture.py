@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -22,8 +24,8 @@ ALLOWED = {
     "worker": (
         "elastable.embedding_store",
         "elastable.master.api",
-        "elastable.master.client",
-        "elastable.master.record_order",
+        "elastable.master.wire.client",
+        "elastable.master.tasks.record_order",
         "elastable.master.v1",
         "elastable.worker",
     ),
@@ -32,14 +34,15 @@ ALLOWED = {
         "elastable.embedding_store",
         "elastable.master.api",
         "elastable.master.checkpoints",
-        "elastable.master.progress",
-        "elastable.master.record_order",
+        "elastable.master.tasks.progress",
+        "elastable.master.tasks.record_order",
         "elastable.worker",
         "elastable.replicas",
     ),
     "elastable": ("elastable",),
 }
 NEVER_IN_THE_STORE = ("tensorflow", "keras", "tf_keras", "torch", "jax")
+AIM = 300
 LONGEST_MODULE = 400
 
 
@@ -140,6 +143,141 @@ def test_no_modules_need_each_other() -> None:
     assert not told, "import circles:\n" + "\n".join(told)
 
 
+#: The rooms and loose modules of each package, from the lowest to the highest: each imports only what stands before it.
+ROOMS = {
+    "embedding_store": (
+        *("errors", "contract", "support", "native", "optimizers", "rows", "tables", "engine"),
+        *("tiers", "composite", "wire", "open_store", "warm"),
+    ),
+    "master": ("gradient", "api", "push_check", "tasks", "checkpoints", "commits", "keras", "jobs", "wire"),
+    "worker": ("readers", "keras", "rows", "layers", "losses", "step", "models", "runtime"),
+    "replicas": ("groups", "processes", "host_embeddings", "knowledge_graphs", "training"),
+    "elastable": (
+        *("process", "output", "models", "callbacks", "jobs", "in_process", "launch", "commands", "command"),
+        *("replica_program", "__main__"),
+    ),
+}
+GENERATED = "v1"
+MOST_LOOSE_MODULES = 12
+#: Packages with more; the one that is here is to be replaced by a tier that reads and writes and no more.
+MANY_LOOSE_MODULES = {"elastable.embedding_store.tiers.redis"}
+#: Modules above 300 lines, to be split. The list only shrinks: an entry whose module has become shorter fails.
+LONG_MODULES = {
+    "embedding_store/composite/partitions/partitioned_store.py",
+    "embedding_store/contract/spec.py",
+    "embedding_store/contract/store.py",
+    "embedding_store/engine/memory_store.py",
+    "embedding_store/engine/memory_table.py",
+    "embedding_store/native/ids/hot_set.py",
+    "embedding_store/native/ids/id_cells.py",
+    "embedding_store/tiers/cached/cached_source.py",
+    "embedding_store/tiers/files/file_rows.py",
+    "embedding_store/tiers/redis/redis_store.py",
+    "embedding_store/wire/channels/call_guard.py",
+    "embedding_store/wire/messages/frames.py",
+    "master/api.py",
+    "master/jobs/core.py",
+    "master/tasks/task_board.py",
+    "replicas/training/trainer.py",
+    "elastable/jobs/master_process.py",
+}
+ENTRY_POINTS = ("main",)
+
+
+def package_of(module: str) -> str:
+    """The package that a module lies in; a package itself lies in none but itself."""
+    return module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def unit(package: str, module: str) -> str:
+    """The room or loose module of `package` that a module belongs to; "" for others and for the package itself."""
+    inside = module.removeprefix(f"{package}.")
+    return "" if inside == module else inside.partition(".")[0]
+
+
+def imports_between_units(package: str) -> Iterator[tuple[str, str, str]]:
+    """(unit, unit that it needs, the import that says so) of every two units of a package."""
+    for module, others in IMPORTS.items():
+        own = unit(package, module)
+        for other, line in others.items():
+            needed_unit = unit(package, other)
+            if own and needed_unit and own != needed_unit:
+                yield own, needed_unit, f"{MODULES[module].relative_to(ROOT)}:{line} imports {other}"
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_lie_above_one_another(package: str) -> None:
+    whole = package if package == "elastable" else f"elastable.{package}"
+    order = ROOMS[package]
+    skipped = (*FOLDERS, GENERATED, "") if package == "elastable" else (GENERATED, "")
+    there = {unit(whole, module) for module in MODULES}
+    assert there - set(skipped) == set(order), "rooms that the list does not name, or that are gone"
+    climbing = [
+        told
+        for own, other, told in imports_between_units(whole)
+        if own not in skipped and other not in skipped and order.index(other) > order.index(own)
+    ]
+    assert not climbing, "imports that climb:\n" + "\n".join(climbing)
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert f"{package}: {' < '.join(order)}" in " ".join(page.split()), "docs/architecture.md tells another order"
+
+
+@pytest.mark.parametrize("package", sorted({package_of(module) for module in MODULES}))
+def test_rooms_inside_rooms_have_an_order_too(package: str) -> None:
+    """Whichever it is: a room or loose module never needs one that needs it."""
+    needs: dict[str, dict[str, str]] = {}
+    for own, other, told in imports_between_units(package):
+        needs.setdefault(own, {}).setdefault(other, told)
+    below: dict[str, set[str]] = {}
+
+    def all_below(of: str, way: tuple[str, ...]) -> set[str]:
+        assert of not in way, "rooms that need each other:\n" + "\n".join(
+            needs[one][other] for one, other in itertools.pairwise((*way[way.index(of) :], of))
+        )
+        if of not in below:
+            below[of] = set().union(*({other} | all_below(other, (*way, of)) for other in needs.get(of, ())))
+        return below[of]
+
+    for one in list(needs):
+        all_below(one, ())
+
+
+def test_no_room_takes_the_place_of_a_public_name() -> None:
+    """Python sets a sub-package as an attribute of its package once it is imported: `et.fit` would become a module."""
+    assert not {unit("elastable", module) for module in MODULES} & set(elastable.__all__)
+
+
+def test_a_package_has_few_loose_modules() -> None:
+    loose: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        if path.name != "__init__.py":
+            loose.setdefault(package_of(module), []).append(path.name)
+    many = {package for package, names in loose.items() if len(names) > MOST_LOOSE_MODULES}
+    assert many == MANY_LOOSE_MODULES
+
+
+def test_a_module_name_says_which_module() -> None:
+    names = [path.stem for path in EVERY_MODULE if path.name != "__init__.py"]
+    assert [name for name in sorted(set(names)) if names.count(name) > 2] == []
+
+
+def test_a_public_name_is_defined_once() -> None:
+    homes: dict[str, set[str]] = {}
+    for path in EVERY_MODULE:
+        tree = ast.parse(path.read_text())
+        public: list[str] = next((ast.literal_eval(node.value) for node in tree.body if is_list_of_names(node)), [])
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in public:
+                homes.setdefault(node.name, set()).add(str(path.relative_to(ROOT)))
+    twice = {name: sorted(where) for name, where in homes.items() if len(where) > 1 and name not in ENTRY_POINTS}
+    assert not twice
+
+
+def is_list_of_names(node: ast.stmt) -> TypeGuard[ast.Assign]:
+    """Whether it is `__all__ = [...]`."""
+    return isinstance(node, ast.Assign) and [getattr(target, "id", "") for target in node.targets] == ["__all__"]
+
+
 @named
 def test_imports_run_downwards(path: Path) -> None:
     package = path.relative_to(ROOT).parts[0]
@@ -161,7 +299,9 @@ def test_modules_say_what_they_hold(path: Path) -> None:
 
 @named
 def test_modules_are_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= LONGEST_MODULE
+    lines, listed = len(path.read_text().splitlines()), str(path.relative_to(ROOT)) in LONG_MODULES
+    assert lines <= (LONGEST_MODULE if listed else AIM), "split it where it becomes two thoughts"
+    assert not listed or lines > AIM, "it is short: take it out of LONG_MODULES"
 
 
 @pytest.mark.parametrize("path", modules("embedding_store"), ids=lambda path: path.name)

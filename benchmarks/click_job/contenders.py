@@ -20,7 +20,7 @@ from typing import IO, Self
 
 from benchmarks.click_job.sizes import BATCH
 from elastable.embedding_store.errors import Unavailable
-from elastable.master.client import MasterClient
+from elastable.master.wire.client import MasterClient
 
 __all__ = ["Contender", "Elastable", "PlainKeras"]
 

@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from elastable.commands.plan import readable_size
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.redis.url import redacted
-from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.comparing import TableDifference, TensorDifference, compare_dense, compare_tables
 from elastable.master.checkpoints.listing import Listed, list_checkpoints

@@ -10,10 +10,10 @@ from typing import Annotated, Any, get_args
 import typer
 
 from elastable.commands.arguments import Insecure, ModelPath, Transport
-from elastable.embedding_store.redis.url import redacted
-from elastable.options import JobOptions
-from elastable.progress import JobConsole
-from elastable.quiet import import_tensorflow
+from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.jobs.options import JobOptions
+from elastable.output.progress_bars import JobConsole
+from elastable.process.quiet import import_tensorflow
 
 __all__ = ["master", "train"]
 
@@ -257,7 +257,7 @@ def train(
     default = workers if options["mode"] == "sync" else 1
     job = JobOptions(model_file=model_file, listen=listen, grads_to_wait_else=default, **_as_settings(options))
     import_tensorflow()
-    from elastable.master_process import run_job
+    from elastable.jobs.master_process import run_job
 
     raise typer.Exit(run_job(job, local_workers=workers, console=JobConsole(), command=words))
 
@@ -274,6 +274,6 @@ def master(
     words = _words("master", model_file, {"--listen": (listen, _MASTER_PORT)}, options)
     job = JobOptions(model_file=model_file, listen=listen, **_as_settings(options))
     import_tensorflow()
-    from elastable.master_process import run_job
+    from elastable.jobs.master_process import run_job
 
     raise typer.Exit(run_job(job, local_workers=0, console=JobConsole(), command=words))

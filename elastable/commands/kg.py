@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.extras import needs
-from elastable.quiet import import_tensorflow
+from elastable.embedding_store.support.extras import needs
+from elastable.process.quiet import import_tensorflow
 
 __all__ = ["kg"]
 
@@ -108,7 +108,7 @@ def train(
     """Train a model; the best one by validation is kept and tested."""
     with needs("elastable kg", "replicas"):
         import_tensorflow()
-        from elastable.kg_train import run_graph, to_go_on
+        from elastable.commands.kg_train import run_graph, to_go_on
         from elastable.replicas.knowledge_graphs.training.defaults import settings_of
 
     given = {

@@ -14,17 +14,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from elastable.commands.arguments import Deadline
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.native.ids.string_ids import hash_ids
 from elastable.embedding_store.open_store import open_source
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.store import Int64, RowSource
-from elastable.embedding_store.string_ids import hash_ids
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.master.api import JobStatus
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
-from elastable.master.client import MasterClient
+from elastable.master.wire.client import MasterClient
 
 __all__ = ["lookup", "status"]
 

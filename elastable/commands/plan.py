@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from elastable.embedding_store.locations import Placement, plan_tables
-from elastable.places import locations_of
-from elastable.quiet import import_tensorflow
+from elastable.embedding_store.composite.placement.locations import Placement, plan_tables
+from elastable.models.table_places import locations_of
+from elastable.process.quiet import import_tensorflow
 
 __all__ = ["plan", "readable_size"]
 
@@ -31,7 +31,7 @@ def plan(
 ) -> None:
     """Show where the tensors of a model would live, with sizes and reasons; nothing is created."""
     import_tensorflow()
-    from elastable.prepare import tables_of
+    from elastable.jobs.prepare import tables_of
 
     model, tables = tables_of(model_file, offload_above)
     placements = plan_tables(tables, locations_of(locations, store).settings)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from elastable.commands.arguments import Insecure
-from elastable.progress import JobConsole
+from elastable.output.progress_bars import JobConsole
 
 __all__ = ["serve"]
 
@@ -36,7 +36,7 @@ def serve(
     ] = "auto",
 ) -> None:
     """Serve the tables of a store to any gRPC client, without a model: clients create tables, look up and push."""
-    from elastable.parameter_server import ServerOptions, run_parameter_server
+    from elastable.jobs.parameter_server import ServerOptions, run_parameter_server
 
     options = ServerOptions(store, listen, not_finite, deadline, transport, insecure)
     raise typer.Exit(run_parameter_server(options, JobConsole()))

@@ -11,7 +11,7 @@ import typer
 
 from elastable.commands.arguments import CheckpointPath, ModelPath, Split
 from elastable.embedding_store.errors import BadInput
-from elastable.quiet import import_tensorflow
+from elastable.process.quiet import import_tensorflow
 
 __all__ = ["evaluate", "export", "predict"]
 
@@ -28,7 +28,7 @@ def evaluate(
 ) -> None:
     """Print the loss and metrics of a checkpoint on a split, as JSON."""
     import_tensorflow()
-    from elastable.trained import evaluated, open_trained
+    from elastable.models.trained import evaluated, open_trained
 
     trained = open_trained(model_file, checkpoint)
     told = evaluated(trained, split, batch_size)
@@ -44,7 +44,7 @@ def predict(
 ) -> None:
     """Write the predictions of a checkpoint for a split as a .npy array."""
     import_tensorflow()
-    from elastable.trained import batches, open_trained
+    from elastable.models.trained import batches, open_trained
 
     if output.suffix != ".npy":
         raise BadInput(f"--output {output}: predictions are written as .npy")
@@ -64,8 +64,8 @@ def export(
 ) -> None:
     """Write a checkpoint as a plain .keras model that needs no Elastable."""
     import_tensorflow()
-    from elastable.trained import open_trained
-    from elastable.worker.export import export_keras
+    from elastable.models.trained import open_trained
+    from elastable.worker.models.export import export_keras
 
     if output.suffix != ".keras":
         raise BadInput(f"--output {output}: models are written as .keras")

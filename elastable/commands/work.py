@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from elastable.commands.arguments import Deadline, MasterAddress, Transport
-from elastable.options import require_transport
-from elastable.quiet import import_tensorflow
+from elastable.jobs.options import require_transport
+from elastable.process.quiet import import_tensorflow
 
 __all__ = ["worker"]
 
@@ -33,7 +33,7 @@ def worker(
     require_transport(transport)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     import_tensorflow()
-    from elastable.worker_process import run_worker
+    from elastable.jobs.worker_process import run_worker
 
     counted = run_worker(master, model, deadline, transport, trust_master)
     logging.getLogger("elastable").info("%d micro-batches counted; the job is over", counted)

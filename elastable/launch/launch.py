@@ -18,10 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from elastable.embedding_store.errors import ElastableError, JobFailed, NotInstalled
-from elastable.exit_codes import ExitCode, error_of
 from elastable.launch.door import Door
 from elastable.launch.program import Program
 from elastable.launch.streams import RankStream
+from elastable.process.exit_codes import ExitCode, error_of
 from elastable.replicas.processes.hosts import this_host
 from elastable.replicas.processes.world import DEADLINE_VARIABLE
 

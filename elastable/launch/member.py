@@ -31,7 +31,7 @@ class _Child:
         reading, writing = os.pipe()
         inherited = [writing, *([int(os.environ["PMI_FD"])] if "PMI_FD" in os.environ else [])]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "elastable.launch.runner", str(writing), *words],
+            [sys.executable, "-m", "elastable.replica_program", str(writing), *words],
             stdin=subprocess.DEVNULL,
             pass_fds=inherited,
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastable.embedding_store.row_blocks import rows_by_scan
-from elastable.embedding_store.row_data import Int64, RowBlock
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import EmbeddingStore, RowSource
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore, RowSource
+from elastable.embedding_store.rows.row_blocks import rows_by_scan
 from elastable.embedding_store.tables.lookup_request import LookupRequest
 from elastable.embedding_store.tables.plain_lookup import lookup_through
 from elastable.embedding_store.tables.table import EmbeddingTable

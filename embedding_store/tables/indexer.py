@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadIds
-from elastable.embedding_store.kernel import kernel
-from elastable.embedding_store.store import Int64
-from elastable.embedding_store.tables.scratch import Scratch
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.support.scratch import Scratch
 
 __all__ = ["Grouping", "Indexer", "Int32", "group_ids", "unique_ids"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.checks import require_gradients
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Float32
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.rows.checks import require_gradients
 from elastable.embedding_store.tables.lookup_request import Bags, LookupRequest, lookup_request
 from elastable.embedding_store.tables.table_update import IndexedSlices
 

@@ -8,10 +8,11 @@ from typing import Any, Literal, get_args, overload
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.checks import as_ids
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.range_pool import shared_pool
-from elastable.embedding_store.store import EmbeddingStore, Float32
+from elastable.embedding_store.native.range_pool import shared_pool
+from elastable.embedding_store.rows.checks import as_ids
 from elastable.embedding_store.tables.lookup_request import Bags, LookupRequest, lookup_request
 from elastable.embedding_store.tables.table import EmbeddingTable
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elastable.embedding_store.memory.row_fold import fold_bags
-from elastable.embedding_store.memory.row_gather import scatter_rows
-from elastable.embedding_store.store import Float32, Int64, RowSource
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.native.row_fold import fold_bags
+from elastable.embedding_store.native.row_gather import scatter_rows
 from elastable.embedding_store.tables.lookup_request import LookupRequest, require_width
 
 __all__ = ["deliver", "lookup_through"]

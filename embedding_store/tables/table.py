@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.checks import as_ids
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import RowBlock, TableStatistics
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import EmbeddingStore, Float32, RowBlock, TableStatistics
+from elastable.embedding_store.rows.checks import as_ids
 from elastable.embedding_store.tables.lookup_gradient import lookup_gradient
 from elastable.embedding_store.tables.lookup_request import Bags, lookup_request
 from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables

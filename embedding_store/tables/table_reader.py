@@ -6,10 +6,11 @@ from typing import Protocol
 
 import numpy as np
 
-from elastable.embedding_store.checks import require_ids
-from elastable.embedding_store.initial_values import write_initial_rows
-from elastable.embedding_store.memory.row_fold import fold_bags, fold_bags_in_turns
-from elastable.embedding_store.memory.row_gather import (
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.native.row_fold import fold_bags, fold_bags_in_turns
+from elastable.embedding_store.native.row_gather import (
     Words,
     gather,
     gather_apart,
@@ -17,10 +18,9 @@ from elastable.embedding_store.memory.row_gather import (
     gather_marked,
     scatter_rows,
 )
-from elastable.embedding_store.range_pool import RangePool
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Float32, Int64
-from elastable.embedding_store.turns import Turns
+from elastable.embedding_store.native.turns import Turns
+from elastable.embedding_store.rows.checks import require_ids
+from elastable.embedding_store.rows.initial_values import write_initial_rows
 
 __all__ = ["FindsPositions", "ReadsRows", "TableReader"]
 

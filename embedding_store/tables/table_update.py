@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elastable.embedding_store.checks import as_ids, require_gradients, require_ids
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
-from elastable.embedding_store.range_pool import shared_pool
-from elastable.embedding_store.row_optimizer import RowOptimizer, row_optimizer
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, Int64, TableUpdate
+from elastable.embedding_store.native.range_pool import shared_pool
+from elastable.embedding_store.optimizers.base import RowOptimizer
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.rows.checks import as_ids, require_gradients, require_ids
 from elastable.embedding_store.tables.grouping import Coalescer
 
 if TYPE_CHECKING:

@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.store import RowBlock
 from elastable.master.api import Tensor
-from elastable.master.checkpoints.files import MANIFEST, Bytes, CheckpointFiles
-from elastable.master.checkpoints.manifest import Manifest
-from elastable.master.checkpoints.names import version_named
-from elastable.master.checkpoints.places import checkpoint_names, located
-from elastable.master.checkpoints.row_chain import chained_rows
-from elastable.master.checkpoints.tensor_file import tensors_in
-from elastable.master.checkpoints.threads import in_order
-from elastable.master.progress import Progress
+from elastable.master.checkpoints.rows.row_chain import chained_rows
+from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, Bytes, CheckpointFiles
+from elastable.master.checkpoints.storage.checkpoint_names import version_named
+from elastable.master.checkpoints.storage.file_threads import in_order
+from elastable.master.checkpoints.storage.manifest import Manifest
+from elastable.master.checkpoints.storage.places import checkpoint_names, located
+from elastable.master.checkpoints.storage.tensor_file import tensors_in
+from elastable.master.tasks.progress import Progress
 
 __all__ = ["Checkpoint", "offering_older", "open_checkpoint", "open_named", "read_tensors"]
 

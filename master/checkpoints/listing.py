@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.redis.url import redacted
+from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
-from elastable.master.checkpoints.places import checkpoint_names, files_at
+from elastable.master.checkpoints.storage.places import checkpoint_names, files_at
 
 __all__ = ["Listed", "list_checkpoints"]
 

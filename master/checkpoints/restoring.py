@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from elastable.embedding_store.conversion import spec_in_dtype
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.fresh_rows import fresh_rows
-from elastable.embedding_store.row_optimizer import follows_steps
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.optimizers.registry import follows_steps
+from elastable.embedding_store.rows.conversion import spec_in_dtype
+from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["refuse_other_model", "require_tables", "restore_tables"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from elastable.embedding_store.errors import CheckpointError
 from elastable.master.checkpoints.checkpoint import open_named
-from elastable.master.checkpoints.files import CheckpointFiles
-from elastable.master.checkpoints.names import version_named
-from elastable.master.checkpoints.places import checkpoint_names
+from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
+from elastable.master.checkpoints.storage.checkpoint_names import version_named
+from elastable.master.checkpoints.storage.places import checkpoint_names
 
 __all__ = ["Standing", "remove_old", "to_remove"]
 

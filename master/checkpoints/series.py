@@ -6,16 +6,17 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
-from elastable.embedding_store.pins import Pin
-from elastable.embedding_store.store import EmbeddingStore, TableUpdate
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
-from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
-from elastable.master.checkpoints.files import CheckpointFiles
-from elastable.master.checkpoints.places import files_at
+from elastable.master.checkpoints.rows.dirty_rows import Changes, DirtyRows
+from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
+from elastable.master.checkpoints.storage.places import files_at
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.progress import Progress
+from elastable.master.tasks.progress import Progress
 
 __all__ = ["CheckpointSeries"]
 

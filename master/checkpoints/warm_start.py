@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.fresh_rows import fresh_rows
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import EmbeddingStore, RowBlock
+from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["warm_start"]

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.put_weights import put_weights
-from elastable.embedding_store.row_optimizer import follows_steps, row_optimizer
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import EmbeddingStore, Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
+from elastable.embedding_store.rows.put_weights import put_weights
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
 __all__ = ["restore_weights"]

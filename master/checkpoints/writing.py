@@ -8,21 +8,21 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
-from elastable.embedding_store.pins import Pin
-from elastable.embedding_store.redis.url import redacted
-from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import DENSE, Checkpoint
-from elastable.master.checkpoints.dirty_rows import Changes
-from elastable.master.checkpoints.file_writer import FileWriter
-from elastable.master.checkpoints.files import CheckpointFiles
-from elastable.master.checkpoints.manifest import Base, Manifest, TableEntry
-from elastable.master.checkpoints.names import checkpoint_name
-from elastable.master.checkpoints.places import files_at
 from elastable.master.checkpoints.retention import remove_old
-from elastable.master.checkpoints.row_files import write_rows
-from elastable.master.progress import Progress
+from elastable.master.checkpoints.rows.dirty_rows import Changes
+from elastable.master.checkpoints.rows.row_files import write_rows
+from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
+from elastable.master.checkpoints.storage.checkpoint_names import checkpoint_name
+from elastable.master.checkpoints.storage.file_writer import FileWriter
+from elastable.master.checkpoints.storage.manifest import Base, Manifest, TableEntry
+from elastable.master.checkpoints.storage.places import files_at
+from elastable.master.tasks.progress import Progress
 
 __all__ = ["write_checkpoint"]
 

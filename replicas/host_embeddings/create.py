@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import EmbeddingStore, Float32, RowBlock
+from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.host_table import REDUCTIONS, HostTable

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.range_pool import available_cores
-from elastable.embedding_store.store import EmbeddingStore, Float32, Int64
+from elastable.embedding_store.native.range_pool import available_cores
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import ThreadGroup
 from elastable.replicas.host_embeddings.create import Initial, create_host_table
@@ -27,7 +28,7 @@ from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.host_embeddings.state import State
 from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds, require_integers
-from elastable.worker.initializers import initializer_spec, seed_of
+from elastable.worker.rows.initializers import initializer_spec, seed_of
 
 __all__ = ["HostEmbedding", "create_host_embedding"]
 

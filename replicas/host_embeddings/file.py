@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elastable.embedding_store.errors import CheckpointError, ElastableError
-from elastable.master.checkpoints.files import LocalFiles
-from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
+from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
+from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
 from elastable.replicas.groups.agreement import raise_together
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.state import State

@@ -9,10 +9,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.checks import require_gradients
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, ElastableError
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Float32
+from elastable.embedding_store.rows.checks import require_gradients
 from elastable.replicas.groups.agreement import raise_together
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings import lease

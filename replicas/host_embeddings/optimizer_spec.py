@@ -11,9 +11,9 @@ import math
 import numbers
 from collections.abc import Callable
 
+from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.row_optimizer import known_row_optimizers, row_optimizer
-from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer
 
 __all__ = ["HostEmbeddingOptimizerSpec", "HostEmbeddingSGDGAOptimizerSpec", "LearningRate"]
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elastable.embedding_store.range_pool import shared_pool
-from elastable.embedding_store.store import Float32, Int64, TableUpdate
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.tables.grouping import Coalescer, GradientPart, coalesce_many
 from elastable.replicas.host_embeddings.ways.row_exchange import RowExchange
 

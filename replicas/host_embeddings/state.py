@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Float32, RowBlock
+from elastable.embedding_store.optimizers.registry import row_optimizer
 
 __all__ = ["State", "block_of", "require_state", "state_of", "state_shapes"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Float32
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadInput, NotFinite
-from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.batch import Int32, Side, StepBatch

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import InitializerSpec, TableSpec
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients

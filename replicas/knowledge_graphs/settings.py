@@ -6,9 +6,9 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
 from elastable.replicas.knowledge_graphs.losses.losses import LOSSES
 from elastable.replicas.knowledge_graphs.losses.regularizer import REGULARIZERS

@@ -13,7 +13,7 @@ from elastable.replicas.groups.at_root import at_root
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.host_embeddings.embedding import HostEmbedding
 from elastable.replicas.host_embeddings.state import require_state
-from elastable.worker.seeds import layers_of
+from elastable.worker.keras.seeds import layers_of
 
 __all__ = ["HOST", "host_embeddings", "host_tensors", "restore_hosts"]
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.step import PredictStep
 from elastable.replicas.training.variables.split import VariableSplit
-from elastable.worker.build import as_tensors
+from elastable.worker.models.build import as_tensors
 from elastable.worker.readers import Reader
 
 __all__ = ["predict_all"]

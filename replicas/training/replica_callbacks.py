@@ -10,7 +10,7 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.worker.keras_callbacks import history_of, require_callback, sees_batches
+from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches
 
 __all__ = ["ReplicaCallbacks"]
 

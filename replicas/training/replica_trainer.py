@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.memory.store import MemoryStore
 from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.progress import Progress
+from elastable.master.tasks.progress import Progress
 from elastable.replicas.groups.at_root import at_root
 from elastable.replicas.training.trainer import ShardedTrainer
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.training.variables.variable_memory import put, value_of
-from elastable.worker.seeds import layers_of
+from elastable.worker.keras.seeds import layers_of
 
 __all__ = ["ReplicaStates", "model_states"]
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.replicas.groups.group import Array
-from elastable.worker.seeds import seed_states, set_seeds
-from elastable.worker.tensor_specs import batch_spec, flat_spec, pack_flat, records_in
+from elastable.worker.keras.seeds import seed_states, set_seeds
+from elastable.worker.step.tensor_specs import batch_spec, flat_spec, pack_flat, records_in
 
 __all__ = ["GradientStep", "PredictStep", "ReplicaEvaluateStep"]
 

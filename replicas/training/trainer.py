@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from elastable.embedding_store.composite.placement.locations import LocationSettings
 from elastable.embedding_store.errors import BadInput, ModelError
-from elastable.embedding_store.locations import LocationSettings
 from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.processes.world import replica_group
@@ -23,7 +23,7 @@ from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
 from elastable.replicas.training.step import GradientStep, PredictStep, ReplicaEvaluateStep
 from elastable.replicas.training.training import ReplicaMemory, Training
 from elastable.replicas.training.variables.placing import VariablePlacement
-from elastable.worker.build import build_model, sample_batch
+from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers import NumpyReader, Reader
 
 __all__ = ["ShardedTrainer"]

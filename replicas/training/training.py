@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from elastable.embedding_store.composite.placement.locations import LocationSettings
 from elastable.embedding_store.errors import ModelError
-from elastable.embedding_store.locations import LocationSettings
 from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.training.data.feed import BatchPart

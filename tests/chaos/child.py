@@ -66,7 +66,7 @@ def import_everything() -> None:
     Raises:
         RuntimeError: something that was imported has started a thread.
     """
-    from elastable.quiet import import_tensorflow
+    from elastable.process.quiet import import_tensorflow
 
     os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
     import_tensorflow()
@@ -75,10 +75,10 @@ def import_everything() -> None:
 
     import elastable.commands.job
     import elastable.commands.work
-    import elastable.master_process
-    import elastable.parameter_server
-    import elastable.worker_process  # noqa: F401
-    from elastable.embedding_store.spec import OptimizerSpec
+    import elastable.jobs.master_process
+    import elastable.jobs.parameter_server
+    import elastable.jobs.worker_process  # noqa: F401
+    from elastable.embedding_store.contract.spec import OptimizerSpec
     from elastable.embedding_store.warm import warm_lookups, warm_updates
 
     matplotlib.use("Agg")
@@ -150,7 +150,7 @@ def _run(plan: ChildPlan, control: int, parent: int) -> int:
 
 def _use_own_links(ports: Mapping[int, int]) -> None:
     """Makes a worker reach the store through links of its own, and not through those that the master names."""
-    from elastable import worker_process
+    from elastable.jobs import worker_process
 
     plain: Callable[..., Any] = worker_process.open_source  # type: ignore[attr-defined]
 
@@ -164,7 +164,8 @@ def _use_own_links(ports: Mapping[int, int]) -> None:
 
 def _use_little_memory() -> None:
     """Makes file stores hold few rows in frames, and take their disk in small pieces: tables here are small."""
-    from elastable.embedding_store.files import row_file, store
+    from elastable.embedding_store.tiers.files import file_store as store
+    from elastable.embedding_store.tiers.files import row_file
 
     plain = store.RowBudget  # type: ignore[attr-defined]
     store.RowBudget = lambda total: plain(min(total, _FRAMES_BYTES))  # type: ignore[assignment, attr-defined]

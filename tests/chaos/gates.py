@@ -125,8 +125,8 @@ def _around(
 
 
 def _lay_worker(gates: Gates) -> None:
-    from elastable.master.client import MasterClient
-    from elastable.worker.compute import MicroBatchComputer
+    from elastable.master.wire.client import MasterClient
+    from elastable.worker.runtime.compute import MicroBatchComputer
     from tests.chaos.light_job import Computer
 
     def number(prepared: Any) -> int:
@@ -149,15 +149,15 @@ def _lay_worker(gates: Gates) -> None:
 
 
 def _lay_server(gates: Gates) -> None:
-    from elastable.embedding_store.rpc.server import GrpcServer
+    from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 
     _around(GrpcServer, "__init__", after=lambda _, server, *__: gates.tell(address=server.address))
 
 
 def _lay_master(gates: Gates) -> None:
-    from elastable.job_hooks import JobHooks
-    from elastable.master.committing import Committer
-    from elastable.master.core import Master
+    from elastable.jobs.job_hooks import JobHooks
+    from elastable.master.commits.committing import Committer
+    from elastable.master.jobs.core import Master
 
     _around(
         Master,
@@ -179,14 +179,14 @@ def _lay_master(gates: Gates) -> None:
 
 
 def _lay_store(gates: Gates) -> None:
-    from elastable.embedding_store.memory.store import MemoryStore
+    from elastable.embedding_store.engine.memory_store import MemoryStore
 
     _around(MemoryStore, "commit", after=lambda _, __, commit, *___: gates.reach("stored", commit.version))
 
 
 def _lay_shards(gates: Gates) -> None:
     """One shard makes its part of a version, each time another one first, and the others wait for it."""
-    from elastable.embedding_store.partitions.commit import ShardCommits
+    from elastable.embedding_store.composite.partitions.partitioned_commit import ShardCommits
 
     plain = ShardCommits._finish
 
@@ -220,10 +220,10 @@ def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: i
 
 
 def _stores() -> tuple[type, ...]:
-    from elastable.embedding_store.memory.store import MemoryStore
-    from elastable.embedding_store.partitions.store import PartitionedStore
-    from elastable.embedding_store.redis.store import RedisStore
-    from elastable.embedding_store.rpc.remote_store import RemoteStore
+    from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+    from elastable.embedding_store.engine.memory_store import MemoryStore
+    from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+    from elastable.embedding_store.wire.client.remote_store import RemoteStore
 
     return MemoryStore, RedisStore, RemoteStore, PartitionedStore
 

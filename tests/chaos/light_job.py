@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.master.api import DenseSnapshot, Slices, Tensor
 from tests.chaos.records import ACCUMULATOR, BETA_1, MOMENTUM, RATE, RHO, records_of
 
@@ -63,7 +63,7 @@ def _tables(seed: int, lazy: bool) -> dict[str, TableSpec]:
 class _Dense:
     """Variables with momentum, a state, and a rate that falls with the steps.
 
-    Keeps `elastable.master.dense_part.DensePart`.
+    Keeps `elastable.master.commits.dense_part.DensePart`.
     """
 
     frozen_tables = ()
@@ -85,7 +85,7 @@ class _Dense:
         return int(self._tensors["optimizer/00000"])
 
     def steps(self, version: int) -> tuple[Any, ...]:
-        from elastable.master.dense_part import OptimizerStep
+        from elastable.master.commits.dense_part import OptimizerStep
 
         # A constant rate, as rows that count must move by the same each time.
         return (OptimizerStep(self.step(), RATE),)
@@ -126,7 +126,7 @@ class _Dense:
 
 
 class _Freezing:
-    """Nothing is frozen; keeps what is used of `elastable.freezing.Freezing`."""
+    """Nothing is frozen; keeps what is used of `elastable.callbacks.freezing.Freezing`."""
 
     def __init__(self, model: Any, dense: _Dense) -> None: ...
 
@@ -139,7 +139,7 @@ class _Freezing:
 
 
 class _Metrics:
-    """Sums and a count; keeps what is used of `elastable.master.metrics.MetricBook`."""
+    """Sums and a count; keeps what is used of `elastable.master.keras.metrics.MetricBook`."""
 
     def __init__(self, model: Any = None) -> None:
         from elastable.master.push_check import TensorSpec
@@ -155,7 +155,7 @@ class _Metrics:
 class Computer:
     """Gradients of a product of looked-up rows with the dense variables.
 
-    Keeps `elastable.worker.compute.MicroBatchComputer`.
+    Keeps `elastable.worker.runtime.compute.MicroBatchComputer`.
     """
 
     def __init__(self, job: Any, readers: Mapping[Any, Any], specs: Mapping[str, TableSpec]) -> None:
@@ -163,9 +163,9 @@ class Computer:
         self._snapshot: DenseSnapshot | None = None
 
     def prepare(self, task: Any) -> Any:
-        from elastable.master.record_order import record_order
-        from elastable.worker.compute import Prepared
-        from elastable.worker.id_set import make_id_sets
+        from elastable.master.tasks.record_order import record_order
+        from elastable.worker.runtime.compute import Prepared
+        from elastable.worker.step.id_set import make_id_sets
 
         reader = self._readers[task.kind]
         shuffled = self._job.shuffle and task.kind == "train"
@@ -183,7 +183,7 @@ class Computer:
         self._snapshot = snapshot
 
     def train(self, prepared: Any, bets: Mapping[str, Any]) -> Any:
-        from elastable.worker.train_step import StepResult
+        from elastable.worker.step.train_step import StepResult
 
         assert self._snapshot is not None
         count = np.float32(prepared.records)
@@ -224,9 +224,9 @@ class Computer:
 
 def use_light_model() -> None:
     """Makes this process build this model where the product builds one of Keras."""
-    import elastable.master_process as master_process
-    import elastable.prepare as prepare
-    import elastable.worker_process as worker_process
+    import elastable.jobs.master_process as master_process
+    import elastable.jobs.prepare as prepare
+    import elastable.jobs.worker_process as worker_process
 
     def discovered(
         file: Any, offload_above: int, seed: int, lazy: bool = True
@@ -244,7 +244,7 @@ def use_light_model() -> None:
         ("store_layers", lambda model: []),
         ("pretrained_rows", lambda layers: {}),
     ):
-        assert hasattr(prepare, name), f"elastable.prepare has no {name} any more"
+        assert hasattr(prepare, name), f"elastable.jobs.prepare has no {name} any more"
         setattr(prepare, name, stand_in)
     assert hasattr(master_process, "Freezing")
     master_process.Freezing = _Freezing

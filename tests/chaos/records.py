@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from elastable.master.record_order import record_order
+from elastable.master.tasks.record_order import record_order
 
 __all__ = [
     "ACCUMULATOR",

@@ -20,7 +20,7 @@ def _repeated_push(role: str) -> None:
     """A worker's retry trains its records once more."""
     if role != "worker":
         return
-    from elastable.master.client import MasterClient
+    from elastable.master.wire.client import MasterClient
 
     plain = MasterClient.report_gradient
     pushes = 0
@@ -40,7 +40,7 @@ def _counts_twice(role: str) -> None:
     _repeated_push(role)
     if role != "master":
         return
-    from elastable.master.pushes import SyncPushes, Ticket
+    from elastable.master.commits.pushes import SyncPushes, Ticket
 
     plain_ready, plain_judge = SyncPushes.ready, SyncPushes.judge
     again: list[Ticket] = []
@@ -66,9 +66,9 @@ def _forgets_slots(role: str) -> None:
     """A master that restores rows without what their optimizer knew."""
     if role != "master":
         return
-    from elastable.embedding_store.memory.store import MemoryStore
-    from elastable.embedding_store.redis.store import RedisStore
-    from elastable.embedding_store.store import RowBlock
+    from elastable.embedding_store.contract.row_data import RowBlock
+    from elastable.embedding_store.engine.memory_store import MemoryStore
+    from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 
     for kind in (MemoryStore, RedisStore):
 
@@ -82,7 +82,7 @@ def _loses_a_micro_batch(role: str) -> None:
     """A master that makes a version without its last micro-batch, once."""
     if role != "master":
         return
-    from elastable.master.pushes import SyncPushes
+    from elastable.master.commits.pushes import SyncPushes
 
     plain = SyncPushes.ready
     made = 0
@@ -103,7 +103,7 @@ def _old_checkpoint(role: str) -> None:
     """A master that goes on from an older checkpoint than the newest: the numbers are right, versions are lost."""
     if role != "master":
         return
-    from elastable import prepare
+    from elastable.jobs import prepare
 
     plain = prepare.newest_checkpoint  # type: ignore[attr-defined]
 
@@ -127,7 +127,7 @@ def _forgets_a_shard(role: str) -> None:
 def _forgets(role: str, partitions: int | None) -> None:
     if role != "master":
         return
-    from elastable.embedding_store.redis import recovery
+    from elastable.embedding_store.tiers.redis import recovery
 
     plain = recovery._write_images
 
@@ -146,7 +146,7 @@ def _forgets_a_chapter(role: str) -> None:
     """A master that takes over and rounds rows where it saves them, and no more where the schedule says so."""
     if role != "master" or os.environ["CHAOS_LIFE"] == "1":
         return
-    from elastable.master.committing import Committer
+    from elastable.master.commits.committing import Committer
 
     plain = Committer.__init__
 
@@ -161,7 +161,7 @@ def _keeps_nobody_out(role: str) -> None:
     """A master that takes over and does not keep the one before it from writing."""
     if role != "master":
         return
-    from elastable.embedding_store.redis.ownership import Ownership
+    from elastable.embedding_store.tiers.redis.ownership import Ownership
 
     Ownership._end_others = lambda *_: None  # type: ignore[method-assign]
     Ownership.require = lambda *_: None  # type: ignore[method-assign]

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
-from elastable.embedding_store.fused import FUSED
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Float32
+from elastable.embedding_store.optimizers.fused import FUSED
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.create import create_host_table

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store import Bags, lookup_many
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
-from elastable.embedding_store.store import EmbeddingStore, Float32, Int64
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, update
 
 IDS = int64(5, 3, 5, 99, 0, 7, 3, 3)

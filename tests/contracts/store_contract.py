@@ -12,6 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
@@ -21,9 +24,7 @@ from elastable.embedding_store.errors import (
     StaleVersion,
     TableNotFound,
 )
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.rows.initial_values import initial_rows
 from tests.contracts.store_bags import BagContract
 from tests.contracts.store_commits import CommitContract
 from tests.contracts.store_deletions import DeletionContract

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadIds, IdOutOfRange, TableNotFound
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore
+from elastable.embedding_store.rows.initial_values import initial_rows
 from tests.contracts.store_samples import EXTREMES, commit, dynamic, fixed, int64, rows_by_id, update
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit, RowBlock
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unsupported
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock
+from elastable.embedding_store.rows.initial_values import initial_rows
 from tests.contracts.store_samples import commit, int64, rows_by_id, update
 
 IDS = np.random.default_rng(3).permutation(np.arange(-60, 60) * 10**15)

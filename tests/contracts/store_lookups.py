@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import (
     BadIds,
     IdOutOfRange,
     SpecConflict,
     TableNotFound,
 )
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.spec import InitializerSpec, TableSpec
-from elastable.embedding_store.store import EmbeddingStore, TableUpdate
+from elastable.embedding_store.rows.initial_values import initial_rows
 from tests.contracts.store_samples import (
     EXTREMES,
     commit,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupported
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.rows.initial_values import initial_rows
 from tests.contracts.store_samples import MakeStore, commit, int64, rows_by_id, update
 
 ADMITTING = TableSpec("admits", 4, optimizer=OptimizerSpec.of("adagrad"), admission=AdmissionSpec(2, 1 << 12))

@@ -10,6 +10,16 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    TableSpec,
+)
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import (
     BadIds,
     BadInput,
@@ -19,10 +29,7 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     Unsupported,
 )
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.pins import Pin
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.tables.lookup_request import Bags
 from tests.contracts.store_membership import made
 from tests.contracts.store_samples import JOIN_S, commit, dynamic, fixed, int64, rows_by_id, update

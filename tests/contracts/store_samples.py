@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, register_row_optimizer
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
+from elastable.embedding_store.optimizers.registry import register_row_optimizer
 
 MakeStore = Callable[[], EmbeddingStore]
 EXTREMES = np.array([-(2**63), -1, 0, 2**63 - 1], np.int64)

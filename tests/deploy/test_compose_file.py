@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from benchmarks.redis_log import COMPOSE_LIMITS
-from elastable.embedding_store.rpc.credentials import ENVIRONMENT
-from elastable.exit_codes import ExitCode
+from elastable.embedding_store.wire.channels.credentials import ENVIRONMENT
+from elastable.process.exit_codes import ExitCode
 
 ROOT = Path(__file__).parents[2]
 SERVICES = ("redis", "master", "worker")

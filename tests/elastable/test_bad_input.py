@@ -11,16 +11,16 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store import errors
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.exit_codes import ExitCode, exit_code_of
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.jobs.options import JobOptions
+from elastable.jobs.prepare import prepare_job
 from elastable.master.api import JobSpec, Push, Slices, SyncPushId
-from elastable.master.client import MasterClient
-from elastable.master.core import Master
-from elastable.master.dense_part import NoDense
-from elastable.master.service import master_service
-from elastable.options import JobOptions
-from elastable.prepare import prepare_job
+from elastable.master.commits.dense_part import NoDense
+from elastable.master.jobs.core import Master
+from elastable.master.wire.client import MasterClient
+from elastable.master.wire.master_service import master_service
+from elastable.process.exit_codes import ExitCode, exit_code_of
 from tests.elastable.models import clicks, plain_model, store_model, tables_and_weights
 from tests.elastable.processes import CLICK_JOB
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import redis
 
-from elastable.callback_state import restore_states, states_of
+from elastable.callbacks.callback_state import restore_states, states_of
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.checkpoint import open_checkpoint

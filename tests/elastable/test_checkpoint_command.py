@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from elastable.command import app
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, Unsupported
-from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.series import CheckpointSeries
 from tests.master.checkpoints.jobs import AGED, DYNAMIC, FIXED, JOB, commit, created, dense_of, progress_of, rows

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from elastable.checkpoint_writer import CheckpointWriter
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, StoreFailed
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.pins import Pin
-from elastable.embedding_store.store import EmbeddingStore
+from elastable.jobs.checkpoint_writer import CheckpointWriter
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.files import LocalFiles
 from elastable.master.checkpoints.listing import list_checkpoints
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
-from elastable.master.progress import Progress
+from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
+from elastable.master.tasks.progress import Progress
 from tests.master.checkpoints.jobs import DYNAMIC, JOB, commit, created, progress_of, rows
 
 

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.embedding_store import errors
-from elastable.embedding_store.rpc.credentials import ENVIRONMENT
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Int64
-from elastable.embedding_store.string_ids import hash_ids
-from elastable.exit_codes import ExitCode, error_of, exit_code_of
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.native.ids.string_ids import hash_ids
+from elastable.embedding_store.wire.channels.credentials import ENVIRONMENT
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
-from elastable.master.client import MasterClient
+from elastable.master.wire.client import MasterClient
+from elastable.process.exit_codes import ExitCode, error_of, exit_code_of
 from tests.elastable.processes import CLICK_JOB, Finished, elastable, run_elastable
 
 COMMANDS = ("train", "master", "worker", "serve", "evaluate", "predict", "export", "plan", "status", "lookup")

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import Unsupported
-from elastable.worker import export_rows
+from elastable.worker.rows import export_rows
 from tests.elastable.test_saving import in_plain_keras
 
 ROWS, DIM = 40, 6

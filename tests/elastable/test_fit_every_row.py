@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import elastable as et
 from elastable.command import app
 from elastable.embedding_store.errors import Unsupported
-from elastable.options import JobOptions
-from elastable.prepare import prepare_job
+from elastable.jobs.options import JobOptions
+from elastable.jobs.prepare import prepare_job
 from tests.elastable import click_job
 
 ROWS, DIM, BATCH, STEPS = 400, 6, 8, 200

@@ -13,7 +13,7 @@ import pytest
 COUNTING = """
 import resource
 import numpy as np
-from elastable.heap import keep_freed_memory
+from elastable.process.heap import keep_freed_memory
 {prepare}
 def step():
     a = np.ones(1 << 20, np.float32); b = np.ones(1 << 20, np.float32); del a, b

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.rpc.credentials import GIVEN_TOKEN, Credentials
-from elastable.embedding_store.rpc.roles import Role
-from elastable.job_access import JobAccess
-from elastable.options import JobOptions
+from elastable.embedding_store.wire.channels.credentials import GIVEN_TOKEN, Credentials
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.jobs.job_access import JobAccess
+from elastable.jobs.options import JobOptions
 from tests.certificates import TOKEN, Authority
 from tests.elastable.processes import CLICK_JOB
 

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.untrained import UntrainedTables
+from elastable.models.untrained import UntrainedTables
 
 USERS, ITEMS, DIM, BATCH = 20, 30, 4, 16
 RANDOM = np.random.default_rng(3)
@@ -168,7 +168,7 @@ def test_a_table_without_a_gradient_is_warned_of_by_name(caplog: pytest.LogCaptu
 
     model = Idle(in_store)
     model.compile("sgd")
-    with caplog.at_level(logging.WARNING, "elastable.untrained"):
+    with caplog.at_level(logging.WARNING, "elastable.models.untrained"):
         et.fit(model, (X, ITEM), batch_size=BATCH, verbose=False)
     assert [record.args[0] for record in caplog.records] == ["idle"]  # type: ignore[index]
 

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.memory.store import MemoryStore
 
 WORDS, DIM, STEPS, MICRO, WAIT, RECORDS = 12, 3, 5, 4, 3, 44  # the last version has 8 of 12 records
 RANDOM = np.random.default_rng(4)

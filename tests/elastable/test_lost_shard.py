@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.exit_codes import ExitCode
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.process.exit_codes import ExitCode
 from tests.elastable.processes import CLICK_JOB, Hold, Running, elastable
 from tests.elastable.test_partial_loss import resume
 from tests.elastable.test_restarts import free_address

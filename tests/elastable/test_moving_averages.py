@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.memory.store import MemoryStore
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from tests.elastable import averaging_job

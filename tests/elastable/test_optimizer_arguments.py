@@ -12,10 +12,10 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput, Unsupported
-from elastable.master.dense import DenseState
-from elastable.worker.dense_mirror import DenseMirror
-from elastable.worker.loss_scale import scale_variables
-from elastable.worker.train_step import dense_parts
+from elastable.master.keras.dense import DenseState
+from elastable.worker.losses.loss_scale import scale_variables
+from elastable.worker.runtime.dense_mirror import DenseMirror
+from elastable.worker.step.train_step import dense_parts
 from tests.elastable.models import DIM, USERS, WORDS, clicks, model_of, plain_model, store_model, tables_and_weights
 
 BATCH, RECORDS = 8, 64

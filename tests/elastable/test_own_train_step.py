@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import elastable as et
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.memory.store import MemoryStore
 
 WORDS, DIM, RECORDS, MICRO = 12, 3, 40, 4
 RANDOM = np.random.default_rng(4)

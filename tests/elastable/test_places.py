@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.embedding_store.composite.placement.locations import (
+    LocationSettings,
+    TensorLocation,
+    TensorLocationSettings,
+)
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, BadSpec
-from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from tests.elastable.models import clicks, store_model, tables_and_weights
 from tests.elastable.processes import CLICK_JOB, run_elastable
 

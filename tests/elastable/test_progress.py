@@ -10,19 +10,19 @@ import keras
 import pytest
 from rich.console import Console
 
-from elastable.best_versions import BestVersions
-from elastable.callbacks import JobCallbacks
+from elastable.callbacks.best_versions import BestVersions
+from elastable.callbacks.callback_list import JobCallbacks
+from elastable.callbacks.freezing import Freezing
 from elastable.command import main
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.exit_codes import ExitCode
-from elastable.freezing import Freezing
-from elastable.job_hooks import JobHooks
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.jobs.job_hooks import JobHooks
 from elastable.master.api import JobSpec, JobStatus
-from elastable.master.dense import DenseState
-from elastable.master.progress import Progress
-from elastable.master.schedule import Schedule
-from elastable.progress import JobConsole, JobProgress
-from elastable.run_directory import RunDirectory
+from elastable.master.keras.dense import DenseState
+from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.schedule import Schedule
+from elastable.output.progress_bars import JobConsole, JobProgress
+from elastable.output.run_directory import RunDirectory
+from elastable.process.exit_codes import ExitCode
 
 
 def full_disk() -> io.TextIOWrapper:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elastable.exit_codes import ExitCode
 from elastable.master.checkpoints.checkpoint import open_checkpoint
+from elastable.process.exit_codes import ExitCode
 from tests.elastable.click_job import RECORDS
 from tests.elastable.processes import CLICK_JOB, Hold, counted_by_workers, elastable, run_elastable
 from tests.servers import running_server

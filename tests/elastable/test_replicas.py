@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.exit_codes import ExitCode
 from elastable.launch.program import Program
+from elastable.process.exit_codes import ExitCode
 from tests.elastable.processes import elastable, is_running, run_elastable, wait_until
 
 PROGRAM = Path(__file__).with_name("replica_program.py")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.store import Commit
-from elastable.master.progress import Progress
-from elastable.master.schedule import Schedule
-from elastable.master.version_record import VersionRecord, job_as_json
-from elastable.options import JobOptions
-from elastable.prepare import PreparedJob, prepare_job
+from elastable.jobs.options import JobOptions
+from elastable.jobs.prepare import PreparedJob, prepare_job
+from elastable.master.commits.version_record import VersionRecord, job_as_json
+from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.schedule import Schedule
 from tests.elastable.processes import CLICK_JOB
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from elastable.master.checkpoints.places import find_checkpoint
-from elastable.master.client import MasterClient
+from elastable.master.checkpoints.storage.places import find_checkpoint
+from elastable.master.wire.client import MasterClient
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, Hold, Running, elastable, wait_until
 from tests.elastable.test_interrupted import assert_same_model

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.run_directory import RunDirectory
+from elastable.output.run_directory import RunDirectory
 
 
 @contextmanager

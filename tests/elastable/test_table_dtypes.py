@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import elastable as et
-from elastable.embedding_store.conversion import convert_table
-from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.rows.conversion import convert_table
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.progress import Progress
+from elastable.master.tasks.progress import Progress
 from tests.contracts.store_samples import commit, rows_by_id, update
 from tests.elastable.models import USERS, clicks
 

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import BadSpec, SpecConflict, Unsupported
-from elastable.master.dense import DenseState
-from elastable.master.discovery import discover_tables
+from elastable.master.keras.dense import DenseState
+from elastable.master.keras.discovery import discover_tables
 from tests.elastable.models import DIM, USERS, WORDS, clicks, model_of, plain_model, tables_and_weights
 
 BATCH = 16

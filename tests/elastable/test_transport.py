@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.options import require_transport
+from elastable.jobs.options import require_transport
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, run_elastable
 

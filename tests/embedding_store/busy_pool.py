@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.native.range_pool import RangePool
 
 __all__ = ["busy_pool"]
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from elastable.embedding_store.redis.connection import Connection
+from elastable.embedding_store.tiers.redis.redis_connection import Connection
 
 __all__ = ["Died", "Writes", "die", "dying_after"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.store import Commit
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.engine.memory_store import MemoryStore
 
 
 class FailingShard(MemoryStore):

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.store import RowBlock
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from tests.embedding_store.disturbed_job import commit_of
 from tests.embedding_store.dying_writer import dying_after
 

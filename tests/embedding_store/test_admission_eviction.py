@@ -11,11 +11,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import Commit, TableStatistics, TableUpdate
+from elastable.embedding_store.contract.spec import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    TableSpec,
+)
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, Int64, TableStatistics, TableUpdate
+from elastable.embedding_store.rows.initial_values import initial_rows
 
 JOIN_S = 60.0
 ADAGRAD = OptimizerSpec.of("adagrad", learning_rate=0.5, initial_accumulator_value=0.0)
@@ -245,7 +253,7 @@ def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
 
 
 def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from elastable.embedding_store.memory.row_touches import RowTouches
+    from elastable.embedding_store.engine.membership.row_touches import RowTouches
 
     def no_room(kept: RowTouches, count: int) -> None:
         raise MemoryError("no room")

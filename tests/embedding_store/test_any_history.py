@@ -13,15 +13,22 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from elastable.embedding_store.cached.store import CachedStore
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.partitions.repartition import repartition
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.partitions.repartition import repartition
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.spec import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    TableSpec,
+)
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.tables.grouping import coalesce
+from elastable.embedding_store.tiers.cached.cached_store import CachedStore
+from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
 

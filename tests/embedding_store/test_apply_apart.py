@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elastable.embedding_store.row_optimizer import RowOptimizer, SlotSpec, row_optimizer
-from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
+from elastable.embedding_store.optimizers.registry import row_optimizer
 from tests.embedding_store.test_row_optimizer import CASES, OURS_ALONE, make
 
 DIM = 19

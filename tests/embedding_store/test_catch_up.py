@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
-from elastable.embedding_store.catch_up.segments import segments_of
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.optimizers.dense_replay.segments import segments_of
+from elastable.embedding_store.optimizers.registry import row_optimizer
 
 ROWS, DIM, STEPS = 48, 4, 1000
 TOLERANCE = 1e-5
@@ -69,7 +69,7 @@ def batches() -> tuple[Batch, ...]:
 
 
 def spec_of(optimizer: Any) -> OptimizerSpec:
-    from elastable.master.keras_optimizer import table_optimizer
+    from elastable.master.keras.keras_optimizer import table_optimizer
 
     return table_optimizer(optimizer, lazy=False)
 

@@ -8,7 +8,8 @@ from typing import Any
 import numba
 import pytest
 
-from elastable.embedding_store.catch_up import kernels, one_pass
+from elastable.embedding_store.optimizers.dense_replay import one_pass
+from elastable.embedding_store.optimizers.dense_replay import replay_kernels as kernels
 
 ROWS, ONE = numba.float32[:, ::1], numba.int64[::1]
 TYPES = {

@@ -24,18 +24,20 @@ from elastable.embedding_store import (
     TableUpdate,
     repartition,
 )
-from elastable.embedding_store.catch_up import chapter, following, table_steps
-from elastable.embedding_store.conversion import convert_table
+from elastable.embedding_store.composite.placement.placed_store import PlacedStore
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.following import following_table as following
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.placed_store import PlacedStore
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.shared.store import SharedMemoryStore
-from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
-from elastable.embedding_store.store import EmbeddingStore, Float32
+from elastable.embedding_store.optimizers.dense_replay import chapter, table_steps
+from elastable.embedding_store.rows.conversion import convert_table
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
 ADAMW = OptimizerSpec.of("adamw", lazy=False, learning_rate=0.01, weight_decay=0.1)
 DIM, ROWS = 6, 30

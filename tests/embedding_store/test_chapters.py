@@ -25,11 +25,13 @@ from elastable.embedding_store import (
     TableSpec,
     TableUpdate,
 )
-from elastable.embedding_store.catch_up import following, sweep, table_steps
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.following import following_table as following
+from elastable.embedding_store.engine.following import sweep
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.pins import Pin
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.optimizers.dense_replay import table_steps
+from elastable.embedding_store.optimizers.registry import row_optimizer
 from tests.embedding_store.test_catch_up_stores import STORES
 
 DIM, ROWS = 5, 30

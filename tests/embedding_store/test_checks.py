@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elastable.embedding_store.checks import as_ids, require_block, require_finite, require_gradients, require_ids
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import RowBlock
+from elastable.embedding_store.rows.checks import as_ids, require_block, require_finite, require_gradients, require_ids
 
 FIXED = TableSpec("cities", 3, 10)
 DYNAMIC = TableSpec("people", 3)

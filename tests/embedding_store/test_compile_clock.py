@@ -3,9 +3,9 @@ from __future__ import annotations
 import numba
 import pytest
 
-from elastable.embedding_store.compile_clock import compile_seconds
 from elastable.embedding_store.errors import DeadlineExceeded
-from elastable.embedding_store.redis.connection import Deadline
+from elastable.embedding_store.support.compile_clock import compile_seconds
+from elastable.embedding_store.tiers.redis.redis_connection import Deadline
 
 
 def test_compiling_is_counted_once_however_kernels_are_nested() -> None:

@@ -12,17 +12,17 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unauthenticated, Unavailable
-from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.rpc.address import Address
-from elastable.embedding_store.rpc.connection import Connection
-from elastable.embedding_store.rpc.credentials import ENVIRONMENT, Credentials
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer, Service
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.wire.channels.credentials import ENVIRONMENT, Credentials
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.service.store_service import store_service
 from tests.certificates import TOKEN, Authority
 
 LOOPBACK = Address("127.0.0.1", 50051)
@@ -201,7 +201,7 @@ def test_servers_and_connections_refuse_it_before_they_begin() -> None:
     with pytest.raises(BadInput, match="plain text"):
         GrpcServer("0.0.0.0:0", [], credentials=Credentials(token=TOKEN))
     with pytest.raises(BadInput, match="plain text"):
-        Connection("127.0.0.1:1,192.0.2.1:1", credentials=Credentials(token=TOKEN))
+        ServerConnection("127.0.0.1:1,192.0.2.1:1", credentials=Credentials(token=TOKEN))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
@@ -263,7 +263,7 @@ class Echo:
 SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
-def echoed(connection: Connection, shape: str) -> bytes:
+def echoed(connection: ServerConnection, shape: str) -> bytes:
     """What comes back of a call of that shape."""
     call = getattr(connection.channel, shape)(f"/{STORE_SERVICE}/{shape}", None, None)
 
@@ -281,7 +281,7 @@ def server_of(credentials: Credentials, echo: Echo | None = None) -> GrpcServer:
 
 
 def ask(address: str, credentials: Credentials, shape: str = "unary_unary", deadline_s: float = 60.0) -> bytes:
-    connection = Connection(address, deadline_s, credentials)
+    connection = ServerConnection(address, deadline_s, credentials)
     try:
         return echoed(connection, shape)
     finally:
@@ -290,7 +290,7 @@ def ask(address: str, credentials: Credentials, shape: str = "unary_unary", dead
 
 def refused_at_once(address: str, credentials: Credentials) -> str:
     """What a call is refused with, by one attempt and no repeat."""
-    connection, attempts = Connection(address, 60, credentials), 0
+    connection, attempts = ServerConnection(address, 60, credentials), 0
     call = connection.channel.unary_unary(f"/{STORE_SERVICE}/unary_unary", None, None)
 
     def attempt(timeout: float) -> None:
@@ -368,7 +368,7 @@ def test_anything_but_one_bearer_token_is_refused(shown: list[str]) -> None:
 def test_metadata_of_a_call_goes_with_the_token() -> None:
     echo = Echo()
     with server_of(Credentials(token=TOKEN), echo) as server:
-        connection = Connection(server.address, 60, Credentials(token=TOKEN))
+        connection = ServerConnection(server.address, 60, Credentials(token=TOKEN))
         call = connection.channel.unary_unary(f"/{STORE_SERVICE}/unary_unary", None, None)
         assert call(b"said", timeout=60, metadata=(("trace", "1"),)) == b"said"
         connection.close()
@@ -446,7 +446,7 @@ def test_mutual_tls_takes_no_client_without_its_certificate(ours: Authority, the
 def test_a_server_that_is_started_again_is_reached_again(ours: Authority) -> None:
     credentials = ours.mutual()
     with server_of(credentials) as first:
-        connection = Connection(first.address, 60, credentials)
+        connection = ServerConnection(first.address, 60, credentials)
         assert echoed(connection, "unary_unary") == b"said"
     with GrpcServer(first.address, [Echo().service()], credentials=credentials):
         assert echoed(connection, "unary_unary") == b"said"
@@ -480,7 +480,7 @@ def test_no_credentials_given_are_none_whatever_the_environment_says(
 
 def test_without_a_token_calls_are_made_on_grpcs_own_channel(ours: Authority) -> None:
     plain, secured = (
-        Connection("127.0.0.1:1", 1, credentials) for credentials in (Credentials(), Credentials(ours.ca))
+        ServerConnection("127.0.0.1:1", 1, credentials) for credentials in (Credentials(), Credentials(ours.ca))
     )
     for connection in (plain, secured):
         assert type(connection.channel).__module__ == "grpc._channel"

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store import lookup_many
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tables.table_update import IndexedSlices, update_many
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "data" / "dlrm_reference_single.npz"

@@ -12,21 +12,22 @@ import grpc
 import numpy as np
 import pytest
 
-from elastable.embedding_store.cached.source import CachedSource
+from elastable.embedding_store.composite.partitions.partitioned_source import PartitionedSource
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, FutureVersion, Unavailable, Unsupported
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.partitions.source import PartitionedSource
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.rpc.body_plan import BodyPlan
-from elastable.embedding_store.rpc.failover import FailoverChannel
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.shared.outbox import Outbox, Outboxes
-from elastable.embedding_store.shared.source import SharedSource
-from elastable.embedding_store.shared.store import SharedMemoryStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, Float32, TableUpdate
+from elastable.embedding_store.tiers.cached.cached_source import CachedSource
+from elastable.embedding_store.wire.channels.failover import FailoverChannel
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.messages.body_plan import BodyPlan
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.outbox import Outbox, Outboxes
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 
 SPEC = TableSpec("t", 4, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
 IDS = np.arange(20)

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput, StoreBroken, StoreFailed
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import RowBlock
+from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_samples import commit, dynamic, rows_by_id, update
 
 pytestmark = pytest.mark.process
@@ -38,10 +38,10 @@ FULL = """
 import resource, sys
 import numpy as np
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.tiers.files.file_store import FileStore
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from tests.contracts.store_samples import commit, rows_by_id, update
-from elastable.embedding_store.store import RowBlock
+from elastable.embedding_store.contract.store import RowBlock
 
 size = None if sys.argv[2] == "dynamic" else 40_000
 with FileStore(sys.argv[1], 1 << 20, threads=1) as store:
@@ -82,7 +82,7 @@ def test_a_full_disk_is_met_before_anything_changes(tmp_path: Path, kind: str) -
 
 def test_one_store_at_a_time_has_a_folder(saved: Path) -> None:
     with FileStore(saved, MIB):
-        code = f"from elastable.embedding_store.files.store import FileStore; FileStore({str(saved)!r})"
+        code = f"from elastable.embedding_store.tiers.files.file_store import FileStore; FileStore({str(saved)!r})"
         for refused in (_python(code).stderr, _refused(saved)):
             assert "is open already, in process" in refused
     FileStore(saved, MIB).close()
@@ -91,7 +91,7 @@ def test_one_store_at_a_time_has_a_folder(saved: Path) -> None:
 def test_a_process_that_dies_leaves_an_unclean_store(saved: Path) -> None:
     code = f"""
 import numpy as np, os
-from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_samples import commit, update
 store = FileStore({str(saved)!r})
 commit(store, {{"t": update(np.arange(9), 64)}})
@@ -106,8 +106,8 @@ def test_a_process_that_dies_while_it_writes_its_first_manifest_leaves_an_empty_
     code = f"""
 import os, signal
 from pathlib import Path
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.tiers.files.file_store import FileStore
+from elastable.embedding_store.contract.spec import TableSpec
 Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 FileStore({str(tmp_path / "s")!r}).create_table(TableSpec("t", 4, 9))
 """
@@ -120,7 +120,7 @@ FileStore({str(tmp_path / "s")!r}).create_table(TableSpec("t", 4, 9))
 def test_a_folder_whose_lock_cannot_be_written_is_named(tmp_path: Path) -> None:
     code = f"""
 import resource
-from elastable.embedding_store.files.store import FileStore
+from elastable.embedding_store.tiers.files.file_store import FileStore
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 FileStore({str(tmp_path / "s")!r})
 """
@@ -184,7 +184,7 @@ def test_a_file_on_a_filesystem_that_maps_nothing_is_read_all_the_same(
         raise OSError(errno.ENODEV, "No such device")
 
     maps_nothing = SimpleNamespace(mmap=refuse, MAP_SHARED=mmap.MAP_SHARED, PROT_READ=mmap.PROT_READ)
-    monkeypatch.setattr("elastable.embedding_store.files.row_file.mmap", maps_nothing)
+    monkeypatch.setattr("elastable.embedding_store.tiers.files.row_file.mmap", maps_nothing)
     with FileStore(saved, MIB) as store:
         read = rows_by_id(store, "t")
     assert mapped.keys() == read.keys()

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore
 from elastable.embedding_store.tables.many_tables import lookup_many
+from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, fixed, int64, rows_by_id, update
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.rpc import frames
-from elastable.embedding_store.rpc.frames import (
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.messages import frames
+from elastable.embedding_store.wire.messages.frames import (
     FRAME_BYTES,
     MAX_BODY_BYTES,
     MAX_FRAME_BYTES,
@@ -23,7 +24,6 @@ from elastable.embedding_store.rpc.frames import (
     FrameReader,
     encode,
 )
-from elastable.embedding_store.v1 import store_pb2
 
 INT64 = np.dtype(np.int64)
 HEADER = store_pb2.LookupHeader(tables=[store_pb2.TableIds(table="t", count=3)])

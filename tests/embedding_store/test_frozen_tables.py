@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store import Commit, EvictionSpec, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.store import EmbeddingStore
 from tests.embedding_store.test_catch_up_stores import STORES
 from tests.embedding_store.test_chapters import everything, restore
 

@@ -11,7 +11,7 @@ import numba
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from elastable.embedding_store import fused
+from elastable.embedding_store.optimizers import fused
 
 ARGUMENTS = {
     **dict.fromkeys(("places", "positions"), numba.int64[::1]),
@@ -27,7 +27,7 @@ def updates() -> dict[str, Any]:
     """The kernels that change rows, by name."""
     found = {}
     for module in pkgutil.iter_modules(fused.__path__):
-        names = vars(importlib.import_module(f"elastable.embedding_store.fused.{module.name}"))
+        names = vars(importlib.import_module(f"elastable.embedding_store.optimizers.fused.{module.name}"))
         for name, kernel in names.items():
             if isinstance(kernel, Dispatcher) and "positions" in kernel.py_func.__code__.co_varnames:
                 found[f"{module.name}.{name}"] = kernel

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadGradient, BadIds
-from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.tables import grouping
 from elastable.embedding_store.tables.grouping import Coalescer, coalesce, coalesce_many, sum_by_position
 

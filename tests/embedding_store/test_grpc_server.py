@@ -11,14 +11,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.address import Address
-from elastable.embedding_store.rpc.call_guard import CallLimits
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer, Service
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.wire.channels.call_guard import CallLimits
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.service.store_service import store_service
 
 
 def test_it_listens_on_a_free_port_and_says_which() -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elastable.embedding_store.memory.half_numbers import (
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.native.numbers.half_numbers import (
     HALF_DTYPES,
     gather_half,
     round_half,
     round_half_randomly,
     scatter_half,
 )
-from elastable.embedding_store.memory.slab import anonymous_slab
-from elastable.embedding_store.row_dtypes import row_values
-from elastable.embedding_store.spec import TableSpec
+from elastable.embedding_store.native.slab import anonymous_slab
+from elastable.embedding_store.rows.row_dtypes import row_values
 
 DIM = 64
 EVERY_NUMBER = np.arange(1 << 16, dtype=np.uint16).reshape(-1, DIM)

@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.errors import BadInput, BadSpec
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.locations import (
+from elastable.embedding_store.composite.placement.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,
     plan_tables,
     storage_of_tables,
 )
-from elastable.embedding_store.memory.half_numbers import HALF_DTYPES, round_half
-from elastable.embedding_store.memory.slab import Slab
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.memory.table import MemoryTable
-from elastable.embedding_store.row_dtypes import round_update
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
-from elastable.embedding_store.store import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.memory_table import MemoryTable
+from elastable.embedding_store.errors import BadInput, BadSpec
+from elastable.embedding_store.native.numbers.half_numbers import HALF_DTYPES, round_half
+from elastable.embedding_store.native.slab import Slab
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.embedding_store.rows.row_dtypes import round_update
 from tests.contracts.store_samples import commit, rows_by_id, update
 
 pytestmark = pytest.mark.parametrize("dtype", HALF_DTYPES)

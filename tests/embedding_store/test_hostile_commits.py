@@ -16,6 +16,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    TableSpec,
+)
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
@@ -27,16 +39,11 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     TableNotFound,
 )
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.memory.table import MemoryTable
-from elastable.embedding_store.pins import Pin
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import int64, rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
 

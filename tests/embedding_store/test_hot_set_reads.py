@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.cached.hot_set import HotSet
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import IdOutOfRange, StoreFailed
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.range_pool import RangePool
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import EmbeddingStore, RowBlock
+from elastable.embedding_store.native.ids.hot_set import HotSet
+from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.tiers.files.file_store import FileStore
 
 SPEC = TableSpec("t", 64, 20_000, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
 

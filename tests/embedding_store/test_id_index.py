@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from elastable.embedding_store.memory import id_cells
-from elastable.embedding_store.memory.id_index import IdIndex
-from elastable.embedding_store.store import Int64
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.native.ids import id_cells
+from elastable.embedding_store.native.ids.id_index import IdIndex
 
 JOIN_S = 60.0
 _INT64 = np.iinfo(np.int64)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.initial_values import (
+from elastable.embedding_store.contract.spec import INITIALIZER_KINDS, InitializerSpec, ShardOrigin, TableSpec
+from elastable.embedding_store.rows.initial_values import (
     _philox,
     _standard_normal,
     initial_rows,
     table_key,
     write_initial_rows,
 )
-from elastable.embedding_store.spec import INITIALIZER_KINDS, InitializerSpec, ShardOrigin, TableSpec
 
 IDS = np.array([0, -1, 5, 2**63 - 1, -(2**63), 5], np.int64)
 

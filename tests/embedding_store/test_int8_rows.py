@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from elastable.embedding_store.conversion import convert_table
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, SpecConflict, TableNotFound, Unsupported
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.memory.int8_rows import Int8Rows
-from elastable.embedding_store.memory.slab import anonymous_slab
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import RowBlock
+from elastable.embedding_store.native.slab import anonymous_slab
+from elastable.embedding_store.rows.conversion import convert_table
+from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.embedding_store.rows.int8_rows import Int8Rows
 from tests.contracts.store_samples import commit, rows_by_id, update
 
 DIM = 5

@@ -45,7 +45,7 @@ def test_kernels_run_whatever_can_be_written(tmp_path: Path, writable: str) -> N
 
 
 COUNTED = f"""
-from elastable.embedding_store.compile_clock import compile_seconds
+from elastable.embedding_store.support.compile_clock import compile_seconds
 {PROGRAM}
 print(compile_seconds() > 0)
 """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store.composite.placement.location_file import read_locations, storage_of_url
 from elastable.embedding_store.errors import BadInput, BadSpec
-from elastable.embedding_store.location_file import read_locations, storage_of_url
 
 WHOLE = """
 [stores]

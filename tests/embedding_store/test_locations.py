@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.locations import (
+from elastable.embedding_store.composite.placement.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,
     plan_tables,
     storage_of_tables,
 )
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.errors import BadSpec
 
 
 def tables(*specs: TableSpec) -> dict[str, TableSpec]:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store import Bags, EmbeddingTable, lookup_many
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, FutureVersion, IdOutOfRange
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Float32, Int64, RowBlock
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 
 SGD = OptimizerSpec.of("sgd")
 ROWS = 500

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastable.embedding_store.files.lookup_sampling import LookupSampling
+from elastable.embedding_store.tiers.files.lookup_sampling import LookupSampling
 
 LARGE, SMALL = 1 << 14, 100
 

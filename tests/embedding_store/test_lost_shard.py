@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elastable.embedding_store.composite.partitions.partitioned_source import PartitionedSource
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.partitions.shard_calls import ShardCalls
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, NotReady, ShardAway, ShardLost, TableNotFound, TakenOver
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.partitions.shard_calls import ShardCalls
-from elastable.embedding_store.partitions.source import PartitionedSource
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.retry import retry
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.support.retry import retry
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, update
 
 IDS = np.arange(12)

@@ -13,16 +13,16 @@ import hiredis
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.errors import BadInput, BadSpec, ElastableError, StoreFailed
-from elastable.embedding_store.redis.registry import Registry, version_of
-from elastable.embedding_store.redis.reply_shapes import require_shapes
-from elastable.embedding_store.redis.resp_answers import parse_answer
-from elastable.embedding_store.redis.resp_replies import ChangeReplies
-from elastable.embedding_store.redis.schema import TableRecord
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.rpc.address import Address
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.tiers.redis.registry import Registry, version_of
+from elastable.embedding_store.tiers.redis.reply_shapes import require_shapes
+from elastable.embedding_store.tiers.redis.resp_answers import parse_answer
+from elastable.embedding_store.tiers.redis.resp_replies import ChangeReplies
+from elastable.embedding_store.tiers.redis.schema import TableRecord
 
 PLAIN = json.loads(spec_to_json(TableSpec("t", 2)))
 

@@ -7,18 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.cached.source import CachedSource
-from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.placement.location_file import storage_of_url
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.location_file import storage_of_url
-from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.open_store import open_source, open_store
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
-from elastable.embedding_store.store_url import shard_urls
+from elastable.embedding_store.support.store_url import shard_urls
+from elastable.embedding_store.tiers.cached.cached_source import CachedSource
+from elastable.embedding_store.tiers.cached.cached_store import CachedStore
+from elastable.embedding_store.tiers.files.file_store import FileStore
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 
 
 def test_memory() -> None:

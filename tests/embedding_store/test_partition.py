@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
-from elastable.embedding_store.fused.rowwise_adagrad import row_squares
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.partitions.partition import (
+from elastable.embedding_store.composite.partitions.partition import (
     Part,
     Partition,
     encoding_columns,
     partition,
     partition_of_shards,
 )
-from elastable.embedding_store.partitions.token_split import global_ids, split_ids
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
-from elastable.embedding_store.store import RowBlock, TableUpdate
+from elastable.embedding_store.composite.partitions.token_split import global_ids, split_ids
+from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, ShardOrigin, TableSpec
+from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
+from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.rows.initial_values import initial_rows
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 DOCUMENT = [(14, 64, 4), (13, 7, 4), (5, 3, 8), (1, 1, 2)]

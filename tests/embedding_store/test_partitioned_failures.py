@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadInput,
     BadSpec,
@@ -15,11 +19,7 @@ from elastable.embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, rows_by_id, update
 from tests.cutting_proxy import cutting_proxy
 from tests.embedding_store.disturbed_job import IDS as JOB_IDS

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.pins.pin_keeper import PinKeeper
 from elastable.embedding_store.errors import Unavailable
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.pin_keeper import PinKeeper
-from elastable.embedding_store.pins import Pin
 from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, update
 
 LEASE_S = 1.0

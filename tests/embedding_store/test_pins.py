@@ -10,23 +10,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.cached.source import CachedSource
-from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.placement.placed_store import PlacedStore
+from elastable.embedding_store.contract.pins import Pin, PinStatistics, joined_pins
+from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    TableSpec,
+)
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.pins.store_pins import StorePins
+from elastable.embedding_store.engine.row_images import BeforeImages
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, Unavailable
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.memory.before_images import BeforeImages
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.memory.store_pins import StorePins
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.pins import Pin, PinStatistics, joined_pins
-from elastable.embedding_store.placed_store import PlacedStore
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.shared.source import SharedSource
-from elastable.embedding_store.shared.store import SharedMemoryStore
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.tiers.cached.cached_source import CachedSource
+from elastable.embedding_store.tiers.cached.cached_store import CachedStore
+from elastable.embedding_store.tiers.files.file_store import FileStore
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_pins import whole
 from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, rows_by_id, update
 

@@ -15,14 +15,21 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import (
+    AdmissionSpec,
+    EvictionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    TableSpec,
+)
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.engine.pins.store_pins import StorePins
 from elastable.embedding_store.errors import StaleVersion
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.memory.store_pins import StorePins
-from elastable.embedding_store.pins import Pin
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.embedding_store.tiers.files.file_store import FileStore
 
 NORMAL = InitializerSpec("normal", 0, 1)
 SPECS = {

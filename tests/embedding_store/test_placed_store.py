@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store.composite.placement.placed_store import PlacedStore
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, TableNotFound, Unavailable
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.placed_store import PlacedStore
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import OptimizerSpec
-from elastable.embedding_store.store import Commit
+from elastable.embedding_store.tiers.files.file_store import FileStore
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
 from tests.embedding_store.failing_shard import FailingShard

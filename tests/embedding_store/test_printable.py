@@ -3,13 +3,13 @@ from __future__ import annotations
 import grpc
 import pytest
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.printable import printable
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.server import GrpcServer, Service
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.support.printable import printable
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.service.store_service import store_service
 
 
 @pytest.mark.parametrize(

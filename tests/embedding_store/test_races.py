@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import FutureVersion, StaleVersion, StoreFailed, TableNotFound
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.embedding_store.tiers.cached.cached_store import CachedStore
+from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_samples import JOIN_S, rows_by_id
 
 THREADS = 8

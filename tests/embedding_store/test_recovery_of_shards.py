@@ -8,13 +8,15 @@ from itertools import count
 
 import pytest
 
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.partitions.shard_calls import ShardCalls
+from elastable.embedding_store.composite.placement.placed_store import PlacedStore
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ShardLost, StaleVersion, StoreFailed
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.placed_store import PlacedStore
-from elastable.embedding_store.redis.reader import RedisReader
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.store import Commit, EmbeddingStore
+from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.dying_writer import Died, dying_after
 
@@ -71,7 +73,7 @@ def test_a_commit_at_every_point(
         with filled(joined(places), 2) as store:
             assert store.keeps_records
             # One shard after the other: threads would die each by itself.
-            monkeypatch.setattr("elastable.embedding_store.partitions.shard_calls.ShardCalls.outcomes", in_turn)
+            monkeypatch.setattr(ShardCalls, "outcomes", in_turn)
             try:
                 with dying_after(monkeypatch, writes):
                     store.commit(with_record(3))

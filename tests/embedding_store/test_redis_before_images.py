@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.redis.before_images import Moment, before_bytes, decode_before, encode_before
-from elastable.embedding_store.redis.catalog import Catalog
-from elastable.embedding_store.redis.more_commands import MoreCommands
-from elastable.embedding_store.redis.resp_answers import parse_answer
-from elastable.embedding_store.redis.row_update import block_with_slots
-from elastable.embedding_store.redis.schema import TableRecord, partition_of
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.tiers.redis.before_images import Moment, before_bytes, decode_before, encode_before
+from elastable.embedding_store.tiers.redis.catalog import Catalog
+from elastable.embedding_store.tiers.redis.more_commands import MoreCommands
+from elastable.embedding_store.tiers.redis.resp_answers import parse_answer
+from elastable.embedding_store.tiers.redis.row_update import block_with_slots
+from elastable.embedding_store.tiers.redis.schema import TableRecord, partition_of
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=30)
 

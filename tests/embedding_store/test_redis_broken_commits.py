@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import redis
 
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.errors import BadIds, StaleVersion, StoreFailed
-from elastable.embedding_store.redis.schema import partition_of
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.tiers.redis.schema import partition_of
 from tests.cutting_proxy import CuttingProxy, cutting_proxy
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.servers import Server

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import redis
 
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.redis.reader import RedisReader
-from elastable.embedding_store.redis.schema import hash_slot, weights_key
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.tiers.redis.schema import hash_slot, weights_key
 from tests.servers import Server
 
 SPEC = TableSpec("t", 4, None, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import redis
 
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import StaleVersion, StoreFailed
-from elastable.embedding_store.pins import Pin
-from elastable.embedding_store.redis.reader import RedisReader
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.store import Commit, EmbeddingStore
+from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, undisturbed
 from tests.embedding_store.dying_writer import Died, dying_after
 

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 import redis
 
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, NotReady, StoreFailed, Unavailable
 from elastable.embedding_store.open_store import open_source
-from elastable.embedding_store.redis.reader import RedisReader
-from elastable.embedding_store.redis.schema import partition_of
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.retry import retry
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.support.retry import retry
+from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.tiers.redis.schema import partition_of
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.servers import Server, running_cluster, running_server
 

@@ -15,8 +15,8 @@ import pytest
 import redis
 
 from elastable.embedding_store.errors import StaleVersion, StoreFailed
-from elastable.embedding_store.redis.reader import RedisReader
-from elastable.embedding_store.redis.store import RedisStore
+from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.servers import Server
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import redis
 
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput, StoreFailed
-from elastable.embedding_store.redis.held_rows import HeldRows
-from elastable.embedding_store.redis.schema import STAMP_FIELD, partition_of, weights_key
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.redis.url import RedisUrl
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.tiers.redis.held_rows import HeldRows
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.tiers.redis.schema import STAMP_FIELD, partition_of, weights_key
+from elastable.embedding_store.tiers.redis.url import RedisUrl
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.embedding_store.dying_writer import Died, dying_after
 

@@ -6,14 +6,14 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.open_store import open_source, open_store
-from elastable.embedding_store.redis.login import (
+from elastable.embedding_store.tiers.redis.login import (
     FILE_VARIABLE,
     PASSWORD_VARIABLE,
     USER_VARIABLE,
     login_of_environment,
     split_login,
 )
-from elastable.embedding_store.redis.url import RedisUrl
+from elastable.embedding_store.tiers.redis.url import RedisUrl
 from tests.contracts.store_samples import fixed
 from tests.servers import running_server
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import redis
 
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, StaleVersion, StoreFailed
-from elastable.embedding_store.redis.before_images import Moment
-from elastable.embedding_store.redis.pinned_reader import PinnedReader
-from elastable.embedding_store.redis.reader import RedisReader
-from elastable.embedding_store.redis.registry import PinEntry, Registry
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.tiers.redis.before_images import Moment
+from elastable.embedding_store.tiers.redis.pinned_reader import PinnedReader
+from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.tiers.redis.registry import PinEntry, Registry
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.embedding_store.dying_writer import Died, dying_after
 

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import redis
 
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput, StoreFailed
-from elastable.embedding_store.redis.schema import (
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.embedding_store.tiers.redis.schema import (
     TableRecord,
     before_key,
     before_ledger_key,
@@ -26,9 +29,6 @@ from elastable.embedding_store.redis.schema import (
     version_key,
     weights_key,
 )
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, TableUpdate
 
 
 def test_key_names() -> None:

@@ -9,12 +9,13 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import StaleVersion
-from elastable.embedding_store.redis.reader import RedisReader
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
 from elastable.embedding_store.tables.lookup_request import LookupRequest
+from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from tests.contracts.store_contract import StoreContract
 
 MakeStore = Callable[[], EmbeddingStore]

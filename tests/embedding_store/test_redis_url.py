@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.redis.url import RedisUrl
-from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 
 def test_every_part_of_a_url() -> None:

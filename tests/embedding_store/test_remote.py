@@ -15,6 +15,9 @@ import grpc
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadIds,
     BadInput,
@@ -26,17 +29,14 @@ from elastable.embedding_store.errors import (
     TableNotFound,
     Unavailable,
 )
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.connection import Connection
-from elastable.embedding_store.rpc.errors import ERROR_KEY
-from elastable.embedding_store.rpc.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, encode
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.server import GrpcServer, Service
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE, spec_to_message
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, TableUpdate
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, ONE_FRAME_BYTES, encode
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE, spec_to_message
+from elastable.embedding_store.wire.service.store_service import store_service
 
 pytestmark = pytest.mark.process
 
@@ -382,7 +382,7 @@ def test_a_server_killed_in_mid_stream_is_unavailable() -> None:
 
 
 def test_a_source_on_anothers_connection_leaves_it_open(server: GrpcServer) -> None:
-    connection = Connection(server.address, deadline_s=60)
+    connection = ServerConnection(server.address, deadline_s=60)
     RemoteSource(connection).close()
     assert RemoteSource(connection).version() == 1
     connection.close()

@@ -11,6 +11,9 @@ import grpc
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
     BadInput,
@@ -22,17 +25,14 @@ from elastable.embedding_store.errors import (
     Unsupported,
     VersionError,
 )
-from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.open_store import open_source, open_store
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer, Service
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
-from elastable.embedding_store.rpc.store_messages import block_frames, commit_frames
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.messages.store_messages import block_frames, commit_frames
+from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.redis.resp_codec import COMMAND, NO_STAMP, Keys, encode_reads, encode_writes
-from elastable.embedding_store.redis.resp_replies import ChangeReplies, Replies, RowReplies
+from elastable.embedding_store.tiers.redis.resp_codec import COMMAND, NO_STAMP, Keys, encode_reads, encode_writes
+from elastable.embedding_store.tiers.redis.resp_replies import ChangeReplies, Replies, RowReplies
 
 KEYS = [b"{n:t:0}:weights", b"{n:t:1}:weights", b"k" * 123, b"{n:t:0}:slots", b"{n:t:1}:slots", b"s"]
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=3)

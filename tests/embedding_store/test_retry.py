@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreBroken, StoreFailed, TakenOver, Unavailable
-from elastable.embedding_store.retry import retry
+from elastable.embedding_store.support.retry import retry
 
 
 class Away:

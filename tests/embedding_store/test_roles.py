@@ -14,19 +14,19 @@ import pytest
 from google.protobuf import descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, PermissionDenied, StaleVersion, Unauthenticated
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc import audit
-from elastable.embedding_store.rpc.connection import channel
-from elastable.embedding_store.rpc.credentials import Credentials
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.rpc.roles import LEAST_ROLE, Role, least_role
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
-from elastable.master.bare import BareMaster
-from elastable.master.service import master_service
+from elastable.embedding_store.wire.channels import audit
+from elastable.embedding_store.wire.channels.credentials import Credentials
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.roles import LEAST_ROLE, Role, least_role
+from elastable.embedding_store.wire.channels.server_connection import channel
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.master.jobs.bare import BareMaster
 from elastable.master.v1 import master_pb2
+from elastable.master.wire.master_service import master_service
 from tests.certificates import Authority
 from tests.contracts.store_samples import commit, dynamic, int64, rows_by_id, update
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elastable.embedding_store.memory.row_fold import fold_bags
-from elastable.embedding_store.memory.row_gather import can_stream, gather, gather_marked
-from elastable.embedding_store.store import Float32
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.native.row_fold import fold_bags
+from elastable.embedding_store.native.row_gather import can_stream, gather, gather_marked
 
 DIMS = (1, 2, 3, 5, 7, 8, 12, 15, 16, 17, 31, 32, 33, 64, 80, 100, 128, 129, 256, 300)
 GUARD = 7.0

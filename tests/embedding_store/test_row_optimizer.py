@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.row_optimizer import known_row_optimizers, row_optimizer
-from elastable.embedding_store.spec import OptimizerSpec
+from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer
 from tests.contracts.reference_rows import stepped
 
 CASES = [

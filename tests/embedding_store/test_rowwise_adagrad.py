@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient
-from elastable.embedding_store.fused.rowwise_adagrad import row_squares
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
+from elastable.embedding_store.optimizers.registry import row_optimizer
 
 SPEC = OptimizerSpec.of("rowwise_adagrad", learning_rate=0.05, epsilon=1e-6)
 

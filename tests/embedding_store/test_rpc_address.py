@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.rpc.address import Address
+from elastable.embedding_store.support.address import Address
 
 
 @pytest.mark.parametrize(

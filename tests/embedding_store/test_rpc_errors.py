@@ -19,10 +19,10 @@ from elastable.embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from elastable.embedding_store.rpc.connection import Connection
-from elastable.embedding_store.rpc.errors import ERROR_KEY, answering, status_code
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer, Service
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering, status_code
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 MESSAGES = ["", "plain", "id 7 at position 3: 0 <= id < 5 (100 %)", "größer als\nzwei Zeilen", "汉字 " * 50]
@@ -59,14 +59,14 @@ def failing() -> Failing:
 
 
 @pytest.fixture(scope="module")
-def connection(failing: Failing) -> Iterator[Connection]:
+def connection(failing: Failing) -> Iterator[ServerConnection]:
     handlers = {
         "Unary": grpc.unary_unary_rpc_method_handler(failing.unary),
         "Stream": grpc.unary_stream_rpc_method_handler(failing.stream),
         "Slow": grpc.unary_unary_rpc_method_handler(failing.slow),
     }
     with GrpcServer("127.0.0.1:0", [Service(STATUS, handlers)], anonymous=Role.ADMINISTRATOR) as server:
-        connection = Connection(server.address, deadline_s=20)
+        connection = ServerConnection(server.address, deadline_s=20)
         yield connection
         connection.close()
 
@@ -75,7 +75,7 @@ def connection(failing: Failing) -> Iterator[Connection]:
 STATUS = "elastable.master.v1.Master"
 
 
-def call(connection: Connection, method: str) -> list[bytes]:
+def call(connection: ServerConnection, method: str) -> list[bytes]:
     if method == "Stream":
         stream = connection.channel.unary_stream(f"/{STATUS}/Stream", None, None)
         return connection.call(lambda timeout: list(stream(b"", timeout=timeout)))
@@ -86,7 +86,7 @@ def call(connection: Connection, method: str) -> list[bytes]:
 @pytest.mark.parametrize("method", ["Unary", "Stream"])
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_every_class_arrives_as_itself(
-    failing: Failing, connection: Connection, kind: type[ElastableError], method: str
+    failing: Failing, connection: ServerConnection, kind: type[ElastableError], method: str
 ) -> None:
     for message in MESSAGES:
         failing.error = kind(message)
@@ -97,14 +97,14 @@ def test_every_class_arrives_as_itself(
         assert isinstance(caught.value.__cause__, grpc.RpcError)
 
 
-def test_an_error_that_a_server_answered_is_not_repeated(failing: Failing, connection: Connection) -> None:
+def test_an_error_that_a_server_answered_is_not_repeated(failing: Failing, connection: ServerConnection) -> None:
     failing.error, failing.attempts = Unavailable("redis://nowhere:1 is gone"), 0
     with pytest.raises(Unavailable, match="redis://nowhere:1"):
         call(connection, "Unary")
     assert failing.attempts == 1
 
 
-def test_a_subclass_of_the_servers_own_arrives_as_its_base(failing: Failing, connection: Connection) -> None:
+def test_a_subclass_of_the_servers_own_arrives_as_its_base(failing: Failing, connection: ServerConnection) -> None:
     failing.error = Private("version 9")
     with pytest.raises(FutureVersion, match="version 9") as caught:
         call(connection, "Unary")
@@ -112,7 +112,7 @@ def test_a_subclass_of_the_servers_own_arrives_as_its_base(failing: Failing, con
 
 
 def test_an_unexpected_error_is_internal_names_its_class_and_is_logged(
-    failing: Failing, connection: Connection, caplog: pytest.LogCaptureFixture
+    failing: Failing, connection: ServerConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing.error = KeyError("row")
     with caplog.at_level(logging.ERROR), pytest.raises(StoreFailed, match="KeyError: 'row'") as caught:
@@ -123,7 +123,7 @@ def test_an_unexpected_error_is_internal_names_its_class_and_is_logged(
 
 
 def test_what_a_server_failed_with_is_not_taken_for_what_keeps_this_client_from_it(
-    failing: Failing, connection: Connection
+    failing: Failing, connection: ServerConnection
 ) -> None:
     for failing.error in (OSError("CERTIFICATE_VERIFY_FAILED"), StoreFailed("CERTIFICATE_VERIFY_FAILED")):
         with pytest.raises(StoreFailed, match="CERTIFICATE_VERIFY_FAILED"):
@@ -131,13 +131,15 @@ def test_what_a_server_failed_with_is_not_taken_for_what_keeps_this_client_from_
 
 
 @pytest.mark.parametrize("letter", ["a", "ü", "\ud800"])
-def test_a_very_long_message_is_cut_and_keeps_its_class(failing: Failing, connection: Connection, letter: str) -> None:
+def test_a_very_long_message_is_cut_and_keeps_its_class(
+    failing: Failing, connection: ServerConnection, letter: str
+) -> None:
     failing.error = JobFailed("begins " + letter * 100_000)
     with pytest.raises(JobFailed, match=r"^begins .*\(100007 characters\)$"):
         call(connection, "Unary")
 
 
-def test_the_status_tells_a_foreign_client_code_and_class(failing: Failing, connection: Connection) -> None:
+def test_the_status_tells_a_foreign_client_code_and_class(failing: Failing, connection: ServerConnection) -> None:
     failing.error = errors.IdOutOfRange("id 5")
     with pytest.raises(grpc.RpcError) as caught:
         connection.channel.unary_unary(f"/{STATUS}/Unary", None, None)(b"", timeout=20)
@@ -153,20 +155,20 @@ def test_every_class_has_a_code_of_its_own_or_its_base() -> None:
     assert grpc.StatusCode.OK not in codes.values()
 
 
-def test_a_call_that_is_not_served_is_unsupported(connection: Connection) -> None:
+def test_a_call_that_is_not_served_is_unsupported(connection: ServerConnection) -> None:
     with pytest.raises(Unsupported, match="does not serve"):
         call(connection, "Missing")
 
 
-def test_a_slow_answer_ends_at_the_deadline_and_names_it(connection: Connection) -> None:
-    hasty = Connection(connection.address, deadline_s=0.1)
+def test_a_slow_answer_ends_at_the_deadline_and_names_it(connection: ServerConnection) -> None:
+    hasty = ServerConnection(connection.address, deadline_s=0.1)
     with pytest.raises(DeadlineExceeded, match=rf"{connection.address} gave no answer within the deadline of 0.1 s"):
         call(hasty, "Slow")
     hasty.close()
 
 
-def test_what_a_server_is_asked_to_wait_is_not_called_the_deadline(connection: Connection) -> None:
-    hasty = Connection(connection.address, deadline_s=0.1)
+def test_what_a_server_is_asked_to_wait_is_not_called_the_deadline(connection: ServerConnection) -> None:
+    hasty = ServerConnection(connection.address, deadline_s=0.1)
     slow = hasty.channel.unary_unary(f"/{STATUS}/Slow", None, None)
     with pytest.raises(DeadlineExceeded, match=r"within the deadline of 0\.1 s after the 0\.2 s that it was asked"):
         hasty.call(lambda timeout: slow(b"", timeout=timeout), wait_s=0.2)
@@ -174,7 +176,7 @@ def test_what_a_server_is_asked_to_wait_is_not_called_the_deadline(connection: C
 
 
 def test_who_is_not_there_is_not_waited_for_longer_than_the_deadline() -> None:
-    nobody = Connection("127.0.0.1:1", deadline_s=0.3)
+    nobody = ServerConnection("127.0.0.1:1", deadline_s=0.3)
     timeouts = list[float]()
     call_nobody = nobody.channel.unary_unary(f"/{STATUS}/Slow", None, None)
 
@@ -189,7 +191,7 @@ def test_who_is_not_there_is_not_waited_for_longer_than_the_deadline() -> None:
     nobody.close()
 
 
-def test_a_last_attempt_that_has_no_time_left_tells_of_the_one_before(connection: Connection) -> None:
+def test_a_last_attempt_that_has_no_time_left_tells_of_the_one_before(connection: ServerConnection) -> None:
     with grpc.insecure_channel("127.0.0.1:1") as nobody:
         path = f"/{STATUS}/Slow"
         attempts = iter([nobody.unary_unary(path, None, None), connection.channel.unary_unary(path, None, None)])
@@ -197,8 +199,8 @@ def test_a_last_attempt_that_has_no_time_left_tells_of_the_one_before(connection
             connection.call(lambda timeout: next(attempts)(b"", timeout=0.1))
 
 
-def test_a_closed_connection_says_so(connection: Connection) -> None:
-    closed = Connection(connection.address, deadline_s=1)
+def test_a_closed_connection_says_so(connection: ServerConnection) -> None:
+    closed = ServerConnection(connection.address, deadline_s=1)
     closed.close()
     closed.close()
     with pytest.raises(Unavailable, match="was closed"):
@@ -206,7 +208,7 @@ def test_a_closed_connection_says_so(connection: Connection) -> None:
 
 
 def test_nobody_there_is_unavailable_within_the_deadline_and_names_both() -> None:
-    nobody = Connection("127.0.0.1:1", deadline_s=5)
+    nobody = ServerConnection("127.0.0.1:1", deadline_s=5)
     attempts = []
     call_nobody = nobody.channel.unary_unary(f"/{STATUS}/Unary", None, None)
 
@@ -223,9 +225,9 @@ def test_nobody_there_is_unavailable_within_the_deadline_and_names_both() -> Non
 @pytest.mark.parametrize("deadline_s", [0, -1, float("nan")])
 def test_a_deadline_must_be_above_zero(deadline_s: float) -> None:
     with pytest.raises(errors.BadInput, match="deadline"):
-        Connection("127.0.0.1:1", deadline_s)
+        ServerConnection("127.0.0.1:1", deadline_s)
 
 
 def test_port_zero_is_no_server() -> None:
     with pytest.raises(errors.BadInput, match="port 0"):
-        Connection("127.0.0.1:0")
+        ServerConnection("127.0.0.1:0")

@@ -18,22 +18,22 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import BadInput, StoreFailed
-from elastable.embedding_store.memory import id_cells
-from elastable.embedding_store.memory.id_index import IdIndex
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.shared import sealed_memory, users
-from elastable.embedding_store.shared.attached_rows import attached_tables
-from elastable.embedding_store.shared.attachment import BELL, LAYOUT, OUTBOX, connected, receive_packet
-from elastable.embedding_store.shared.attachment_client import Attachment
-from elastable.embedding_store.shared.outbox import Outbox, Outboxes
-from elastable.embedding_store.shared.sealed_memory import SealedMemory
-from elastable.embedding_store.shared.source import SharedSource
-from elastable.embedding_store.shared.store import SharedMemoryStore
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import TableUpdate
+from elastable.embedding_store.native.ids import id_cells
+from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared import sealed_memory, users
+from elastable.embedding_store.wire.shared.attached_rows import attached_tables
+from elastable.embedding_store.wire.shared.attachment import BELL, LAYOUT, OUTBOX, connected, receive_packet
+from elastable.embedding_store.wire.shared.attachment_client import Attachment
+from elastable.embedding_store.wire.shared.outbox import Outbox, Outboxes
+from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_samples import commit
 
 pytestmark = pytest.mark.process

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.errors import Unavailable
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.shared.source import SharedSource
-from elastable.embedding_store.shared.store import SharedMemoryStore
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, TableUpdate
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_samples import commit
 from tests.embedding_store.test_shared_source import mapped
 

@@ -16,21 +16,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import FutureVersion, IdOutOfRange, StaleVersion, TableNotFound, Unsupported
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.remote import RemoteSource
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.shared import store as shared_store
-from elastable.embedding_store.shared.attachment_client import Attachment
-from elastable.embedding_store.shared.sealed_memory import SealedMemory
-from elastable.embedding_store.shared.slab import SharedSlab
-from elastable.embedding_store.shared.source import SharedSource
-from elastable.embedding_store.shared.store import SharedMemoryStore
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
 from elastable.embedding_store.tables.lookup_request import Bags, lookup_request
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared import shared_store
+from elastable.embedding_store.wire.shared.attachment_client import Attachment
+from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
+from elastable.embedding_store.wire.shared.shared_slab import SharedSlab
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, update
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
+from elastable.embedding_store.engine.membership.sightings import Sightings
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.memory.sightings import Sightings
-from elastable.embedding_store.spec import AdmissionSpec, TableSpec
 
 
 def sketch(counters: int, sightings: int = 3, seed: int = 0, name: str = "t") -> Sightings:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from elastable.embedding_store.memory.slab import Slab
+from elastable.embedding_store.native.slab import Slab
 
 
 def test_growing_keeps_values_and_adds_zeros() -> None:

@@ -10,19 +10,20 @@ import grpc
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, BadSpec, DeadlineExceeded
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc import pin_service, service, write_service
-from elastable.embedding_store.rpc.frames import MAX_ENTRIES, FrameReader, encode
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.rpc.reply_room import ReplyRoom
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
-from elastable.embedding_store.spec import AdmissionSpec, TableSpec
-from elastable.embedding_store.store import RowBlock
 from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.messages.frames import MAX_ENTRIES, FrameReader, encode
+from elastable.embedding_store.wire.messages.reply_room import ReplyRoom
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.service import pin_service, write_service
+from elastable.embedding_store.wire.service import store_service as service
+from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import fixed, rows_by_id
 
 WAIT_S = 60

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.rpc.spec_messages import spec_from_message, spec_to_message
-from elastable.embedding_store.spec import (
+from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
     EvictionSpec,
     InitializerSpec,
@@ -16,7 +14,9 @@ from elastable.embedding_store.spec import (
     ShardOrigin,
     TableSpec,
 )
-from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.wire.messages.spec_messages import spec_from_message, spec_to_message
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from elastable.embedding_store.errors import DeadlineExceeded
-from elastable.embedding_store.range_pool import SERIAL, RangePool
-from elastable.embedding_store.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
+from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from tests.embedding_store.busy_pool import busy_pool
 
 WAIT_S = 30.0

@@ -11,11 +11,11 @@ from functools import partial
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.kernel import kernel
-from elastable.embedding_store.range_pool import RangePool
-from elastable.embedding_store.store import Int64
-from elastable.embedding_store.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.native.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
 from tests.embedding_store.busy_pool import busy_pool
 
 WAIT_S = 30.0
@@ -87,7 +87,7 @@ def test_whoever_is_inside_is_waited_for() -> None:
 
 
 def test_a_thread_that_never_leaves_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("elastable.embedding_store.turns._DEADLINE_S", 0.02)
+    monkeypatch.setattr("elastable.embedding_store.native.turns._DEADLINE_S", 0.02)
     turns = Turns(2)
     join_turns(turns.state)
     with pytest.raises(StoreFailed, match="did not end its turn"):

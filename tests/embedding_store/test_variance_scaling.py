@@ -4,10 +4,10 @@ import math
 
 import pytest
 
+from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
+from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.variance_scaling import SCALED_INITIALIZERS, variance_scaling
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.spec import InitializerSpec, TableSpec
-from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
-from elastable.embedding_store.variance_scaling import SCALED_INITIALIZERS, variance_scaling
 
 
 # Glorot and Bengio 2010; He et al. 2015; LeCun et al. 1998; a normal cut at two sigma is narrower by 0.8796.

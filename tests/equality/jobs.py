@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.client import MasterClient
+from elastable.master.wire.client import MasterClient
 from tests.preloaded.client import PreloadedProcess
 
 MODEL = Path(__file__).parent / "model.py"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import elastable as et
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.master.record_order import record_order
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.tiers.files.file_store import FileStore
+from elastable.master.tasks.record_order import record_order
 from tests.equality import model as equality
 from tests.equality.jobs import Numbers, differing, train
 

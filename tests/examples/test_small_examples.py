@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 
 import elastable as et
-from elastable.worker.model_file import load_model_file
+from elastable.worker.models.model_file import load_model_file
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ import grpc
 from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from elastable.embedding_store.rpc.errors import ERROR_KEY, error_class, status_code
+from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, error_class, status_code
 from tests.fuzz.messages import Words, filled, framed, varied
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding, Target

@@ -8,17 +8,22 @@ from typing import Any
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
-from elastable.embedding_store.rpc.frames import FrameReader
-from elastable.embedding_store.rpc.store_messages import (
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.messages.frames import FrameReader
+from elastable.embedding_store.wire.messages.store_messages import (
     blocks_from_frames,
     commit_from_frames,
     ids_from_frames,
     sightings_from_frames,
 )
-from elastable.embedding_store.v1 import store_pb2
 from elastable.master.api import DenseSnapshot
-from elastable.master.bulk_messages import dense_frames, dense_from_frames, evaluation_from_frames, push_from_frames
 from elastable.master.v1 import master_pb2
+from elastable.master.wire.bulk_messages import (
+    dense_frames,
+    dense_from_frames,
+    evaluation_from_frames,
+    push_from_frames,
+)
 from tests.fuzz.calls import Call, made_messages
 from tests.fuzz.master_calls import MASTER_CALLS, master_words
 from tests.fuzz.mutator import Mutator

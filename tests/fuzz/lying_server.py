@@ -10,20 +10,20 @@ import grpc
 import numpy as np
 from google.protobuf.descriptor import ServiceDescriptor
 
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
-from elastable.embedding_store.store import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
 from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, Slices, WorkerIdentity
-from elastable.master.bare import BareMaster
-from elastable.master.client import MasterClient
-from elastable.master.identities import SESSION_KEY
-from elastable.master.service import master_service
+from elastable.master.jobs.bare import BareMaster
+from elastable.master.tasks.identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
+from elastable.master.wire.client import MasterClient
+from elastable.master.wire.master_service import master_service
 from tests.fuzz.calls import WAIT_S
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS

@@ -11,12 +11,12 @@ import grpc
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
-from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
@@ -34,14 +34,14 @@ from elastable.master.api import (
     Task,
     WorkerIdentity,
 )
-from elastable.master.bare import BareMaster
-from elastable.master.bulk_messages import evaluation_frames, push_frames
-from elastable.master.client import MasterClient
-from elastable.master.core import Master
-from elastable.master.discovery import create_tables, discover_tables
-from elastable.master.identities import SESSION_KEY
-from elastable.master.service import master_service
+from elastable.master.jobs.bare import BareMaster
+from elastable.master.jobs.core import Master
+from elastable.master.keras.discovery import create_tables, discover_tables
+from elastable.master.tasks.identities import SESSION_KEY
 from elastable.master.v1 import master_pb2
+from elastable.master.wire.bulk_messages import evaluation_frames, push_frames
+from elastable.master.wire.client import MasterClient
+from elastable.master.wire.master_service import master_service
 from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS, store_words

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from elastable.embedding_store.rpc.frames import frame_prefix
+from elastable.embedding_store.wire.messages.frames import frame_prefix
 from tests.fuzz.mutator import Mutator
 
 __all__ = ["Words", "filled", "framed", "varied"]

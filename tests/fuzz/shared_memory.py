@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from elastable.embedding_store.rpc.body_plan import BodyPlan
-from elastable.embedding_store.shared.attached_rows import attached_tables
-from elastable.embedding_store.shared.attachment import BELL, LAYOUT, OUTBOX, connected, receive_packet
-from elastable.embedding_store.shared.outbox import Letter, Outbox
-from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
+from elastable.embedding_store.wire.messages.body_plan import BodyPlan
+from elastable.embedding_store.wire.shared.attached_rows import attached_tables
+from elastable.embedding_store.wire.shared.attachment import BELL, LAYOUT, OUTBOX, connected, receive_packet
+from elastable.embedding_store.wire.shared.outbox import Letter, Outbox
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS
 from tests.fuzz.target import Finding, Target

@@ -10,16 +10,17 @@ import grpc
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.rpc.spec_messages import spec_to_message
-from elastable.embedding_store.shared.store import SharedMemoryStore
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.messages.spec_messages import spec_to_message
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.fuzz.calls import WAIT_S, Call, CallTarget, Seed
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Finding
@@ -116,7 +117,7 @@ def _rows(m: Mutator) -> Seed:
 
 
 def _block(m: Mutator) -> Seed:
-    from elastable.embedding_store.row_optimizer import row_optimizer
+    from elastable.embedding_store.optimizers.registry import row_optimizer
 
     spec = m.choice(list(SPECS.values()))
     ids = _ids(m, spec)

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.store import EmbeddingStore
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.dirty_rows import DirtyRows
 from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.rows.dirty_rows import DirtyRows
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.progress import Progress
-from elastable.master.version_record import VersionRecord, job_as_json
+from elastable.master.commits.version_record import VersionRecord, job_as_json
+from elastable.master.tasks.progress import Progress
 from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec

@@ -11,21 +11,21 @@ from tempfile import TemporaryDirectory
 import grpc
 import numpy as np
 
-from elastable.embedding_store.location_file import read_locations, storage_of_url
-from elastable.embedding_store.printable import printable
-from elastable.embedding_store.redis.schema import TableRecord
-from elastable.embedding_store.redis.url import RedisUrl, redacted
-from elastable.embedding_store.rpc.address import Address
-from elastable.embedding_store.rpc.credentials import Credentials
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.secret_file import read_secret
-from elastable.embedding_store.shared.store import SharedMemoryStore
-from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
-from elastable.embedding_store.store_url import CachedUrl, FileUrl, byte_count, shard_urls
-from elastable.embedding_store.string_ids import hash_ids
+from elastable.embedding_store.composite.placement.location_file import read_locations, storage_of_url
+from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.native.ids.string_ids import hash_ids
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.printable import printable
+from elastable.embedding_store.support.secret_file import read_secret
+from elastable.embedding_store.support.store_url import CachedUrl, FileUrl, byte_count, shard_urls
+from elastable.embedding_store.tiers.redis.schema import TableRecord
+from elastable.embedding_store.tiers.redis.url import RedisUrl, redacted
 from elastable.embedding_store.v1 import store_pb2
-from elastable.master.progress import Progress
+from elastable.embedding_store.wire.channels.credentials import Credentials
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from elastable.master.tasks.progress import Progress
 from tests.certificates import Authority
 from tests.fuzz.calls import WAIT_S
 from tests.fuzz.mutator import Mutator

@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, StaleVersion
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
@@ -29,20 +29,20 @@ from elastable.master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from elastable.master.core import Master
-from elastable.master.dense import DenseState
-from elastable.master.discovery import create_tables, discover_tables
-from elastable.master.hooks import MasterOptions
-from elastable.master.metrics import MetricBook
-from elastable.master.progress import Progress
-from elastable.master.record_order import record_order
+from elastable.master.jobs.core import Master
+from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.keras.dense import DenseState
+from elastable.master.keras.discovery import create_tables, discover_tables
+from elastable.master.keras.metrics import MetricBook
+from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.record_order import record_order
 
 RECORDS, VALIDATION = 23, 7
 
 
 @keras.saving.register_keras_serializable("tests")
 class StoreLayer(keras.layers.Layer):
-    """Keeps the protocol of `elastable.master.discovery.StoreBackedLayer`; its rows are zeros here."""
+    """Keeps the protocol of `elastable.master.keras.discovery.StoreBackedLayer`; its rows are zeros here."""
 
     def __init__(self, dim: int = 2, table: str | None = None, constraint: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

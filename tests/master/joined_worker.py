@@ -6,7 +6,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from elastable.master.api import WorkerIdentity
-from elastable.master.client import MasterClient
+from elastable.master.wire.client import MasterClient
 
 __all__ = ["join_and_say_so"]
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadGradient, BadInput, IdOutOfRange, NotFinite, TableNotFound
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Float32
-from elastable.master.accumulate import accumulate, add_metrics
 from elastable.master.api import Divisor, DivisorKind, EvaluationReport, GradientPart, Push, Slices, SyncPushId
+from elastable.master.commits.accumulate import accumulate, add_metrics
 from elastable.master.push_check import Expected, TensorSpec, check_evaluation, check_finite, check_push
 
 

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.files.store import FileStore
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
-from elastable.master.averaging import averaged, keeps_averages, rows_become_averages
-from elastable.master.keras_update import KerasUpdate
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.tiers.files.file_store import FileStore
+from elastable.master.keras.keras_update import KerasUpdate
+from elastable.master.keras.row_optimizers.averaging import keeps_averages, rows_become_averages, with_averages
 
 ADAM = OptimizerSpec.of("adam", learning_rate=0.1)
 
@@ -27,7 +28,7 @@ def trained(store: EmbeddingStore) -> tuple[np.ndarray[Any, Any], np.ndarray[Any
     """Weights as they are trained, and after they became their averages; and the slots then."""
     with store:
         eviction = EvictionSpec(max_age=100, every=50)
-        store.create_table(TableSpec("t", 5, None, optimizer=averaged(ADAM, 0.8, 4), eviction=eviction))
+        store.create_table(TableSpec("t", 5, None, optimizer=with_averages(ADAM, 0.8, 4), eviction=eviction))
         store.create_table(TableSpec("plain", 5, None, optimizer=ADAM))
         random = np.random.default_rng(4)
         for version in range(1, 7):
@@ -61,11 +62,11 @@ def test_the_same_bits_in_every_store(tmp_path: Path) -> None:
 
 
 def test_only_such_optimizers_keep_averages() -> None:
-    assert keeps_averages(averaged(ADAM, 0.8, None))
+    assert keeps_averages(with_averages(ADAM, 0.8, None))
     assert not keeps_averages(ADAM)
-    assert not averaged(ADAM, 0.8, None).same_but_rate(averaged(ADAM, 0.9, None))
+    assert not with_averages(ADAM, 0.8, None).same_but_rate(with_averages(ADAM, 0.9, None))
     slower = OptimizerSpec.of("adam", learning_rate=0.01)
-    assert averaged(ADAM, 0.8, None).same_but_rate(averaged(slower, 0.8, None))
+    assert with_averages(ADAM, 0.8, None).same_but_rate(with_averages(slower, 0.8, None))
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{}", '{"optimizer": 1, "momentum": 0, "overwrite_every": 0}'])
@@ -73,7 +74,7 @@ def test_a_config_of_something_else_is_refused(config: str) -> None:
     with pytest.raises(BadSpec, match="'averaged'"):
         row_optimizer(OptimizerSpec("averaged", (), config))
     with pytest.raises(BadSpec, match="momentum must lie from 0 to 1"):
-        row_optimizer(averaged(ADAM, 1.5, None))
+        row_optimizer(with_averages(ADAM, 1.5, None))
 
 
 def test_averages_of_variables_that_stand_move_on_as_in_keras() -> None:

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, IdOutOfRange, NotFinite, TableNotFound
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Int64
 from elastable.master.api import (
     AsyncPushId,
     EvaluationReport,
@@ -22,7 +22,7 @@ from elastable.master.api import (
     SyncPushId,
     WorkerIdentity,
 )
-from elastable.master.bare import BareMaster
+from elastable.master.jobs.bare import BareMaster
 
 SPEC = TableSpec(
     "t",

@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.progress import Progress
+from elastable.master.tasks.progress import Progress
 
 SPECS = (
     TableSpec("aged", 2, optimizer=OptimizerSpec.of("adagrad"), eviction=EvictionSpec(max_age=3, min_frequency=1)),

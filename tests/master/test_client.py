@@ -14,6 +14,8 @@ import grpc
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
     BadInput,
@@ -25,12 +27,10 @@ from elastable.embedding_store.errors import (
     Unauthenticated,
     Unavailable,
 )
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.metadata_channel import MetadataChannel
-from elastable.embedding_store.rpc.roles import Role
-from elastable.embedding_store.rpc.server import GrpcServer, Service
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
+from elastable.embedding_store.wire.channels.metadata_channel import MetadataChannel
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
@@ -47,12 +47,12 @@ from elastable.master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from elastable.master.bare import BareMaster
-from elastable.master.client import MasterClient
-from elastable.master.identities import SESSION_KEY
-from elastable.master.service import master_service
-from elastable.master.sessions import LocalSession
+from elastable.master.jobs.bare import BareMaster
+from elastable.master.tasks.identities import SESSION_KEY
+from elastable.master.tasks.sessions import LocalSession
 from elastable.master.v1 import master_pb2, master_pb2_grpc
+from elastable.master.wire.client import MasterClient
+from elastable.master.wire.master_service import master_service
 from tests.certificates import Authority
 from tests.master.joined_worker import join_and_say_so
 

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 
-from elastable.embedding_store.store import TableUpdate
-from elastable.master.accumulate import Accumulated
-from elastable.master.clipping import Clipping, clip
-from elastable.master.keras_optimizer import clipping_of
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.master.commits.accumulate import Accumulated
+from elastable.master.commits.clipping import Clipping, clip
+from elastable.master.keras.keras_optimizer import clipping_of
 
 IDS = np.array([7, 1, 4])
 

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec, Unsupported
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import OptimizerSpec
-from elastable.master.constraints import constrained
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.master.keras.row_optimizers.constraints import constrained
 
 C = keras.constraints
 

@@ -11,6 +11,8 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
     BadInput,
@@ -22,8 +24,6 @@ from elastable.embedding_store.errors import (
     StaleVersion,
     StoreFailed,
 )
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.store import Commit
 from elastable.master.api import (
     AsyncPushId,
     EvaluationReport,
@@ -35,8 +35,8 @@ from elastable.master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from elastable.master.hooks import Hooks, MasterOptions
-from elastable.master.progress import Progress
+from elastable.master.jobs.hooks import Hooks, MasterOptions
+from elastable.master.tasks.progress import Progress
 from tests.master.fakes import RECORDS, VALIDATION, Bench, FakeWorker, drive, gradient, job_of, small_model
 
 VERSIONS = 8  # 23 records in micro-batches of 3, two to a version, twice

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import CheckpointError, ModelError
-from elastable.master.dense import DenseState
+from elastable.master.keras.dense import DenseState
 from tests.master.fakes import StoreLayer, small_model
 
 

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ModelError, SpecConflict, Unsupported
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import OptimizerSpec
-from elastable.master.discovery import StoreBackedLayer, create_tables, discover_tables, store_backed_layers
+from elastable.master.keras.discovery import StoreBackedLayer, create_tables, discover_tables, store_backed_layers
 from tests.master.fakes import StoreLayer
 
 SGD = OptimizerSpec.of("sgd", learning_rate=0.1)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StaleVersion
-from elastable.embedding_store.memory.store import MemoryStore
 from elastable.master.api import EvaluationReport, PushOutcome, Task, TaskKind
-from elastable.master.hooks import Hooks, MasterOptions
+from elastable.master.jobs.hooks import Hooks, MasterOptions
 from tests.master.fakes import VALIDATION, Bench, FakeWorker, drive, job_of
 
 EVERY = 2

@@ -18,12 +18,12 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion, NotJoined, StaleVersion
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import RowBlock
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import (
     AsyncPushId,
     EvaluationReport,
@@ -38,13 +38,13 @@ from elastable.master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from elastable.master.client import MasterClient
-from elastable.master.core import Master
-from elastable.master.dense_part import NoDense
-from elastable.master.hooks import Hooks, MasterOptions
-from elastable.master.progress import Progress
-from elastable.master.record_order import record_order
-from elastable.master.service import master_service
+from elastable.master.commits.dense_part import NoDense
+from elastable.master.jobs.core import Master
+from elastable.master.jobs.hooks import Hooks, MasterOptions
+from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.record_order import record_order
+from elastable.master.wire.client import MasterClient
+from elastable.master.wire.master_service import master_service
 from tests.losing_proxy import LosingProxy, losing_proxy
 
 RECORDS, EPOCHS = 90, 2

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unavailable, Unsupported
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.body_plan import BodyPlan
-from elastable.embedding_store.rpc.frames import FrameReader
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.shared.attachment import OUTBOX, connected
-from elastable.embedding_store.shared.outbox import Letter, Outbox, Outboxes
-from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.messages.body_plan import BodyPlan
+from elastable.embedding_store.wire.messages.frames import FrameReader
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.attachment import OUTBOX, connected
+from elastable.embedding_store.wire.shared.outbox import Letter, Outbox, Outboxes
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
 from elastable.master.api import Push, Slices, SyncPushId, WorkerIdentity
-from elastable.master.bulk_messages import push_frames, push_from_frames
-from elastable.master.client import MasterClient
-from elastable.master.service import master_service
 from elastable.master.v1 import master_pb2
+from elastable.master.wire.bulk_messages import push_frames, push_from_frames
+from elastable.master.wire.client import MasterClient
+from elastable.master.wire.master_service import master_service
 from tests.master.test_client import Scripted
 
 WAIT_S = 30
@@ -245,7 +245,7 @@ def test_a_master_that_is_gone_is_waited_for_once(monkeypatch: pytest.MonkeyPatc
             client.join(WorkerIdentity("w"))
             client.share_memory()
             client.report_gradient(push(20_000, 1))
-        monkeypatch.setattr("elastable.master.gradient_sender.push_frames", counted)
+        monkeypatch.setattr("elastable.master.wire.gradient_sender.push_frames", counted)
         with pytest.raises(Unavailable, match=server.address):
             client.report_gradient(push(20_000, 2))
         assert ways

@@ -11,19 +11,18 @@ import grpc
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadInput,
     ElastableError,
     NotJoined,
     PermissionDenied,
 )
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.credentials import Credentials
-from elastable.embedding_store.rpc.metadata_channel import MetadataChannel
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
-from elastable.master import identities
+from elastable.embedding_store.wire.channels.credentials import Credentials
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.metadata_channel import MetadataChannel
+from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import (
     AsyncPushId,
     EvaluationReport,
@@ -34,14 +33,15 @@ from elastable.master.api import (
     SyncPushId,
     WorkerIdentity,
 )
-from elastable.master.bare import BareMaster
-from elastable.master.client import MasterClient
-from elastable.master.core import Master
-from elastable.master.dense_part import NoDense
-from elastable.master.hooks import MasterOptions
-from elastable.master.identities import SESSION_KEY
-from elastable.master.service import master_service
+from elastable.master.commits.dense_part import NoDense
+from elastable.master.jobs.bare import BareMaster
+from elastable.master.jobs.core import Master
+from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.tasks import identities
+from elastable.master.tasks.identities import SESSION_KEY
 from elastable.master.v1 import master_pb2, master_pb2_grpc
+from elastable.master.wire.client import MasterClient
+from elastable.master.wire.master_service import master_service
 
 SYNC = JobSpec(job="j", micro_batch_size=2, train_records=16, grads_to_wait=2, average="sum")
 ASYNC = JobSpec(job="j", mode="async", micro_batch_size=2, train_records=16, average="sum")

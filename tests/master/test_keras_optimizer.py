@@ -10,12 +10,12 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec, ModelError, Unsupported
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import OptimizerSpec
-from elastable.embedding_store.store import Float32
-from elastable.master.clipping import Clipping
-from elastable.master.keras_optimizer import clipping_of, learning_rate_of, table_optimizer
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.master.commits.clipping import Clipping
+from elastable.master.keras.keras_optimizer import clipping_of, learning_rate_of, table_optimizer
 
 K = keras.optimizers
 

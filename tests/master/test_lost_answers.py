@@ -10,17 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc import connection, server
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.wire.channels import grpc_server as server
+from elastable.embedding_store.wire.channels import server_connection as connection
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec, Push, PushOutcome, Slices, SyncPushId, WorkerIdentity
-from elastable.master.client import MasterClient
-from elastable.master.core import Master
-from elastable.master.dense_part import NoDense
-from elastable.master.hooks import MasterOptions
-from elastable.master.service import master_service
+from elastable.master.commits.dense_part import NoDense
+from elastable.master.jobs.core import Master
+from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.wire.client import MasterClient
+from elastable.master.wire.master_service import master_service
 from tests.losing_proxy import LosingProxy, losing_proxy
 
 #: So long that a test that waits for a lease to end does not end in time.

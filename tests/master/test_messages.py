@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as npst
 
 from elastable.embedding_store import errors
 from elastable.embedding_store.errors import BadGradient, BadInput, JobFailed
-from elastable.embedding_store.rpc.frames import encode
+from elastable.embedding_store.wire.messages.frames import encode
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
@@ -35,7 +35,8 @@ from elastable.master.api import (
     WorkerIdentity,
     WorkerStatus,
 )
-from elastable.master.bulk_messages import (
+from elastable.master.v1 import master_pb2
+from elastable.master.wire.bulk_messages import (
     dense_frames,
     dense_from_frames,
     evaluation_frames,
@@ -43,7 +44,7 @@ from elastable.master.bulk_messages import (
     push_frames,
     push_from_frames,
 )
-from elastable.master.messages import (
+from elastable.master.wire.messages import (
     failure_from_message,
     holding_from_message,
     job_from_message,
@@ -56,7 +57,6 @@ from elastable.master.messages import (
     status_from_message,
     status_to_message,
 )
-from elastable.master.v1 import master_pb2
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 natural = st.integers(0, 2**63 - 1)

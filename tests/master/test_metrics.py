@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import CheckpointError, Unsupported
-from elastable.master.accumulate import add_metrics
-from elastable.master.metrics import LazyLogs, MetricBook
-from elastable.master.progress import Progress
+from elastable.master.commits.accumulate import add_metrics
+from elastable.master.keras.metrics import LazyLogs, MetricBook
+from elastable.master.tasks.progress import Progress
 from tests.master.fakes import small_model
 
 

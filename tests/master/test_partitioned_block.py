@@ -9,13 +9,14 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.optimizer_base import KERAS_BLOCK
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
-from elastable.master.keras_block import canonical_config
+from elastable.embedding_store.optimizers.base import KERAS_BLOCK
+from elastable.master.keras.row_optimizers.keras_block import canonical_config
 
 
 @keras.saving.register_keras_serializable(package="test")

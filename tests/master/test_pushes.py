@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadGradient, BadInput
-from elastable.master.accumulate import Accumulated, accumulate
 from elastable.master.api import (
     AsyncPushId,
     Divisor,
@@ -21,10 +20,11 @@ from elastable.master.api import (
     Slices,
     SyncPushId,
 )
-from elastable.master.hooks import MasterOptions
-from elastable.master.job_state import JobState, Work
-from elastable.master.progress import Progress
-from elastable.master.pushes import Sequences
+from elastable.master.commits.accumulate import Accumulated, accumulate
+from elastable.master.commits.pushes import Sequences
+from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.jobs.job_state import JobState, Work
+from elastable.master.tasks.progress import Progress
 from tests.master.fakes import job_of
 
 RECORDS = [3, 3, 3, 3, 3, 3, 3, 2]

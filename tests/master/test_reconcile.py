@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import NotJoined
 from elastable.master.api import JobSpec, Task, TaskKind
-from elastable.master.schedule import Schedule
-from elastable.master.task_board import TaskBoard
+from elastable.master.tasks.schedule import Schedule
+from elastable.master.tasks.task_board import TaskBoard
 from tests.master.test_task_board import Clock, numbers
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.master.record_order import record_order
+from elastable.master.tasks.record_order import record_order
 
 pytestmark = pytest.mark.process
 
@@ -52,7 +52,7 @@ def test_blocks_stay_together() -> None:
 
 
 def test_another_process_sees_the_same_order() -> None:
-    module = "elastable.master.record_order"
+    module = "elastable.master.tasks.record_order"
     code = f"from {module} import record_order as r; print(r(40, 2, 9, True, {{}}).take(3, 33).tolist())"
     for block in (None, 7):
         told = subprocess.run(

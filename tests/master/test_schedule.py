@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput, BadSpec
 from elastable.master.api import JobSpec, TaskKind
-from elastable.master.schedule import Schedule
+from elastable.master.tasks.schedule import Schedule
 
 jobs = st.builds(
     JobSpec,

@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StaleVersion
-from elastable.embedding_store.memory.store import MemoryStore
 from elastable.master.api import DenseSnapshot
-from elastable.master.side_evaluation import SideEvaluation
+from elastable.master.jobs.side_evaluation import SideEvaluation
 from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, update
 
 SNAPSHOT = DenseSnapshot(0, (np.ones(2, np.float32),), ())

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, FutureVersion
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.master.accumulate import Accumulated
 from elastable.master.api import AsyncPushId, JobSpec, Push, PushOutcome, Slices, Task, TaskKind, WorkerIdentity
-from elastable.master.committing import Committer
-from elastable.master.dense import DenseState
-from elastable.master.hooks import MasterOptions
-from elastable.master.job_state import JobState
-from elastable.master.progress import Progress
+from elastable.master.commits.accumulate import Accumulated
+from elastable.master.commits.committing import Committer
+from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.jobs.job_state import JobState
+from elastable.master.keras.dense import DenseState
+from elastable.master.tasks.progress import Progress
 from tests.master.fakes import Bench, FakeWorker, drive, gradient, job_of, small_model
 
 

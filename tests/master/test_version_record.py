@@ -9,14 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, StoreFailed
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.store import Commit
 from elastable.master.api import AsyncPushId, JobSpec, Push, Slices
-from elastable.master.bare import BareMaster
-from elastable.master.hooks import Hooks, MasterOptions
-from elastable.master.progress import Progress
-from elastable.master.version_record import VersionRecord, job_as_json
+from elastable.master.commits.version_record import VersionRecord, job_as_json
+from elastable.master.jobs.bare import BareMaster
+from elastable.master.jobs.hooks import Hooks, MasterOptions
+from elastable.master.tasks.progress import Progress
 from tests.master.fakes import Bench, FakeWorker, drive, job_of
 
 

@@ -15,17 +15,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from elastable.embedding_store import errors
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.errors import status_code
-from elastable.embedding_store.rpc.frames import MAX_BODY_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.rpc.spec_messages import STORE_SERVICE
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.v1 import store_pb2
-from elastable.master.bare import BareMaster
-from elastable.master.messages import MASTER_SERVICE
-from elastable.master.service import master_service
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.status_codes import status_code
+from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.master.jobs.bare import BareMaster
 from elastable.master.v1 import master_pb2
+from elastable.master.wire.master_service import master_service
+from elastable.master.wire.messages import MASTER_SERVICE
 
 pytestmark = pytest.mark.process
 

@@ -68,7 +68,7 @@ def import_everything() -> None:
     Raises:
         RuntimeError: an import has started a thread, which a fork would not have.
     """
-    from elastable.quiet import import_tensorflow
+    from elastable.process.quiet import import_tensorflow
 
     import_tensorflow()
     import matplotlib
@@ -76,10 +76,10 @@ def import_everything() -> None:
     import elastable.command
     import elastable.commands.job
     import elastable.commands.work
-    import elastable.master_process
-    import elastable.parameter_server
-    import elastable.worker_process  # noqa: F401
-    from elastable.embedding_store.spec import OptimizerSpec
+    import elastable.jobs.master_process
+    import elastable.jobs.parameter_server
+    import elastable.jobs.worker_process  # noqa: F401
+    from elastable.embedding_store.contract.spec import OptimizerSpec
     from elastable.embedding_store.warm import warm_lookups, warm_updates
 
     matplotlib.use("Agg")

@@ -20,10 +20,10 @@ from elastable.embedding_store import (
     RemoteStore,
     TableSpec,
 )
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import NotInstalled
-from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
-from elastable.master.client import MasterClient
+from elastable.master.wire.client import MasterClient
 
 address, folder = sys.argv[1:]
 assert {module.WHOSE for module in (master, proto, worker)} == {"mine"}

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.tables.grouping import unique_ids
-from elastable.worker.scope import PlanScope, StepScope, entered
+from elastable.worker.rows.scope import PlanScope, StepScope, entered
 
 Rows = Callable[[Any, np.ndarray], np.ndarray]
 

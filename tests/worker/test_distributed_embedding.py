@@ -14,9 +14,9 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import BadIds, BadInput, BadSpec, Unsupported
-from elastable.embedding_store.fresh_rows import fresh_rows
-from elastable.master.discovery import discover_tables
-from elastable.worker.export import export_keras
+from elastable.embedding_store.rows.fresh_rows import fresh_rows
+from elastable.master.keras.discovery import discover_tables
+from elastable.worker.models.export import export_keras
 
 BATCH, DIM = 8, 4
 Table, Feature = keras_rs.layers.TableConfig, keras_rs.layers.FeatureConfig

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
+from elastable.embedding_store.contract.variance_scaling import SCALED_INITIALIZERS
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadIds, BadSpec, IdOutOfRange, ModelError, Unsupported
-from elastable.embedding_store.fresh_rows import fresh_rows
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import InitializerSpec, TableSpec
-from elastable.embedding_store.variance_scaling import SCALED_INITIALIZERS
-from elastable.worker.edl_embedding import EdlEmbedding
-from elastable.worker.embedding import Embedding
+from elastable.embedding_store.rows.fresh_rows import fresh_rows
+from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.worker.layers.edl_embedding import EdlEmbedding
+from elastable.worker.layers.embedding import Embedding
 from tests.worker.in_step import column, ids_as_rows, record_calls, run_in_step
 
 BOTH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.model_file import load_model_file
+from elastable.worker.models.model_file import load_model_file
 
 SIZE = 4
 

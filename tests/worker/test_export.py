@@ -11,15 +11,15 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import OptimizerSpec
-from elastable.embedding_store.store import Commit, TableUpdate
-from elastable.worker.build import build_model, make_model
-from elastable.worker.embedding import Embedding
-from elastable.worker.export import export_keras, plain_model
-from elastable.worker.offload import OffloadedEmbedding, bring_back, offload_built
-from elastable.worker.train_step import store_layers
+from elastable.worker.layers.embedding import Embedding
+from elastable.worker.models.build import build_model, make_model
+from elastable.worker.models.export import export_keras, plain_model
+from elastable.worker.models.offload import OffloadedEmbedding, bring_back, offload_built
+from elastable.worker.step.train_step import store_layers
 
 IDS = np.random.default_rng(0).integers(0, 30, (12, 4))
 LABELS = np.zeros((12, 1), np.float32)

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
-from elastable.worker.embedding import Embedding
-from elastable.worker.id_plan import IdPlan, plan_ids
-from elastable.worker.tensor_specs import batch_spec
+from elastable.worker.layers.embedding import Embedding
+from elastable.worker.step.id_plan import IdPlan, plan_ids
+from elastable.worker.step.tensor_specs import batch_spec
 
 Y = tf.zeros([1])
 

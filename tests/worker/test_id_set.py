@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound
-from elastable.embedding_store.spec import TableSpec
-from elastable.worker.id_set import make_id_sets
+from elastable.worker.step.id_set import make_id_sets
 
 
 def test_a_table_that_the_store_has_lost_is_named() -> None:

@@ -11,23 +11,23 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, JobFailed, Unavailable
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
-from elastable.master.client import MasterClient
-from elastable.master.core import Master
-from elastable.master.dense import DenseState
-from elastable.master.discovery import create_tables, discover_tables
-from elastable.master.hooks import Hooks
-from elastable.master.metrics import MetricBook
-from elastable.master.service import master_service
-from elastable.worker.build import build_model, sample_batch
-from elastable.worker.compute import MicroBatchComputer
-from elastable.worker.embedding import Embedding
-from elastable.worker.loop import Worker
+from elastable.master.jobs.core import Master
+from elastable.master.jobs.hooks import Hooks
+from elastable.master.keras.dense import DenseState
+from elastable.master.keras.discovery import create_tables, discover_tables
+from elastable.master.keras.metrics import MetricBook
+from elastable.master.wire.client import MasterClient
+from elastable.master.wire.master_service import master_service
+from elastable.worker.layers.embedding import Embedding
+from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers import NumpyReader
+from elastable.worker.runtime.compute import MicroBatchComputer
+from elastable.worker.runtime.loop import Worker
 from tests.tcp_proxy import TcpProxy, tcp_proxy
 
 RECORDS = 640

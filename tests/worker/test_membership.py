@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, SpecConflict, Unsupported
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import OptimizerSpec
-from elastable.master.discovery import discover_tables
+from elastable.master.keras.discovery import discover_tables
 
 ADMISSION, EVICTION = et.AdmissionSpec(2, 1 << 12), et.EvictionSpec(max_age=3, every=2)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.errors import BadInput, ModelError
-from elastable.worker.model_file import load_model_file
+from elastable.worker.models.model_file import load_model_file
 
 BOTH = "def model():\n    return None\n\ndef data(split):\n    return None\n\n"
 

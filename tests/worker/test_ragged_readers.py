@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.build import as_tensors
+from elastable.worker.models.build import as_tensors
 from elastable.worker.readers import NumpyReader, ParquetReader, RaggedArray, Reader, StreamReader
 
 IDS = [[2**53 + 1, 5], [], [7], [1, 2, 3, 2**63 - 1], [], [9, 9]]

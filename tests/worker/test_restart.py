@@ -11,26 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.cached.source import CachedSource
+from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.embedding_store.shared.source import SharedSource
-from elastable.embedding_store.shared.store import SharedMemoryStore, outboxes_of
-from elastable.embedding_store.store import RowSource
+from elastable.embedding_store.tiers.cached.cached_source import CachedSource
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
 from elastable.master.api import JobSpec, Push, PushReply, TaskKind, WorkerIdentity
-from elastable.master.client import MasterClient
-from elastable.master.core import Master
-from elastable.master.dense import DenseState
-from elastable.master.discovery import create_tables, discover_tables
-from elastable.master.hooks import Hooks, MasterOptions
-from elastable.master.metrics import MetricBook
-from elastable.master.service import master_service
-from elastable.worker.build import build_model, sample_batch
-from elastable.worker.compute import MicroBatchComputer
-from elastable.worker.loop import Worker
+from elastable.master.jobs.core import Master
+from elastable.master.jobs.hooks import Hooks, MasterOptions
+from elastable.master.keras.dense import DenseState
+from elastable.master.keras.discovery import create_tables, discover_tables
+from elastable.master.keras.metrics import MetricBook
+from elastable.master.wire.client import MasterClient
+from elastable.master.wire.master_service import master_service
+from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers import NumpyReader
+from elastable.worker.runtime.compute import MicroBatchComputer
+from elastable.worker.runtime.loop import Worker
 from tests.tcp_proxy import tcp_proxy
 from tests.worker.test_loop import IDS, LABELS, RECORDS, _model
 

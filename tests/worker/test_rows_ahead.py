@@ -7,15 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from elastable.embedding_store.cached.store import CachedStore
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import IdOutOfRange, Unavailable
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, Float32, Int64, TableUpdate
+from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.master.api import Task, TaskKind
-from elastable.worker.compute import Prepared
-from elastable.worker.id_set import IdSets
-from elastable.worker.rows_ahead import RowsAhead, source_for
+from elastable.worker.runtime.compute import Prepared
+from elastable.worker.runtime.rows_ahead import RowsAhead, source_for
+from elastable.worker.step.id_set import IdSets
 
 IDS = np.arange(4)
 SPEC = TableSpec("t", 2, 10, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))

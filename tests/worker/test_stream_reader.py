@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers import NumpyReader, StreamReader
-from elastable.worker.readers.stream_reader import is_stream
+from elastable.worker.readers.streams.stream_reader import is_stream
 
 X = {"user": np.arange(20, dtype=np.int32), "pair": np.arange(40.0).reshape(20, 2)}
 Y = np.arange(20, dtype=np.float32) / 3

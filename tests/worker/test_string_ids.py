@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import elastable as et
+from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.errors import BadIds, BadInput, SpecConflict
-from elastable.embedding_store.spec_json import spec_from_json, spec_to_json
 
 KNOWN = {
     # The examples of BigQuery's page on FARM_FINGERPRINT, and FarmHash's constant for no bytes.

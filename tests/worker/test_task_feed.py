@@ -10,10 +10,10 @@ import pytest
 
 from elastable.embedding_store.errors import BadInput
 from elastable.master.api import Lease, MasterApi, Task, TaskKind
-from elastable.worker import task_feed
-from elastable.worker.compute import Prepared
-from elastable.worker.id_set import IdSets
-from elastable.worker.task_feed import TaskFeed
+from elastable.worker.runtime import task_feed
+from elastable.worker.runtime.compute import Prepared
+from elastable.worker.runtime.task_feed import TaskFeed
+from elastable.worker.step.id_set import IdSets
 
 _WAIT_S = 60.0
 

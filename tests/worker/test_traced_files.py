@@ -9,7 +9,7 @@ from pathlib import Path
 _PROGRAM = """
 import inspect, os, signal
 import tensorflow as tf
-import elastable.worker.forward
+import elastable.worker.step.forward
 
 @tf.function
 def traced(values):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from elastable.worker.readers.as_reader import as_reader
-from elastable.worker.readers.csv_reader import CsvReader
-from elastable.worker.readers.endless_reader import EndlessReader
+from elastable.worker.readers.formats.csv_reader import CsvReader
+from elastable.worker.readers.formats.parquet_reader import ParquetReader
 from elastable.worker.readers.numpy_reader import NumpyReader
-from elastable.worker.readers.parquet_reader import ParquetReader
 from elastable.worker.readers.pass_reader import PassReader
-from elastable.worker.readers.ragged import RaggedArray, SparseArray
-from elastable.worker.readers.reader import Batch, Reader
-from elastable.worker.readers.stream_reader import StreamReader
+from elastable.worker.readers.records.ragged import RaggedArray, SparseArray
+from elastable.worker.readers.records.reader import Batch, Reader
+from elastable.worker.readers.streams.endless_reader import EndlessReader
+from elastable.worker.readers.streams.stream_reader import StreamReader
 
 __all__ = [
     "Batch",

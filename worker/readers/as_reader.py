@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.endless_reader import EndlessReader
 from elastable.worker.readers.numpy_reader import NumpyReader
-from elastable.worker.readers.reader import Reader
-from elastable.worker.readers.stream_reader import is_iterator, is_stream
+from elastable.worker.readers.records.reader import Reader
+from elastable.worker.readers.streams.endless_reader import EndlessReader
+from elastable.worker.readers.streams.stream_reader import is_iterator, is_stream
 
 __all__ = ["as_reader"]
 

@@ -7,9 +7,16 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.nests import Leaf, as_arrays, map_arrays, named_arrays, records_of, refuse_large_ids
-from elastable.worker.readers.ragged import taken
-from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
+from elastable.worker.readers.records.nests import (
+    Leaf,
+    as_arrays,
+    map_arrays,
+    named_arrays,
+    records_of,
+    refuse_large_ids,
+)
+from elastable.worker.readers.records.ragged import taken
+from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
 
 __all__ = ["NumpyReader"]
 

@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.nests import as_arrays
-from elastable.worker.readers.reader import Batch, Reader
-from elastable.worker.readers.stream_reader import PARTS, StreamReader, batches_of, is_endless, kinds_of, parts_of
+from elastable.worker.readers.records.nests import as_arrays
+from elastable.worker.readers.records.reader import Batch, Reader
+from elastable.worker.readers.streams.stream_reader import (
+    PARTS,
+    StreamReader,
+    batch_parts,
+    batches_of,
+    is_endless,
+    kinds_of,
+)
 
 __all__ = ["PassReader"]
 
@@ -128,7 +135,7 @@ class _LaterPasses:
     def _read(self) -> Batch:
         batch = next(self._stream)
         try:
-            return tuple(as_arrays(part, name) for part, name in zip(parts_of(batch), PARTS, strict=False))
+            return tuple(as_arrays(part, name) for part, name in zip(batch_parts(batch), PARTS, strict=False))
         except BadInput as error:
             epoch, place = divmod(self._next, self._of_one)
             raise type(error)(f"{self._name}: batch {place} of pass {epoch + 1}: {error}") from error

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.reader import Batch, Int64, Reader, checked_indices
+from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
 
 __all__ = ["ClassWeightReader", "PartReader"]
 

@@ -12,10 +12,11 @@ import numpy as np
 
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
-from elastable.embedding_store.redis.store import RedisStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from elastable.process.heap import keep_freed_memory
 
 __all__ = ["NOTHING_HELD", "filled_store", "prepare"]
 

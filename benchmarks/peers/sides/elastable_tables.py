@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 from elastable.embedding_store import EmbeddingTable, IndexedSlices, MemoryStore, OptimizerSpec, RowBlock, TableSpec
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.process.heap import keep_freed_memory
 
 __all__ = ["prepare"]
 

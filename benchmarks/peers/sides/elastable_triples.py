@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
-from elastable.embedding_store.range_pool import RangePool
-from elastable.heap import keep_freed_memory
+from elastable.embedding_store.native.range_pool import RangePool
+from elastable.process.heap import keep_freed_memory
 from elastable.replicas.groups.thread_group import alone
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.settings import TrainSettings

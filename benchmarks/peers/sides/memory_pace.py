@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.memory_pace import reading
 from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
-from elastable.embedding_store.memory.slab import Slab
-from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.native.slab import Slab
 
 __all__ = ["prepare"]
 

@@ -9,8 +9,8 @@ from benchmarks.peers import workloads
 from benchmarks.peers.rounds import Turn
 from benchmarks.peers.sides.elastable_redis import filled_store
 from benchmarks.redis_pace import commit_pace, lookup_pace, write_pace
-from elastable.embedding_store.redis.catalog import Catalog
-from elastable.embedding_store.redis.schema import TableRecord
+from elastable.embedding_store.tiers.redis.catalog import Catalog
+from elastable.embedding_store.tiers.redis.schema import TableRecord
 
 __all__ = ["prepare"]
 

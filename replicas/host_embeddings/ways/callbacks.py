@@ -12,10 +12,12 @@ from typing import cast
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
 from elastable.embedding_store.tables.grouping import GradientPart
 from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
 from elastable.replicas.groups.agreement import raise_together

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.checks import as_ids
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadIds, IdOutOfRange
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.rows.checks import as_ids
 from elastable.replicas.groups.group import ReplicaGroup
 
 __all__ = ["GatheredIds", "gather_ids", "id_dtype", "require_integers"]

@@ -19,13 +19,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elastable.embedding_store.fused.rowwise_adagrad import row_squares
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.partitions.partition import Partition, partition
-from elastable.embedding_store.partitions.token_split import gather_rows, split_ids
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Commit, Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.composite.partitions.partition import Partition, partition
+from elastable.embedding_store.composite.partitions.token_split import gather_rows, split_ids
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
+from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.grouping import GradientPart
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds

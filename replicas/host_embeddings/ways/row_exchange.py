@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elastable.embedding_store.row_optimizer import row_optimizer
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import EmbeddingStore, Float32, Int64, RowBlock, TableUpdate
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.grouping import GradientPart
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.kernel import kernel
-from elastable.embedding_store.memory.row_moves import copy_row
-from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.row_moves import copy_row
 
 __all__ = ["join_columns", "lay_rows", "own_ids", "spread_columns"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, Ranks
 from elastable.replicas.knowledge_graphs.graph.batch import Queries
 from elastable.replicas.knowledge_graphs.graph.known import KnownTriples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
 from elastable.replicas.knowledge_graphs.evaluation.ranking_metrics import RankingMetrics
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Int32, Side

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32
 from elastable.replicas.knowledge_graphs.graph.names import Names

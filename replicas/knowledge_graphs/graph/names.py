@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 
 __all__ = ["Names"]

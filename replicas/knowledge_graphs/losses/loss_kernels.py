@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Float32
-from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import Bools
 
 __all__ = ["log_sigmoid_rows", "margin_ranking_rows", "softmax_rows"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Float32
+from elastable.embedding_store.contract.arrays import Float32
 
 __all__ = ["REGULARIZERS", "penalty", "penalty_gradients"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.arrays import Int64
-from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32
 
 __all__ = ["mask_each", "mask_rows", "mask_shared"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Int32, UInt64
 from elastable.replicas.knowledge_graphs.graph.randomness import draw_between

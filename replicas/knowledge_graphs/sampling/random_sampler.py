@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.replicas.knowledge_graphs.graph.batch import Bools
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, draw_between, stream_key

@@ -7,8 +7,8 @@ from collections import OrderedDict
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Float32, Int64
-from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import Bools
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.randomness import shuffled_segments, stream_key

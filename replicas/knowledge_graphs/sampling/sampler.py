@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32, StepBatch
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.batch import Bools, StepBatch

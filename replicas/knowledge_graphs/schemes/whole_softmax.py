@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.kernel import kernel
-from elastable.embedding_store.range_pool import SERIAL, RangePool
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.batch import Side, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.scheme import StepGradients

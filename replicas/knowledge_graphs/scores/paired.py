@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from elastable.embedding_store.spec import InitializerSpec
-from elastable.embedding_store.store import Float32
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.affine import affine

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.spec import InitializerSpec
-from elastable.embedding_store.store import Float32
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.bilinear import halves
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction

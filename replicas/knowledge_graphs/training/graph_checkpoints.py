@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from elastable.embedding_store.contract.malformed import UNREADABLE
 from elastable.embedding_store.errors import BadInput, CheckpointError
-from elastable.embedding_store.malformed import UNREADABLE
-from elastable.master.checkpoints.files import MANIFEST, LocalFiles
-from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
+from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, LocalFiles
+from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
 from elastable.replicas.groups.group import Array
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.range_pool import RangePool, available_cores
+from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
 from elastable.replicas.knowledge_graphs.graph.graph import KnowledgeGraph

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastable.embedding_store.errors import BadInput
-from elastable.master.record_order import record_order
+from elastable.master.tasks.record_order import record_order
 from elastable.replicas.training.data.given import require_batch_size
 from elastable.replicas.training.variables.split import VariableSplit
-from elastable.worker.build import as_tensors
+from elastable.worker.models.build import as_tensors
 from elastable.worker.readers import Reader
 
 __all__ = ["BatchPart", "Feed"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers import Batch, NumpyReader, Reader, as_reader
-from elastable.worker.readers.reader import Int64, checked_indices
+from elastable.worker.readers.records.reader import Int64, checked_indices
 
 __all__ = ["reader_of", "require_batch_size", "split_off"]
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from elastable.embedding_store.pins import Pin
-from elastable.embedding_store.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.store import Commit, EmbeddingStore, TableUpdate
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.master.api import JobSpec, Tensor
-from elastable.master.progress import Progress
+from elastable.master.tasks.progress import Progress
 
 ADAGRAD = OptimizerSpec.of("adagrad")
 FIXED = TableSpec("fixed", 3, 500, optimizer=OptimizerSpec.of("adam"))

@@ -18,15 +18,15 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.files import CheckpointFiles, LocalFiles, Part
-from elastable.master.checkpoints.places import checkpoint_names, files_at
-from elastable.master.checkpoints.remote_files import RemoteFiles
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries
+from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles, LocalFiles, Part
+from elastable.master.checkpoints.storage.places import checkpoint_names, files_at
+from elastable.master.checkpoints.storage.remote_files import RemoteFiles
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, Rows, commit, created, dense_of, progress_of, rows
 
@@ -275,7 +275,7 @@ CHILD = """
 import os, resource, signal, sys
 from pathlib import Path
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, created
 from tests.master.checkpoints.test_crash_points import SteppedFiles, Steps, limited, run
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
-from elastable.embedding_store.memory.store import MemoryStore
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.writing import write_checkpoint

@@ -8,11 +8,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import TableSpec
-from elastable.embedding_store.store import Int64, TableUpdate
-from elastable.master.checkpoints.dirty_rows import Changes, DirtyRows
-from elastable.master.checkpoints.id_bits import IdBits
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.master.checkpoints.rows.dirty_rows import Changes, DirtyRows
+from elastable.master.checkpoints.rows.id_bits import IdBits
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, commit, created
 
 

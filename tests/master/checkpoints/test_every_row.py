@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, PartitionedStore, TableSpec, TableUpdate
-from elastable.embedding_store.store import EmbeddingStore, Float32
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.series import CheckpointSeries

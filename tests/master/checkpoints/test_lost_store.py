@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError, StaleVersion
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.rpc.remote_store import RemoteStore
-from elastable.embedding_store.rpc.server import GrpcServer
-from elastable.embedding_store.rpc.service import store_service
-from elastable.master.checkpoints.places import find_checkpoint
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.master.checkpoints.storage.places import find_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, train
 

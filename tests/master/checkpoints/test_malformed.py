@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, StoreFailed
-from elastable.embedding_store.files.manifest import read_manifest
-from elastable.embedding_store.memory.store import MemoryStore
+from elastable.embedding_store.tiers.files.file_manifest import read_manifest
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.manifest import Manifest
 from elastable.master.checkpoints.restoring import restore_tables
-from elastable.master.checkpoints.tensor_file import parts_of, tensors_in
+from elastable.master.checkpoints.storage.manifest import Manifest
+from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.progress import Progress
+from elastable.master.tasks.progress import Progress
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, train
 
 DEEP = "[" * 100_000

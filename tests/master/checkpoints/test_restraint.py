@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from elastable.master.checkpoints.restraint import Restraint
+from elastable.master.checkpoints.storage.restraint import Restraint
 
 
 def compute(seconds: float) -> None:

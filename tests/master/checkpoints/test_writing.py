@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.contract.spec_json import spec_to_json
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.partitions.store import PartitionedStore
-from elastable.embedding_store.spec_json import spec_to_json
-from elastable.embedding_store.store import EmbeddingStore
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.files import LocalFiles
-from elastable.master.checkpoints.places import files_at, find_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
+from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
+from elastable.master.checkpoints.storage.places import files_at, find_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import JOB, SPECS, created, dense_of, progress_of, rows, train
 

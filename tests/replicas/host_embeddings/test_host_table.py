@@ -8,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.spec import InitializerSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import (
     BadGradient,
     BadIds,
@@ -17,9 +19,7 @@ from elastable.embedding_store.errors import (
     StoreFailed,
     Unsupported,
 )
-from elastable.embedding_store.initial_values import initial_rows
-from elastable.embedding_store.memory.store import MemoryStore
-from elastable.embedding_store.spec import InitializerSpec
+from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import FutureVersion, SpecConflict, StoreFailed
-from elastable.embedding_store.memory.store import MemoryStore
 from elastable.embedding_store.open_store import open_store
-from elastable.embedding_store.spec import TableSpec
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.create import create_host_table

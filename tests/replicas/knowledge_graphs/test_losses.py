@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.range_pool import RangePool
+from elastable.embedding_store.native.range_pool import RangePool
 from elastable.replicas.knowledge_graphs.losses.losses import (
     LogSigmoid,
     Loss,

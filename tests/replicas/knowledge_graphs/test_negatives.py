@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption, StepBatch
 from elastable.replicas.knowledge_graphs.graph.known import KnownTriples

@@ -9,7 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
+from elastable.embedding_store.composite.placement.locations import (
+    LocationSettings,
+    TensorLocation,
+    TensorLocationSettings,
+)
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
+from elastable.embedding_store.composite.placement.locations import LocationSettings
 from elastable.embedding_store.errors import ModelError, Unsupported
-from elastable.embedding_store.locations import LocationSettings
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.variables.norms import clip_parts

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
-from elastable.embedding_store.locations import (
+from elastable.embedding_store.composite.placement.locations import (
     LocationSettings,
     TensorLocation,
     TensorLocationSettings,
     plan_tables,
     refuse_sharding,
 )
+from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
 from elastable.replicas.training.variables.placing import (
     DenseVariable,

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import elastable as et
+from elastable.embedding_store.composite.placement.locations import LocationSettings
 from elastable.embedding_store.errors import CheckpointError, ModelError, Unsupported
-from elastable.embedding_store.locations import LocationSettings
+from elastable.jobs.options import JobOptions
+from elastable.jobs.prepare import prepare_job
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.listing import list_checkpoints
-from elastable.master.checkpoints.places import find_checkpoint
-from elastable.options import JobOptions
-from elastable.prepare import prepare_job
+from elastable.master.checkpoints.storage.places import find_checkpoint
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.replica_trainer import ReplicaTrainer

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from elastable.embedding_store.composite.placement.locations import (
+    LocationSettings,
+    TensorLocation,
+    TensorLocationSettings,
+)
 from elastable.embedding_store.errors import BadInput, BadSpec, ModelError, Unavailable, Unsupported
-from elastable.embedding_store.locations import LocationSettings, TensorLocation, TensorLocationSettings
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.training.replica_trainer import ReplicaTrainer
-from elastable.worker.embedding import Embedding
+from elastable.worker.layers.embedding import Embedding
 from tests.replicas.training.models import (
     BOTH,
     STATE,

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.embedding_store.range_pool import SERIAL, RangePool
-from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 
 __all__ = ["Comparison", "KernelComparison"]
 

@@ -17,7 +17,7 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {
 def summing_kernel(function: F) -> F:
     """Compiles `function` at its first call, or loads it from numba's cache.
 
-    As `elastable.embedding_store.kernel.kernel`, but sums are folded in as many lanes as
+    As `elastable.embedding_store.native.kernel.kernel`, but sums are folded in as many lanes as
     the processor has (NaN and Inf stay what they are). The fold of one pair of
     vectors does not depend on which others are scored in the call, so a pair
     has the same score to the bit wherever it is scored, on machines of one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.store import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
 from elastable.replicas.knowledge_graphs.scores.kernels.compiled import summing_kernel
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elastable.embedding_store.arrays import Float32, Int64
-from elastable.embedding_store.kernel import kernel
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.native.kernel import kernel
 
 __all__ = ["add_rows"]
 

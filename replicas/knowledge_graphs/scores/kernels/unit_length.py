@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.store import Float32
+from elastable.embedding_store.contract.arrays import Float32
 
 __all__ = ["to_unit_length", "unit_length_gradients"]
 

@@ -1,0 +1,1 @@
+"""Keras callbacks in a job."""

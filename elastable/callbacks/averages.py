@@ -1,0 +1,59 @@
+"""Moving averages (`use_ema`): what becomes of them at the end of training, and where they are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import Unsupported
+from elastable.master.keras.dense_turns import DenseModel
+from elastable.master.keras.keras_optimizer import inner_optimizer
+from elastable.master.keras.row_optimizers.averaging import keeps_averages, rows_become_averages
+
+__all__ = ["become_averages", "refuse_averages"]
+
+
+def become_averages(
+    dense: DenseModel,
+    store: EmbeddingStore,
+    tables: Mapping[str, TableSpec],
+    rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,
+) -> None:
+    """Training has ended: variables and rows that are trained become their moving averages, as in Keras.
+
+    Doing it again changes nothing.
+
+    Args:
+        dense: The dense part.
+        store: Holds the tables; nobody commits to it meanwhile.
+        tables: Of the model.
+        rows_changed: Told of rows that were written.
+    """
+
+    def changed(table: str, ids: Int64) -> None:
+        rows_changed({table: TableUpdate(ids, np.zeros((len(ids), 0), np.float32))})
+
+    dense.become_averages()
+    rows_become_averages(store, [name for name in tables if name not in dense.frozen_tables], changed)
+
+
+def refuse_averages(optimizer: Any, store: EmbeddingStore, tables: Mapping[str, TableSpec]) -> None:
+    """Raises where averages could not be put in the place of weights so that a job goes on from them.
+
+    Raises:
+        Unsupported: the store keeps a record of its last version, which holds the variables as they were trained.
+    """
+    having = ["the model's optimizer"] if inner_optimizer(optimizer).use_ema else []
+    having += [f"table {name!r}" for name, spec in tables.items() if keeps_averages(spec.optimizer)]
+    if having and store.keeps_records:
+        raise Unsupported(
+            f"use_ema=True ({', '.join(having)}): at the end of training weights become their averages, and the store "
+            "keeps a record of its last version, which a resumed job would go on from, with other weights; keep the "
+            "tables in memory or in files, or leave use_ema out"
+        )

@@ -1,0 +1,142 @@
+"""The best version of a job, kept whole for `EarlyStopping(restore_best_weights=True)`.
+
+Keras copies all weights whenever an epoch was the best so far, and puts them
+back in the end. What it copies are the dense weights; the rows of the tables
+are kept beside them, in a checkpoint of that version.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from elastable.callbacks.callback_state import named
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import CheckpointError, Unsupported
+from elastable.master.api import JobSpec
+from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.weights import restore_weights
+from elastable.master.checkpoints.writing import write_checkpoint
+from elastable.master.keras.dense_turns import DenseModel
+from elastable.master.tasks.progress import Progress
+
+__all__ = ["BestVersions"]
+
+_KEPT_IN_A_JOB = 3  # it may be resumed from before the newest of them
+
+
+class BestVersions:
+    """Follows the callbacks that restore best weights, and does for tables what they do for dense weights.
+
+    Args:
+        callbacks: Of the job.
+        store: Holds its tables.
+        dense: Its dense part.
+        job: What is computed.
+        progress: The place of the job.
+        directory: Where checkpoints of best versions go, for a job that may be resumed; None: a temporary folder.
+        rows_changed: Told of rows that were put back.
+
+    Raises:
+        Unsupported: a job that would be resumed from its store, whose record holds the last version and not the best.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        store: EmbeddingStore,
+        dense: DenseModel,
+        job: JobSpec,
+        progress: Callable[[], Progress],
+        directory: str | Path | None = None,
+        rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,
+    ) -> None:
+        self._followed = {
+            name: callback
+            for name, callback in named(callbacks)
+            if isinstance(callback, keras.callbacks.EarlyStopping) and callback.restore_best_weights
+        }
+        if self._followed and directory is not None and store.keeps_records:
+            raise Unsupported(
+                f"callback {next(iter(self._followed))}(restore_best_weights=True): the store keeps a record of its "
+                "last version, which a resumed job would go on from, with other rows; leave it False and take the "
+                "checkpoint of the best version, or keep the tables in memory or in files"
+            )
+        self._store, self._dense, self._job, self._progress = store, dense, job, progress
+        self._directory, self._rows_changed = directory, rows_changed
+        self._temporary: str | None = None
+        self._seen: dict[str, Any] = {}
+        self._noted: dict[str, str] = {}
+
+    def noted(self) -> dict[str, str]:
+        """The checkpoint of each callback's best version, by name, for a job that goes on."""
+        return dict(self._noted)
+
+    def begin(self, noted: Mapping[str, str]) -> None:
+        """A job goes on with what `noted()` said.
+
+        Raises:
+            CheckpointError: a best version is not there any more.
+        """
+        for name, checkpoint in noted.items():
+            if name in self._followed:
+                try:
+                    weights = self._dense.weights(self._open(name, checkpoint).dense())
+                except CheckpointError as error:
+                    raise CheckpointError(
+                        f"callback {name}(restore_best_weights=True) cannot go on without the best version: {error}"
+                    ) from error
+                self._followed[name].best_weights = weights
+                self._seen[name], self._noted[name] = weights, checkpoint
+
+    def look(self) -> None:
+        """To be called after the callbacks were told that an epoch has ended.
+
+        Raises:
+            CheckpointError: a best version cannot be written.
+        """
+        for name, callback in self._followed.items():
+            if callback.best_weights is not None and callback.best_weights is not self._seen.get(name):
+                self._noted[name] = self._keep(name)
+                self._seen[name] = callback.best_weights
+
+    def end(self) -> None:
+        """To be called after the callbacks were told that training has ended: they have restored dense weights.
+
+        Raises:
+            CheckpointError: the best version cannot be read.
+        """
+        # Each restores over the one before.
+        best = [name for name, callback in self._followed.items() if callback.best_weights is not None]
+        if best:
+            restore_weights(self._open(best[-1], self._noted[best[-1]]), self._store, self._changed)
+
+    def close(self) -> None:
+        """Takes temporary files away."""
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _keep(self, name: str) -> str:
+        if self._directory is None and self._temporary is None:
+            self._temporary = tempfile.mkdtemp(prefix="elastable-best-")
+        keep = 1 if self._directory is None else _KEPT_IN_A_JOB
+        place = (self._home(name), self._store, self._dense.tensors(), self._job, self._progress())
+        return write_checkpoint(*place, keep=keep).rpartition("/")[2]
+
+    def _open(self, name: str, checkpoint: str) -> Checkpoint:
+        return open_checkpoint(f"{self._home(name)}/{Path(checkpoint).name}")
+
+    def _home(self, name: str) -> str:
+        return f"{self._temporary or self._directory}/{name.replace(' ', '-')}"
+
+    def _changed(self, table: str, ids: Int64) -> None:
+        none = np.zeros((len(ids), 0), np.float32)
+        self._rows_changed({table: TableUpdate(ids, none)})

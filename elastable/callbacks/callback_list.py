@@ -1,0 +1,143 @@
+"""Keras callbacks in a job: which can be honoured, and when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from elastable.callbacks.best_versions import BestVersions
+from elastable.callbacks.callback_state import restore_states, states_of
+from elastable.callbacks.freezing import Freezing
+from elastable.embedding_store.errors import Unsupported
+from elastable.worker.keras.keras_callbacks import history_of, require_callback, sees_batches
+
+__all__ = ["JobCallbacks"]
+
+# Among what callbacks remember; no class of a callback has such a name.
+_TRAINABLE, _BEST = "trainable", "best versions"
+
+
+class JobCallbacks:
+    """Calls Keras callbacks for the epochs and versions of a job, in the caller's thread.
+
+    A step is what Keras calls a batch: one version, or as many as its turns are.
+
+    Args:
+        callbacks: Keras callbacks.
+        model: The master's model; it holds the dense variables of the version.
+        epochs: Of the job.
+        steps_per_epoch: Of the job.
+        freezing: Told whenever callbacks may have frozen layers.
+        best: Told whenever callbacks may have kept weights, or put them back.
+        in_job: Whether this is a job, which is resumed by its own means.
+        verbose: What callbacks are told of the caller's `verbose`.
+
+    Raises:
+        Unsupported: a callback that would move the dense variables and leave
+            the tables, by name.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        model: Any,
+        epochs: int,
+        steps_per_epoch: int,
+        freezing: Freezing,
+        best: BestVersions,
+        in_job: bool = True,
+        verbose: int = 0,
+    ) -> None:
+        for callback in callbacks:
+            _refuse_unsupported(callback, in_job)
+        self._model, self._given = model, tuple(callbacks)
+        self._freezing, self._best = freezing, best
+        # Metrics of every version are computed only if somebody looks at them.
+        self._sees_versions = sees_batches(callbacks)
+        self._list = keras.callbacks.CallbackList(
+            list(callbacks),
+            add_history=True,
+            add_progbar=False,
+            model=model,
+            epochs=epochs,
+            steps=steps_per_epoch,
+            verbose=verbose,
+        )
+
+    @property
+    def history(self) -> Any:
+        """Keras' `History` of the job."""
+        return history_of(self._list)
+
+    @property
+    def model(self) -> Any:
+        """The model that is trained."""
+        return self._model
+
+    def begin(self, states: Mapping[str, Any] | None = None) -> None:
+        """Training begins, or goes on with what callbacks remembered (`states`)."""
+        states = dict(states or {})
+        self._model.stop_training = False
+        self._freezing.begin(states.pop(_TRAINABLE, ""))
+        best = states.pop(_BEST, {})
+        self._list.on_train_begin()
+        restore_states(self._given, states)
+        self._best.begin(best)
+
+    def states(self) -> dict[str, Any]:
+        """What callbacks remember now, as JSON can hold it. Raises `BadInput` where it cannot."""
+        return {**states_of(self._given), _TRAINABLE: self._freezing.state(), _BEST: self._best.noted()}
+
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch, counted from 0, begins."""
+        self._list.on_epoch_begin(epoch)
+        self._freezing.look()
+
+    def version(self, step: int, logs: Mapping[str, float], last: bool = True) -> bool:
+        """A step is committed; True if training is to stop.
+
+        With `compile(steps_per_execution=)` callbacks see so many steps as one, as in Keras.
+
+        Args:
+            step: Its place in its epoch, counted from 0.
+            logs: Metrics of the epoch so far.
+            last: Whether it ends its epoch.
+        """
+        if not self._sees_versions:
+            return bool(self._model.stop_training)
+        together = int(getattr(self._model, "steps_per_execution", 1))
+        place = step % together
+        if place == 0:
+            self._list.on_train_batch_begin(step)
+        if place < together - 1 and not last:
+            return False
+        self._list.on_train_batch_end(step - place + together - 1, logs)
+        self._freezing.look()
+        return bool(self._model.stop_training)
+
+    def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
+        """An epoch is over and evaluated; True if training is to stop."""
+        self._list.on_epoch_end(epoch, dict(logs))
+        self._best.look()
+        return bool(self._model.stop_training)
+
+    def end(self, logs: Mapping[str, float]) -> None:
+        """Training is over."""
+        self._list.on_train_end(dict(logs))
+        self._best.end()
+
+
+def _refuse_unsupported(callback: Any, in_job: bool) -> None:
+    kinds, name = keras.callbacks, require_callback(callback)
+    if in_job and isinstance(callback, kinds.BackupAndRestore):
+        raise Unsupported(
+            f"callback {name}: a job is backed up and resumed by --checkpoint-dir and --resume; leave it out"
+        )
+    if isinstance(callback, kinds.SwapEMAWeights):
+        raise Unsupported(
+            f"callback {name} would give dense variables their moving averages and leave the rows of tables; leave it "
+            "out: with use_ema all become their averages at the end of training, and with ema_overwrite_frequency "
+            "meanwhile"
+        )

@@ -1,0 +1,104 @@
+"""Which layers a job trains, where callbacks may freeze them and unfreeze them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.master.keras.dense_turns import DenseModel
+from elastable.worker.keras.seeds import layers_of
+from elastable.worker.step.train_step import store_layers
+from elastable.worker.step.trainable import frozen_tables, imposed, put_trainable, read_trainable
+
+__all__ = ["Freezing"]
+
+_LOG = logging.getLogger(__name__)
+_KEPT = "elastable_trainable"
+
+
+class Freezing:
+    """Reads `trainable` of a model's layers when Keras' `fit` does, and has the master hold to it.
+
+    Keras reads it with the first batch of a new train function, which `compile`
+    and `make_train_function(force=True)` make; eager models are read with every
+    batch. A flag that was set since is without effect until then, here as there.
+
+    Args:
+        model: A built model, compiled; callbacks know it.
+        dense: Its dense part.
+    """
+
+    def __init__(self, model: Any, dense: DenseModel) -> None:
+        self._model, self._dense = model, dense
+        self._layers = store_layers(model)
+        self._compiled = (model.optimizer, model._compile_loss)
+        self._held: Any = None
+        self._warned = b""
+
+    def begin(self, state: str = "") -> None:
+        """Training begins, or goes on with what `state()` said.
+
+        Raises:
+            ModelError: the state is of another model.
+        """
+        if state:
+            try:
+                put_trainable(self._model, bytes.fromhex(state))
+            except ValueError as error:
+                raise ModelError(f"{state[:40]!r} does not say which layers of a model are trained") from error
+            self._model.make_train_function(force=True)
+        self._model.make_train_function()
+
+    def state(self) -> str:
+        """What is trained now, for a job that goes on."""
+        kept: bytes = getattr(self._model.train_function, _KEPT, b"")
+        return kept.hex()
+
+    def look(self) -> None:
+        """To be called before each epoch and, where callbacks see batches, after each version.
+
+        Raises:
+            Unsupported: a callback compiled the model anew, or unfroze what the optimizer was not built for.
+            ModelError: layers that share a table differ in whether it is trained.
+        """
+        if (self._model.optimizer, self._model._compile_loss) != self._compiled or not self._model.train_function:
+            raise Unsupported(
+                f"a callback compiled model {self._model.name!r} while it is trained: to freeze layers or to unfreeze "
+                "them call model.make_train_function(force=True), and compile between two fits"
+            )
+        function = self._model.train_function
+        if self._model.run_eagerly:
+            setattr(function, _KEPT, read_trainable(self._model))
+        elif function is self._held:
+            self._warn(getattr(function, _KEPT))
+            return
+        elif not hasattr(function, _KEPT):
+            setattr(function, _KEPT, read_trainable(self._model))
+        self._held = function
+        self._hold(getattr(function, _KEPT))
+
+    def _hold(self, trainable: bytes) -> None:
+        with imposed(self._model, trainable):
+            frozen = frozen_tables(self._model, self._layers)
+            any_table = len(frozen) < len({layer.table_name for layer in self._layers})
+            self._dense.hold(self._model.trainable_weights, frozen, trainable, any_table)
+            if not any_table and not self._model.trainable_weights:
+                _LOG.warning("model %r has nothing that can be trained: all its layers are frozen", self._model.name)
+        self._warn(trainable)
+
+    def _warn(self, held: bytes) -> None:
+        now = read_trainable(self._model)
+        if now in (held, self._warned):
+            return
+        self._warned = now
+        names = [
+            layer.name
+            for layer, flag, other in zip(layers_of(self._model), now, held, strict=False)
+            if flag != other and layer is not self._model
+        ]
+        _LOG.warning(
+            "trainable of %s was changed and is without effect, as in Keras: call model.compile(...), or in a callback "
+            "model.make_train_function(force=True)",
+            ", ".join(map(repr, names)) or "weights",
+        )

@@ -1,0 +1,1 @@
+"""Training in this process: `et.fit`, `et.step`, `model.fit`."""

@@ -1,0 +1,234 @@
+"""What `model.fit` takes as data, as readers: arrays, datasets, weights, splits, steps."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.in_process.fit_streams import is_fit_stream, train_stream, validation_stream
+from elastable.worker.readers import EndlessReader, Reader, StreamReader, as_reader
+from elastable.worker.readers.views import ClassWeightReader, PartReader
+
+__all__ = ["FitArguments", "FitData", "fit_data"]
+
+_BATCH_RECORDS = 32  # as in Keras
+_PARTS = ("x", "y", "sample_weight")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitArguments:
+    """The arguments of `et.fit` that are about data.
+
+    Attributes:
+        grads_to_wait: Micro-batches of `batch_size` records that make a step.
+        epochs: The epoch to end at.
+        initial_epoch: The epoch to begin at.
+        shuffle: Whether records are shuffled; of streams, the batches of a `PyDataset` alone.
+    """
+
+    x: Any = None
+    y: Any = None
+    sample_weight: Any = None
+    class_weight: Mapping[Any, Any] | None = None
+    batch_size: int | None = None
+    validation_split: float = 0.0
+    validation_data: Any = None
+    steps_per_epoch: int | None = None
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    grads_to_wait: int = 1
+    epochs: int = 1
+    initial_epoch: int = 0
+    shuffle: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class FitData:
+    """Records to train on and to evaluate on.
+
+    Attributes:
+        train: To train on.
+        validation: To evaluate on; None: nothing is evaluated.
+        batch_size: Records in a micro-batch.
+        validation_batch_size: Records that are evaluated together.
+        steps_per_epoch: Steps of an epoch; 0: a pass over the records.
+    """
+
+    train: Reader
+    validation: Reader | None
+    batch_size: int
+    validation_batch_size: int
+    steps_per_epoch: int
+
+
+def fit_data(given: FitArguments) -> FitData:
+    """Readers of what was given.
+
+    Raises:
+        BadInput: data or numbers that cannot be used, by the name of their argument.
+    """
+    for name in ("batch_size", "steps_per_epoch", "validation_steps", "validation_batch_size"):
+        _require_count(name, getattr(given, name))
+    split = _require_share(given.validation_split)
+    reader = _train_reader(given)
+    endless = isinstance(reader, EndlessReader)
+    validation = _validation_reader(given)
+    if split and validation is None:
+        reader, validation = _split(reader, split)
+    if given.class_weight is not None:
+        reader = ClassWeightReader(reader, given.class_weight)
+    batch_size = given.batch_size or _batch_size(reader, given)
+    _warn_if_short(len(reader), batch_size * given.grads_to_wait, given.steps_per_epoch)
+    together = given.validation_batch_size or _stream_batch(validation) or given.batch_size or batch_size
+    if validation is not None and given.validation_steps:
+        validation = _first(validation, given.validation_steps, together)
+    steps = 0 if endless else given.steps_per_epoch  # without an end a pass is an epoch
+    return FitData(reader, validation, batch_size, together, steps or 0)
+
+
+def _train_reader(given: FitArguments) -> Reader:
+    x, y, weight = _parts(given.x, given.y, given.sample_weight)
+    if x is None:
+        raise BadInput("x=None: give the records to train on: arrays x and y, a tf.data.Dataset or another Reader")
+    if not _is_source(x):
+        return _of_arrays(x, y, weight)
+    for name, part in (("y", y), ("sample_weight", weight)):
+        if part is not None:
+            raise BadInput(f"{name}=: {type(x).__name__} as x gives (x, y) or (x, y, sample_weight) by itself")
+    return _train_stream(x, given) if is_fit_stream(x) else as_reader(x, endless=True)
+
+
+def _train_stream(x: Any, given: FitArguments) -> Reader:
+    batches = given.steps_per_epoch * given.grads_to_wait if given.steps_per_epoch else None
+    once = given.batch_size is not None or bool(given.validation_split)  # records of batches that are made here
+    reader = train_stream(x, batches, given.initial_epoch, given.epochs, given.shuffle, once)
+    if isinstance(reader, EndlessReader) and given.batch_size not in (None, reader.batch_records):
+        raise BadInput(
+            f"batch_size={given.batch_size}: the batches of the stream without an end hold {reader.batch_records} "
+            "records; leave batch_size out"
+        )
+    return reader
+
+
+def _validation_reader(given: FitArguments) -> Reader | None:
+    data = given.validation_data
+    if data is None:
+        if given.validation_steps and not given.validation_split:
+            raise BadInput(f"validation_steps={given.validation_steps}: there is no validation_data to evaluate on")
+        return None
+    if isinstance(data, list):  # Keras takes [x, y] for (x, y)
+        data = tuple(data)
+    if isinstance(data, tuple):
+        if not 1 <= len(data) <= 3:
+            raise BadInput(f"validation_data is a tuple of {len(data)}; give (x, y) or (x, y, sample_weight)")
+        return _of_arrays(*(*data, None, None)[:3])
+    if is_fit_stream(data):
+        return validation_stream(data, given.validation_steps)
+    if _is_source(data):
+        return as_reader(data)
+    return _of_arrays(*_parts(data, None, None))
+
+
+def _parts(x: Any, y: Any, weight: Any) -> tuple[Any, Any, Any]:
+    """x, y, sample_weight, which a tuple or a dict as `x` may hold together."""
+    if y is not None:
+        return x, y, weight
+    if isinstance(x, tuple):
+        if not 1 <= len(x) <= 3:
+            raise BadInput(f"x is a tuple of {len(x)} without y; give x and y, (x, y) or (x, y, sample_weight)")
+        found = (*x, None, None)[:3]
+    elif isinstance(x, Mapping) and "x" in x and set(x) <= set(_PARTS):
+        found = tuple(x.get(part) for part in _PARTS)
+    else:
+        return x, y, weight
+    if weight is not None and found[2] is not None:
+        raise BadInput("sample_weight=: x holds weights already")
+    return found[0], found[1], found[2] if weight is None else weight
+
+
+def _is_source(data: Any) -> bool:
+    """Whether it gives batches by itself, and so its own targets."""
+    return isinstance(data, Reader | str) or is_fit_stream(data)
+
+
+def _of_arrays(x: Any, y: Any, weight: Any) -> Reader:
+    if weight is not None and isinstance(y, tuple | list | Mapping) and hasattr(weight, "__array__"):
+        weight = _for_each(y, weight)
+    return as_reader((x, y, weight))
+
+
+def _for_each(y: Any, weight: Any) -> Any:
+    """One weight a record for each of several targets, as Keras does."""
+    shape = np.shape(weight)
+    if len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
+        raise BadInput(
+            f"sample_weight of shape {shape} for several targets: give one weight a record, `[records]`, or one array "
+            "for each target"
+        )
+    if isinstance(y, Mapping):
+        return {key: _for_each(part, weight) for key, part in y.items()}
+    if isinstance(y, tuple | list):
+        return type(y)(_for_each(part, weight) for part in y)
+    return weight
+
+
+def _split(reader: Reader, share: float) -> tuple[Reader, Reader]:
+    """All but the last `share` of the records, and these; before anything is shuffled."""
+    if isinstance(reader, EndlessReader):
+        raise BadInput(f"validation_split={share}: a stream without an end has no last records; give validation_data")
+    records = len(reader)
+    kept = math.floor(records * (1.0 - share))
+    if kept in (0, records):
+        raise BadInput(
+            f"validation_split={share} of {records} records leaves the training or the validation split empty; give "
+            "more records, or another validation_split"
+        )
+    return PartReader(reader, 0, kept), PartReader(reader, kept, records)
+
+
+def _first(reader: Reader, steps: int, batch: int) -> Reader:
+    _warn_if_short(len(reader), batch, steps, "validation_steps")
+    return reader if steps * batch >= len(reader) else PartReader(reader, 0, steps * batch)
+
+
+def _batch_size(reader: Reader, given: FitArguments) -> int:
+    if together := getattr(reader, "batch_records", 0):
+        return int(together)
+    if given.steps_per_epoch:
+        return math.ceil(len(reader) / (given.steps_per_epoch * given.grads_to_wait))
+    return _BATCH_RECORDS
+
+
+def _stream_batch(reader: Reader | None) -> int | None:
+    return reader.batch_records if isinstance(reader, StreamReader) else None
+
+
+def _warn_if_short(records: int, batch: int, steps: int | None, name: str = "steps_per_epoch") -> None:
+    there = math.ceil(records / batch)
+    if not steps or (steps <= there and (name != "steps_per_epoch" or there % steps == 0)):
+        return
+    warnings.warn(
+        f"{name}={steps}: the data ends after {there} batches, within an epoch, which is shorter then, as in Keras",
+        stacklevel=2,
+    )
+
+
+def _require_count(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise BadInput(f"{name}={value!r}: need an integer of at least 1, or None")
+
+
+def _require_share(share: float | None) -> float:
+    if share is None:
+        return 0.0
+    if not isinstance(share, int | float) or not 0.0 <= share < 1.0:
+        raise BadInput(f"validation_split={share!r}: need a share of the records, 0 <= validation_split < 1")
+    return float(share)

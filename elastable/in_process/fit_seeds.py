@@ -1,0 +1,92 @@
+"""The seeds of `et.fit`: what the caller says, else Keras' own."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.keras.seeds import global_seed, layers_of
+
+__all__ = ["FitSeeds", "fit_seeds"]
+
+_log = logging.getLogger(__name__)
+
+_runs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+"""Model -> how many times it has been trained from epoch 0 on without a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitSeeds:
+    """What is random in a fit.
+
+    Attributes:
+        order: Seed of the record order.
+        rows: Seed of initial rows, where a layer has none of its own.
+        keras: Whether random layers and tables draw as in plain Keras, by their
+            own seeds and Keras' global one; False: by `order` and `rows`, as a
+            job with that seed does in any number of processes.
+    """
+
+    order: int
+    rows: int
+    keras: bool
+
+
+def fit_seeds(seed: int | None, model: Any, initial_epoch: int) -> FitSeeds:
+    """The seeds of a call of `et.fit`.
+
+    Args:
+        seed: What the caller gave. None: everything is drawn as in plain Keras,
+            so that `keras.utils.set_random_seed` decides all of it; the order of
+            the records differs from call to call, as in Keras, but a call with
+            an `initial_epoch` goes on with the orders of the one before.
+        model: The model.
+        initial_epoch: The epoch to begin at.
+
+    Raises:
+        BadInput: the seed is no integer.
+    """
+    if seed is None:
+        first = global_seed()
+        run = _run(model, initial_epoch)
+        words = np.random.SeedSequence((first & (2**64 - 1), run)).generate_state(1, np.uint64)
+        return FitSeeds(int(words[0] >> np.uint64(1)) if run else first, first, keras=True)
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise BadInput(f"seed={seed!r}: need an integer, or None")
+    _warn_of_dense_draws(model, int(seed))
+    return FitSeeds(int(seed), int(seed), keras=False)
+
+
+def _run(model: Any, initial_epoch: int) -> int:
+    before = _runs.get(model, -1)
+    run = before + 1 if initial_epoch == 0 else max(before, 0)
+    _runs[model] = run
+    return run
+
+
+def _warn_of_dense_draws(model: Any, seed: int) -> None:
+    """Says so where a model that is not trained yet has dense variables that are others in every process."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or int(optimizer.iterations) or keras.src.utils.rng_utils.get_random_seed() is not None:
+        return
+    drawn = next((layer for layer in layers_of(model) if layer.weights and _draws_at_random(layer)), None)
+    if drawn is not None:
+        _log.warning(
+            "et.fit(seed=%d) seeds initial rows, the order of the records and dropout. The weights of layer %r were "
+            "drawn when the model was made: for a run that can be repeated call keras.utils.set_random_seed(%d) before "
+            "that",
+            seed,
+            drawn.name,
+            seed,
+        )
+
+
+def _draws_at_random(layer: Any) -> bool:
+    """Whether one of its initializers had no seed."""
+    return any(getattr(value, "_init_seed", 0) is None for value in vars(layer).values())

@@ -1,0 +1,249 @@
+"""A whole job in the current process: its master in the caller's thread, its worker in another thread."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from elastable.callbacks.averages import become_averages
+from elastable.callbacks.best_versions import BestVersions
+from elastable.callbacks.callback_list import JobCallbacks
+from elastable.callbacks.freezing import Freezing
+from elastable.embedding_store.composite.placement.locations import LocationSettings
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import BadInput, ElastableError, Unsupported
+from elastable.in_process.backup import refuse_backup_of_slots
+from elastable.in_process.fit_data import FitData
+from elastable.in_process.fit_seeds import FitSeeds
+from elastable.in_process.fit_tables import FitTables
+from elastable.in_process.in_process_stores import StoreGiven
+from elastable.jobs.job_hooks import JobHooks
+from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.master.jobs.core import Master
+from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.keras.dense_turns import DenseModel, dense_part
+from elastable.master.keras.keras_optimizer import accumulated_by
+from elastable.master.keras.metrics import MetricBook
+from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.schedule import Schedule
+from elastable.models.tables_in_store import note_trained
+from elastable.output.progress_bars import JobProgress
+from elastable.worker.keras.seeds import same_keras_state
+from elastable.worker.models.build import build_model, sample_batch
+from elastable.worker.models.offload import offload_built
+from elastable.worker.readers import Reader
+from elastable.worker.runtime.compute import MicroBatchComputer
+from elastable.worker.runtime.loop import Worker
+from elastable.worker.step.tensor_specs import batch_spec
+from elastable.worker.step.traced.step_plan import StepPlan, plan_step
+
+__all__ = ["FitSettings", "run_here"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitSettings:
+    """How a model is trained in this process; `et.fit` says what each means.
+
+    Attributes:
+        lazy: As of `discover_tables`.
+        verbose: 0: nothing is shown; 1: how far the job is, and a line for every
+            epoch; 2: these lines alone.
+
+    Raises:
+        BadInput: a value that cannot be, by name.
+    """
+
+    epochs: int
+    initial_epoch: int
+    callbacks: Sequence[Any]
+    verbose: int
+    shuffle: bool
+    validation_freq: int | tuple[int, ...]
+    seeds: FitSeeds
+    grads_to_wait: int | None
+    average: str
+    evaluate_every: int
+    store: StoreGiven
+    locations: LocationSettings | None
+    offload_embeddings_above: int
+    lazy: bool | None
+    not_finite: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.initial_epoch < self.epochs:
+            raise BadInput(
+                f"initial_epoch={self.initial_epoch}, epochs={self.epochs}: need 0 <= initial_epoch < epochs; epochs "
+                "is the epoch to end at"
+            )
+        if self.evaluate_every < 0:
+            raise BadInput(f"evaluate_every={self.evaluate_every}: need a number of versions, or 0")
+
+
+def run_here(model: Any, data: FitData, settings: FitSettings) -> Any:
+    """Trains the model; returns Keras' `History`.
+
+    Raises:
+        ElastableError: data, model, callbacks or settings that cannot be used.
+    """
+    if settings.evaluate_every and data.validation is None:
+        raise BadInput(f"evaluate_every={settings.evaluate_every}: need validation_data to evaluate on")
+    sample = sample_batch(data.train)
+    build_model(model, sample)
+    moved = offload_built(model, settings.offload_embeddings_above)
+    steps = plan_step(model, batch_spec(sample))
+    job = _job(model, data, settings, steps)
+    schedule = Schedule(job)
+    start = _start(schedule)
+    tables = FitTables(
+        model, seeds=settings.seeds, lazy=settings.lazy, store=settings.store, locations=settings.locations,
+        version=start.version, moved=moved, steps=steps,
+    )  # fmt: skip
+    if steps is not None and tables.on_worker:
+        steps = plan_step(model, batch_spec(sample))  # they are variables now
+    dense = dense_part(model, steps)
+    # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
+    options = MasterOptions(
+        evaluate_every=settings.evaluate_every, evaluate_beside=False, validation_freq=settings.validation_freq,
+        uneven=data.train.batches is not None,
+    )  # fmt: skip
+    master = Master(job, tables.store, dense, MetricBook(model), start=start, options=options)
+    readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: data.train}
+    if data.validation is not None:
+        readers[TaskKind.EVALUATE] = data.validation
+    computer = MicroBatchComputer(
+        model, job, readers, sample, tables.store, tables.specs, keras_draws=settings.seeds.keras
+    )
+    refuse_backup_of_slots(settings.callbacks, model, tables.specs)
+    with closing(BestVersions(settings.callbacks, tables.store, dense, job, master.progress)) as best:
+        return _run(model, master, computer, schedule, tables, dense, settings, best)
+
+
+def _job(model: Any, data: FitData, settings: FitSettings, steps: StepPlan | None) -> JobSpec:
+    batches = -(-len(data.train) // data.batch_size)
+    together, average = accumulated_by(model.optimizer, batches, settings.grads_to_wait, settings.average)
+    if data.steps_per_epoch and settings.grads_to_wait is None and together > 1:
+        raise Unsupported(
+            f"steps_per_epoch={data.steps_per_epoch} with gradient_accumulation_steps={together}: an epoch could end "
+            "within a step; leave one of them out"
+        )
+    return JobSpec(
+        job=uuid.uuid4().hex[:12],
+        micro_batch_size=data.batch_size,
+        grads_to_wait=together,
+        average=average,
+        epochs=settings.epochs,
+        seed=settings.seeds.order,
+        train_records=len(data.train),
+        validation_records=0 if data.validation is None else len(data.validation),
+        shuffle=settings.shuffle,
+        not_finite=settings.not_finite,
+        steps_per_epoch=data.steps_per_epoch,
+        initial_epoch=settings.initial_epoch,
+        evaluation_batch_size=data.validation_batch_size,
+        versions_per_step=1 if steps is None else steps.turns,
+    )
+
+
+def _start(schedule: Schedule) -> Progress:
+    # A job counts its versions from epoch 0, also where the rows are older.
+    version = schedule.first_version(schedule.job.initial_epoch)
+    return Progress(version, evaluated=True, records=schedule.records_before(version)) if version else Progress()
+
+
+def _run(
+    model: Any,
+    master: Master,
+    computer: MicroBatchComputer,
+    schedule: Schedule,
+    tables: FitTables,
+    dense: DenseModel,
+    settings: FitSettings,
+    best: BestVersions,
+) -> Any:
+    """Callbacks, progress and the job itself, from its first version to its last."""
+    epochs = settings.epochs
+    freezing = Freezing(model, dense)
+    joined = JobCallbacks(
+        settings.callbacks, model, epochs, schedule.steps_per_epoch, freezing, best, in_job=False,
+        verbose=settings.verbose,
+    )  # fmt: skip
+    # In lines, where a terminal is not asked to show how far the job is.
+    console = Console(quiet=settings.verbose == 0, force_terminal=None if settings.verbose == 1 else False)
+    progress = JobProgress(console, schedule.records_before(schedule.versions_total))
+    evaluations: list[dict[str, float]] = []
+
+    def evaluated(version: int, logs: Mapping[str, float]) -> None:
+        evaluations.append({"version": version, **logs})
+        progress.evaluation(version, logs)
+
+    hooks = JobHooks(
+        joined,
+        schedule,
+        master.stop,
+        told=lambda epoch, logs: progress.epoch(epoch, epochs, logs),
+        evaluated=evaluated,
+    )
+    joined.begin()
+    note_trained(model, tables.optimizers)  # a callback may have loaded weights
+    try:
+        with progress, _worker_beside(master, computer, tables.store), _shown(master, progress, settings.verbose == 1):
+            master.run(hooks)
+    finally:
+        # The end may find the worker within a micro-batch, which moves the states of the model that both share.
+        dense.rewind()
+    become_averages(dense, tables.store, tables.specs)
+    joined.end(hooks.logs)
+    joined.history.evaluations = sorted(evaluations, key=lambda entry: entry["version"])
+    return joined.history
+
+
+@contextmanager
+def _worker_beside(master: Master, computer: MicroBatchComputer, store: EmbeddingStore) -> Iterator[None]:
+    """A worker in a thread; callbacks stay in the caller's."""
+    identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
+    worker = Worker(master, computer, store, master.join(identity), identity)
+
+    def work() -> None:
+        try:
+            worker.run()
+        except ElastableError:
+            # The worker has told the master, whose run() raises it in the caller's thread.
+            return
+        except Exception as error:  # noqa: BLE001 - whatever it is, run() must raise it and not wait
+            master.report_failure(identity.incarnation, error, fatal=True)
+
+    thread = threading.Thread(target=same_keras_state(work), name="elastable-worker", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(timeout=30.0)
+
+
+@contextmanager
+def _shown(master: Master, progress: JobProgress, live: bool) -> Iterator[None]:
+    if not live:
+        yield
+        return
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.5):
+            progress.show(master.status())
+
+    thread = threading.Thread(target=look, name="elastable-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=5.0)

@@ -1,0 +1,132 @@
+"""The stores of a job in the current process: by URL, by object, or one in memory."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from weakref import WeakSet
+
+from elastable.embedding_store.composite.placement.location_file import storage_of_url
+from elastable.embedding_store.composite.placement.locations import LocationSettings, plan_tables, storage_of_tables
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import BadInput, ElastableError
+from elastable.embedding_store.open_store import open_store
+from elastable.worker.step.train_step import store_layers
+
+__all__ = ["StoreGiven", "refuse_rows_of_others", "stores_and_places"]
+
+StoreGiven = EmbeddingStore | str | Mapping[str, EmbeddingStore | str] | None
+"""What `et.fit(store=)` takes."""
+
+_RIGHT = 'give a URL such as "redis://localhost:6379" or "file:///folder", a store such as et.MemoryStore(), or None'
+
+_lock = threading.Lock()
+_opened: dict[str, EmbeddingStore] = {}
+_own: WeakSet[MemoryStore] = WeakSet()
+
+
+def stores_and_places(
+    given: StoreGiven, locations: LocationSettings | None, tables: Mapping[str, TableSpec], model: Any
+) -> tuple[dict[str, EmbeddingStore], dict[str, str]]:
+    """Storage -> store, and table -> storage.
+
+    A store given by URL is opened once in a process, stays open for the layers
+    that read from it, and is closed when the process ends.
+
+    Args:
+        given: As of `et.fit`.
+        locations: Which tables live where; None: all in the first store.
+        tables: Of the model.
+        model: Whose layers may read from a store in memory already, which is kept.
+
+    Raises:
+        BadInput: no store, or no URL of one.
+    """
+    stores = _stores(given, model, tables)
+    if not stores:
+        raise BadInput("store={}: give at least one store, or None")
+    if locations is not None:
+        return stores, storage_of_tables(plan_tables(tables, locations))
+    return stores, dict.fromkeys(tables, next(iter(stores)))
+
+
+def refuse_rows_of_others(model: Any, tables: Mapping[str, TableSpec], stores: Mapping[str, EmbeddingStore]) -> None:
+    """Refuses a store with rows that the model's layers do not read: they would be its initial values.
+
+    Raises:
+        BadInput: naming the table, and what to do.
+    """
+    read = {layer.table_name: layer.source for layer in store_layers(model)}
+    for storage, store in stores.items():
+        there = store.specs()
+        for name in tables:
+            if name not in there or read.get(name) is not None or not (rows := store.row_count(name)):
+                continue
+            raise BadInput(
+                f"the {storage} store holds {rows} rows of table {name!r} already, which this model has not read: to "
+                "go on with them call layer.attach(store) with that store, opened by et.open_store; to begin anew call "
+                f"store.drop_table({name!r})"
+            )
+
+
+def _stores(given: StoreGiven, model: Any, tables: Mapping[str, TableSpec]) -> dict[str, EmbeddingStore]:
+    if given is None:
+        return {"memory": _memory_of(model, tables) or _memory()}
+    if isinstance(given, Mapping):
+        return {storage: _store(store) for storage, store in given.items()}
+    if isinstance(given, str):
+        store = _store(given)
+        return {storage_of_url(given): store}
+    return {"memory": _store(given)}
+
+
+def _store(given: Any) -> EmbeddingStore:
+    if isinstance(given, EmbeddingStore):
+        return given
+    if not isinstance(given, str):
+        raise BadInput(f"store={given!r}: a {type(given).__name__} is no store; {_RIGHT}")
+    if given == "memory":
+        return _memory()
+    with _lock:
+        if given not in _opened:
+            _opened[given] = open_store(given)
+        return _opened[given]
+
+
+def _memory() -> MemoryStore:
+    store = MemoryStore()
+    _own.add(store)
+    return store
+
+
+def _memory_of(model: Any, tables: Mapping[str, TableSpec]) -> MemoryStore | None:
+    """The store that an earlier call made, where it holds the tables of the model as they are to be."""
+    sources = {id(layer.source): layer.source for layer in store_layers(model)}
+    only = next(iter(sources.values())) if len(sources) == 1 else None
+    if not isinstance(only, MemoryStore) or only not in _own:
+        return None
+    there = only.specs()
+    return only if all(_is_same(spec, there.get(name)) for name, spec in tables.items()) else None
+
+
+def _is_same(spec: TableSpec, there: TableSpec | None) -> bool:
+    """Whether a table is the one that is there, at whatever learning rate it was made."""
+    if there is None or not there.optimizer.same_but_rate(spec.optimizer):
+        return False
+    return not replace(spec, optimizer=there.optimizer).differences(there)
+
+
+@atexit.register
+def _close() -> None:
+    with _lock:
+        stores = list(_opened.values())
+        _opened.clear()
+    for store in stores:
+        with contextlib.suppress(ElastableError):
+            store.close()

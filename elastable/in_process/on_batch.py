@@ -1,0 +1,125 @@
+"""`model.train_on_batch` of a model with tables in a store: one step, in the caller's thread."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+
+from elastable.callbacks.freezing import Freezing
+from elastable.embedding_store.errors import Unsupported
+from elastable.in_process.fit_seeds import FitSeeds
+from elastable.in_process.fit_tables import FitTables
+from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
+from elastable.master.commits.accumulate import add_metrics
+from elastable.master.commits.committing import Committer
+from elastable.master.keras.dense_turns import dense_part
+from elastable.master.keras.keras_optimizer import accumulation_of
+from elastable.master.keras.metrics import MetricBook
+from elastable.master.push_check import Expected, check_finite
+from elastable.master.tasks.progress import Progress
+from elastable.worker.keras.seeds import global_seed
+from elastable.worker.models.build import as_tensors, build_model
+from elastable.worker.readers import Reader
+from elastable.worker.step.id_plan import plan_ids
+from elastable.worker.step.id_set import make_id_sets
+from elastable.worker.step.own_train_step import OwnTrainStep
+from elastable.worker.step.tensor_specs import batch_spec
+from elastable.worker.step.traced.step_plan import plan_step
+from elastable.worker.step.train_step import TrainStep, store_layers
+
+__all__ = ["train_batch"]
+
+_DEADLINE_S = 30.0
+_KEPT = "_elastable_batch_trainers"
+
+
+def train_batch(model: Any, reader: Reader) -> dict[str, float]:
+    """Trains one batch; metrics by name.
+
+    The tables are as `model.fit` makes them, and go on from call to call.
+
+    Args:
+        model: A compiled model.
+        reader: The records of the batch.
+
+    Raises:
+        ElastableError: data or a model that cannot be used.
+        NotFinite: a gradient with NaN or Inf; nothing has been changed.
+    """
+    batch = as_tensors(reader.take(np.arange(len(reader), dtype=np.int64)), "train_on_batch")
+    kept: dict[str, _BatchTrainer] | None = getattr(model, _KEPT, None)
+    if kept is None:
+        kept = {}
+        object.__setattr__(model, _KEPT, kept)  # past Keras' tracking: it lives as long as the model does
+    form = repr(batch_spec(batch))
+    if form not in kept or not kept[form].stands():
+        kept[form] = _BatchTrainer(model, batch)
+    return kept[form].train(batch, len(reader))
+
+
+class _BatchTrainer:
+    """Trains batches of one form, while the model stays compiled as it is and reads from the same store."""
+
+    def __init__(self, model: Any, sample: Any) -> None:
+        if accumulation_of(model.optimizer):
+            raise Unsupported(
+                f"model {model.name!r}: train_on_batch with gradient_accumulation_steps="
+                f"{accumulation_of(model.optimizer)}, where an update has batches of several calls; leave it out, or "
+                "use model.fit"
+            )
+        self._model, self._compiled = model, (model.optimizer, model._compile_loss)
+        build_model(model, sample)
+        spec, seed = batch_spec(sample), global_seed()
+        steps = plan_step(model, spec)
+        tables = FitTables(model, seeds=FitSeeds(seed, seed, keras=True), lazy=None, steps=steps)
+        self._store, self._specs = tables.store, tables.specs
+        self._dense = dense_part(model, steps)
+        self._freezing = Freezing(model, self._dense)
+        self._freezing.begin()
+        self._book = MetricBook(model)
+        self._expected = Expected(
+            self._dense.variables, self._dense.states, self._book.specs, self._specs, self._dense.may_overflow
+        )
+        self._committer = Committer(self._store, self._dense, JobSpec(job=uuid.uuid4().hex[:12]), _DEADLINE_S)
+        self._turns = 1 if steps is None else steps.turns
+        self._plan = plan_ids(model, spec, training=True)
+        given = (model, spec, self._plan, lambda table, ids: self._store.lookup({table: ids})[table], None, None)
+        self._step = TrainStep(*given) if steps is None else OwnTrainStep(*given, steps)
+
+    def stands(self) -> bool:
+        """Whether what was made of the model is still so."""
+        same = all(layer.source is self._store for layer in store_layers(self._model))
+        return same and (self._model.optimizer, self._model._compile_loss) == self._compiled
+
+    def train(self, batch: Any, records: int) -> dict[str, float]:
+        """One step; metrics by name."""
+        self._model.make_train_function()
+        self._freezing.look()
+        ids = make_id_sets(self._plan.tables, self._plan.ids(batch), self._specs)
+        total: tuple[Tensor, ...] = ()
+        for turn in range(self._turns):
+            version = self._store.version()
+            self._step.hold(self._dense.snapshot(version).trainable)
+            rows = self._store.lookup(ids.unique) if ids.unique else {}
+            result = self._step(batch, rows, ids, 0, turn)
+            push = Push(
+                SyncPushId(version, 0), records, result.dense, result.slices, result.states, result.metrics,
+                parts=result.parts,
+            )  # fmt: skip
+            try:
+                check_finite(push, self._expected)
+            except BaseException:
+                self._dense.rewind()  # the step has moved the states of the model itself
+                raise
+            self._committer.foresee(turn)
+            self._committer.commit(version + 1, [push], _place_of)
+            total = add_metrics(total, [result.metrics])
+        for variable, value in zip(self._model.metrics_variables, total, strict=True):
+            variable.assign(value.astype(variable.dtype))
+        return self._book.results(total)
+
+
+def _place_of(made: Any) -> Progress:
+    return Progress()

@@ -1,0 +1,1 @@
+"""A job in processes: master, workers, parameter server, resuming."""

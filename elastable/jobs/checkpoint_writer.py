@@ -1,0 +1,110 @@
+"""Checkpoints of a job, written beside its training from a pinned version."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.pins.pin_keeper import PinKeeper
+from elastable.embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
+from elastable.embedding_store.support.retry import retry
+from elastable.master.api import Tensor
+from elastable.master.tasks.progress import Progress
+
+__all__ = ["Begin", "CheckpointWriter"]
+
+_log = logging.getLogger(__name__)
+
+# A master that takes the place of one that died waits for its pins.
+_LEASE_S = 30.0
+_RENEW_EVERY_S = 5.0
+
+Begin = Callable[[EmbeddingStore | Pin, Mapping[str, Tensor], Progress], Callable[[], str]]
+"""Begins a checkpoint of (rows, dense tensors, progress); what it returns writes it, and returns where it is."""
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time, in a thread of its own.
+
+    Where one is due while the one before it is being written, training waits:
+    none is left out. One that fails is warned of, and the next one is tried:
+    hours of training are not to end because a disk is full for a while. If its
+    pin was given up, training waits while the next one is written. The last one
+    of a job raises.
+
+    Args:
+        store: Holds the rows.
+        begin: Begins a checkpoint, in the thread that commits (`CheckpointSeries.begin`).
+        deadline_s: How long the last one of a job is tried again while the store fails.
+    """
+
+    def __init__(self, store: EmbeddingStore, begin: Begin, deadline_s: float = 60.0) -> None:
+        self._store = store
+        self._deadline_s = deadline_s
+        self._begin = begin
+        self._thread = ThreadPoolExecutor(1, "elastable-checkpoint")
+        self._writing: Future[None] | None = None
+        self._outrun = False
+
+    def begin(self, dense: Mapping[str, Tensor], progress: Progress) -> None:
+        """Begins to write the version that stands; to be called between two commits."""
+        self.wait()
+        version = progress.version
+        try:
+            pin = None if self._outrun else self._store.pin(version, _LEASE_S)
+        except Unsupported:
+            pin = None
+        except ElastableError as error:
+            _log.warning("no checkpoint of version %d, it cannot be pinned: %s", version, error)
+            return
+        if pin is None:
+            self._warned(lambda: self._begin(self._store, dense, progress)(), version)
+            return
+        try:
+            write = self._begin(pin, dense, progress)
+        except ElastableError as error:
+            _log.warning("no checkpoint of version %d: %s", version, error)
+            pin.release()
+            return
+        self._writing = self._thread.submit(self._from_pin, pin, write, version)
+
+    def finish(self, dense: Mapping[str, Tensor], progress: Progress) -> str:
+        """Writes the last version of a job, when nothing is committed any more; returns where it is.
+
+        Raises:
+            CheckpointError: it cannot be written.
+            StoreFailed, Unavailable: the store failed until the deadline.
+        """
+        self.wait()
+        return retry(lambda: self._begin(self._store, dense, progress)(), "the last checkpoint", self._deadline_s)
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def close(self) -> None:
+        """Waits for what is being written, and ends the thread."""
+        self.wait()
+        self._thread.shutdown()
+
+    def _from_pin(self, pin: Pin, write: Callable[[], str], version: int) -> None:
+        with PinKeeper(pin, _RENEW_EVERY_S, f"the checkpoint of version {version}"):
+            self._warned(write, version)
+
+    def _warned(self, write: Callable[[], str], version: int) -> None:
+        self._outrun = False
+        try:
+            write()
+        except StaleVersion as error:
+            # Training changed more rows meanwhile than may be kept: it waits for the next one.
+            self._outrun = True
+            _log.warning("no checkpoint of version %d: %s", version, error)
+        except CheckpointError as error:
+            _log.warning("no checkpoint of version %d: %s", version, error)
+        except ElastableError as error:
+            _log.warning("no checkpoint of version %d, the store failed: %s", version, error)

@@ -1,0 +1,148 @@
+"""What the master's process does between versions: callbacks, records, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elastable.callbacks.callback_list import JobCallbacks
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.master.jobs.hooks import Hooks, is_due
+from elastable.master.tasks.schedule import Schedule
+from elastable.models.untrained import UntrainedTables
+from elastable.output.run_directory import RunDirectory
+
+__all__ = ["JobHooks", "Stopwatch"]
+
+_RECORD_EVERY_S = 0.5
+
+
+class Stopwatch:
+    """Seconds from the first version to the last, without evaluations."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since: float | None = None
+
+    def start(self) -> None:
+        """What comes now is training."""
+        self._since = time.monotonic()
+
+    def version(self) -> None:
+        """A version has been committed."""
+        now = time.monotonic()
+        if self._since is not None:
+            self.seconds += now - self._since
+        self._since = now
+
+    def pause(self) -> None:
+        """What comes now is no training."""
+        self._since = None
+
+
+class JobHooks(Hooks):
+    """Joins a job to Keras callbacks, a run directory and checkpoints.
+
+    Args:
+        callbacks: Keras callbacks of the job.
+        schedule: Of the job.
+        stop: Ends the job, with a reason.
+        run: Where metrics are noted; None: nowhere.
+        save: Begins to write a checkpoint; None: none are written.
+        checkpoint_every: Versions between checkpoints; 0: none but the last.
+        told: Called with (epoch, logs) after each epoch.
+        evaluated: Called with (version, logs) after each evaluation beside training.
+        rows_changed: Called with the updates of each commit.
+        version: That the job begins with: 0, or where an earlier run of it ended.
+    """
+
+    def __init__(
+        self,
+        callbacks: JobCallbacks,
+        schedule: Schedule,
+        stop: Callable[[str], None],
+        run: RunDirectory | None = None,
+        save: Callable[[], None] | None = None,
+        checkpoint_every: int = 0,
+        told: Callable[[int, Mapping[str, float]], None] = lambda epoch, logs: None,
+        evaluated: Callable[[int, Mapping[str, float]], None] = lambda version, logs: None,
+        rows_changed: Callable[[Mapping[str, TableUpdate]], None] = lambda updates: None,
+        version: int = 0,
+    ) -> None:
+        self._callbacks = callbacks
+        self._schedule = schedule
+        self._stop = stop
+        self._run = run
+        self._save = save
+        self._every = checkpoint_every
+        self._told = told
+        self._evaluated = evaluated
+        self._rows_changed = rows_changed
+        self._untrained = UntrainedTables(callbacks.model)
+        self._recorded = 0.0
+        self._version = version
+        self._made_one = False
+        self._stopped = False
+        self.stopwatch = Stopwatch()
+        self.untimed_records = 0
+        """Records of the version that started the watch: its seconds were the workers' way here."""
+        self.logs: Mapping[str, float] = {}
+
+    def state(self) -> Mapping[str, Any]:
+        """What callbacks remember."""
+        return self._callbacks.states()
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Tells the callbacks."""
+        self._callbacks.begin_epoch(epoch)
+        if self._made_one:
+            # Not in the first one: the workers are still on their way.
+            self.stopwatch.start()
+
+    def on_rows(self, updates: Mapping[str, TableUpdate]) -> None:
+        """Tells whoever collects what the next checkpoint has to hold."""
+        self._rows_changed(updates)
+        self._untrained.saw(updates)
+
+    def on_version(self, version: int, logs: Mapping[str, float]) -> None:
+        """Tells the callbacks, notes metrics now and then, saves when it is time."""
+        if not self._made_one:
+            before = self._schedule.records_before
+            self.untimed_records = before(version) - before(version - 1)
+        self._version, self._made_one = version, True
+        self.stopwatch.version()
+        if self._schedule.ends_step(version):
+            last = self._schedule.ends_epoch(version)
+            self._stopped = self._callbacks.version(self._schedule.step(version - 1), logs, last)
+        now = time.monotonic()
+        if self._run is not None and now - self._recorded >= _RECORD_EVERY_S:
+            self._recorded = now
+            self._run.record("train", version, self._schedule.epoch(version - 1), logs)
+        if self._save is not None and is_due(version, self._every):
+            self._save()
+
+    def stops_epoch(self) -> bool:
+        """Whether a callback stopped training at the version that stands."""
+        return self._stopped
+
+    def on_evaluation_begin(self, version: int) -> None:
+        """Evaluation is no training."""
+        self.stopwatch.pause()
+
+    def on_evaluation(self, version: int, logs: Mapping[str, float]) -> None:
+        """Notes what was measured of that very version."""
+        if self._run is not None:
+            self._run.record("evaluation", version, self._schedule.epoch(version - 1), logs)
+        self._evaluated(version, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float]) -> None:
+        """Notes the epoch, tells the callbacks, and stops the job if one of them wants it."""
+        self.stopwatch.pause()
+        self._untrained.end()
+        self.logs = dict(logs)
+        if self._run is not None:
+            self._run.record("epoch", self._version, epoch, logs)
+        self._told(epoch, logs)
+        if self._callbacks.end_epoch(epoch, logs):
+            self._stop("a callback stopped training")

@@ -1,0 +1,109 @@
+"""Worker processes on this machine, started and ended with a job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from elastable.embedding_store.errors import JobFailed
+from elastable.process.exit_codes import error_of
+
+__all__ = ["LocalWorkers"]
+
+_STOP_WAIT_S = 20.0
+
+
+class LocalWorkers:
+    """`count` processes of `elastable worker`, each with a log file of its own.
+
+    They run in sessions of their own, so that Ctrl-C reaches the master alone,
+    which then ends the job for all. `environment`: variables in which theirs differs from this process' own.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        master_address: str,
+        model: str | Path,
+        logs: Path,
+        deadline_s: float,
+        transport: str = "auto",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._logs = [logs / f"worker-{number}.log" for number in range(count)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._said: set[int] = set()
+        command = [sys.executable, "-m", "elastable", "worker", str(model), "--master", master_address]
+        for log in self._logs:
+            with log.open("wb") as output:
+                self._processes.append(
+                    subprocess.Popen(
+                        [*command, "--deadline", str(deadline_s), "--transport", transport],
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                        env={**os.environ, **(environment or {})},
+                    )
+                )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop(wait_s=_STOP_WAIT_S if error is None else 2.0)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, in order."""
+        return [process.pid for process in self._processes]
+
+    def newly_dead(self) -> list[str]:
+        """A line for every worker that failed since the last call."""
+        lines = []
+        for number, process in enumerate(self._processes):
+            code = process.poll()
+            if code is not None and code != 0 and number not in self._said:
+                self._said.add(number)
+                lines.append(
+                    f"worker {number} (pid {process.pid}) ended with exit code {code}; see {self._logs[number]}"
+                )
+        return lines
+
+    def require_some_alive(self) -> None:
+        """Refuses to go on when every worker is gone.
+
+        Raises:
+            ElastableError: with the end of a log; of the kind that all workers
+                failed with, or `JobFailed` where they differ or were killed.
+        """
+        codes = [process.poll() for process in self._processes]
+        if codes and None not in codes:
+            number = next((n for n, code in enumerate(codes) if code), 0)
+            failed = {code for code in codes if code}
+            kind = error_of(failed.pop()) if len(failed) == 1 else JobFailed
+            tail = "\n".join(self._logs[number].read_text(errors="replace").splitlines()[-8:])
+            raise kind(f"every worker has ended before the job; the last lines of {self._logs[number]}:\n{tail}")
+
+    def stop(self, wait_s: float) -> None:
+        """Lets the workers end by themselves for `wait_s` seconds, then ends them."""
+        give_up = time.monotonic() + wait_s
+        for process in self._processes:
+            try:
+                process.wait(timeout=max(0.05, give_up - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(timeout=5.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=5.0)

@@ -1,0 +1,88 @@
+"""A parameter server without a model, for any gRPC client."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.open_store import open_store, operation_deadline
+from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.embedding_store.warm import warming
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.shared_store import outboxes_of
+from elastable.jobs.options import require_transport
+from elastable.master.api import JobSpec
+from elastable.master.jobs.bare import BareMaster
+from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.keras.row_optimizers.known import make_known
+from elastable.master.wire.master_service import master_service
+from elastable.process.audit_lines import show_audit_log
+from elastable.process.exit_codes import ExitCode
+from elastable.process.stopping import stopping_on_signals
+
+__all__ = ["ServerOptions", "run_parameter_server"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Settings of `elastable serve`.
+
+    Attributes:
+        store: URL of the store that is served.
+        listen: host:port; port 0 takes a free one.
+        not_finite: "refuse" or "skip" gradients with NaN or Inf.
+        deadline_s: How long a failing commit is repeated.
+        transport: How clients on this host read rows: "auto", from the store's memory where that is possible; "grpc";
+            "shared", from its memory or not at all.
+    """
+
+    store: str = "memory"
+    listen: str = "127.0.0.1:50051"
+    not_finite: str = "refuse"
+    deadline_s: float = 60.0
+    transport: str = "auto"
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        require_transport(self.transport)
+        if self.not_finite not in ("refuse", "skip"):
+            raise BadInput(f"--not-finite {self.not_finite}: write refuse or skip")
+        if not self.deadline_s > 0:
+            raise BadInput(f"--deadline must be above 0 seconds, got {self.deadline_s:g}")
+
+
+def run_parameter_server(options: ServerOptions, console: Console) -> int:
+    """Serves tables to any client until a signal, or a client's `StopJob`, ends it; the exit code.
+
+    Raises:
+        BadInput: clients are to read from shared memory, and the store has none.
+        ElastableError: the store cannot be opened, or the address not be used.
+    """
+    make_known()
+    show_audit_log()
+    job = JobSpec(job="bare", mode="async", not_finite=options.not_finite)
+    deadline_s, shared = operation_deadline(options.deadline_s), options.transport != "grpc"
+    with open_store(options.store, shared=shared, deadline_s=deadline_s) as store, warming(store):
+        outboxes = outboxes_of(store)
+        if outboxes is None and options.transport == "shared":
+            raise BadInput(f"--transport shared: rows of the store {redacted(options.store)} are not in shared memory")
+        master = BareMaster(store, job, MasterOptions(commit_deadline_s=options.deadline_s))
+        stopped = threading.Event()
+
+        def stop(reason: str) -> None:
+            master.stop(reason)
+            stopped.set()
+
+        services = [store_service(store, writable=True), master_service(master, outboxes)]
+        with GrpcServer(options.listen, services, insecure=options.insecure) as server:
+            console.print(
+                f"parameter server at {server.address}, store {redacted(options.store)}", highlight=False, markup=False
+            )
+            with stopping_on_signals(stop, console):
+                while not stopped.wait(1.0) and not master.lease_tasks("", 0, 0.0).finished:
+                    pass
+    return ExitCode.DONE

@@ -1,0 +1,198 @@
+"""From a person's options to a job that is ready to run."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elastable.callbacks.averages import refuse_averages
+from elastable.embedding_store.composite.placement.location_file import storage_of_url
+from elastable.embedding_store.composite.placement.locations import plan_tables, refuse_sharding, storage_of_tables
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import ModelError, NotReady, Unsupported
+from elastable.embedding_store.open_store import operation_deadline
+from elastable.embedding_store.rows.fresh_rows import fresh_rows
+from elastable.embedding_store.support.retry import retry
+from elastable.embedding_store.tiers.redis.login import split_login
+from elastable.jobs.options import JobOptions
+from elastable.jobs.resume import fill_store
+from elastable.master.api import JobSpec
+from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from elastable.master.checkpoints.storage.places import newest_checkpoint
+from elastable.master.checkpoints.warm_start import warm_start
+from elastable.master.keras.dense_turns import DenseModel, dense_part
+from elastable.master.keras.discovery import discover_tables
+from elastable.master.keras.keras_optimizer import accumulated_by, accumulation_of
+from elastable.master.keras.metrics import MetricBook
+from elastable.master.tasks.progress import Progress
+from elastable.models.table_places import locations_of, on_worker, open_places
+from elastable.worker.models.build import make_model, sample_batch
+from elastable.worker.models.model_file import ModelFile, load_model_file
+from elastable.worker.models.on_worker import keep_on_worker
+from elastable.worker.readers import Reader
+from elastable.worker.step.tensor_specs import batch_spec
+from elastable.worker.step.traced.step_plan import StepPlan, plan_step
+from elastable.worker.step.train_step import pretrained_rows, store_layers
+
+__all__ = ["PreparedJob", "prepare_job", "tables_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """Everything the master of a job needs.
+
+    Attributes:
+        job: What is computed.
+        file: The model file.
+        model: The master's model; it holds the dense variables.
+        store: Holds the tables, at the version of `progress`.
+        tables: Its tables.
+        dense: The dense part.
+        metrics: The model's metrics.
+        progress: Where the job begins.
+        resumed: The checkpoint that the store was restored from; None: from none.
+    """
+
+    job: JobSpec
+    file: ModelFile
+    model: Any
+    store: EmbeddingStore
+    tables: Mapping[str, TableSpec]
+    dense: DenseModel
+    metrics: MetricBook
+    progress: Progress
+    resumed: Checkpoint | None = None
+
+
+def prepare_job(options: JobOptions) -> PreparedJob:
+    """Loads the model file, builds the model, discovers its tables and creates them.
+
+    Raises:
+        ElastableError: whatever of the options, the model file, its data, the
+            store or the checkpoint cannot be used, by name.
+    """
+    file = load_model_file(options.model_file)
+    train, model, tables, steps = _discovered(file, options.offload_above, options.seed, options.lazy)
+    validation = file.reader("validation")
+    locations = locations_of(options.locations, options.store)
+    refuse_sharding(locations.settings, options.mode)
+    places = storage_of_tables(plan_tables(tables, locations.settings))
+    here = on_worker(places)
+    keep_on_worker(model, {name: tables[name] for name in here})
+    if steps is not None and here:
+        steps = plan_step(model, batch_spec(sample_batch(train)))  # they are variables now
+    tables = {name: spec for name, spec in tables.items() if name not in here}
+    batches = -(-len(train) // options.micro_batch_size)
+    said = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.grads_to_wait_else)
+    grads_to_wait, average = accumulated_by(model.optimizer, batches, said, options.average)
+    if options.mode == "async" and accumulation_of(model.optimizer):
+        raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
+    versions_per_step = 1 if steps is None else steps.turns
+    if options.mode == "async" and versions_per_step > 1:
+        raise Unsupported(
+            f"model {model.name!r}: its train_step applies gradients in turn, the later ones computed after the "
+            "earlier, and in mode async other micro-batches would come between; use --mode sync"
+        )
+    job = JobSpec(
+        job=uuid.uuid4().hex[:12],
+        mode=options.mode,
+        micro_batch_size=options.micro_batch_size,
+        grads_to_wait=grads_to_wait,
+        epochs=options.epochs,
+        seed=options.seed,
+        intra_op_threads=options.intra_op_threads,
+        store_url=_where_workers_look(options),
+        model_file=str(file.path),
+        model_sha256=file.sha256,
+        offload_above=options.offload_above,
+        on_worker=here,
+        train_records=len(train),
+        validation_records=0 if validation is None else len(validation),
+        shuffle=options.shuffle,
+        average=average,
+        not_finite=options.not_finite,
+        staleness_bound=options.staleness_bound,
+        staleness_modulation=options.staleness_modulation,
+        versions_per_step=versions_per_step,
+    )
+    dense = dense_part(model, steps)
+    checkpoint = _checkpoint_to_resume(options)
+    deadline_s = operation_deadline(options.deadline_s)
+    shared = options.transport != "grpc"
+    store = open_places(locations, places, options.store, shared=shared, deadline_s=deadline_s)
+    try:
+        # An address where nobody answers is refused at once: it may be a slip. A server that loads its data is awaited.
+        retry(store.version, "reading the store's version", options.deadline_s, on=(NotReady,))
+        refuse_averages(model.optimizer, store, tables)
+        beginning = fill_store(
+            store,
+            tables,
+            dense,
+            job,
+            checkpoint=checkpoint,
+            resume=options.resume,
+            overwrite=options.overwrite,
+            take_over=options.take_over,
+            rerun=options.rerun,
+        )
+        if beginning.job is None:
+            for name, rows in pretrained_rows(store_layers(model)).items():
+                store.put(name, [fresh_rows(tables[name], np.arange(len(rows), dtype=np.int64), rows)])
+            if options.warm_start is not None:
+                warm_start(open_checkpoint(options.warm_start), store, tables, options.warm_tables)
+    except BaseException:
+        store.close()
+        raise
+    for layer in store_layers(model):
+        layer.attach(store, options.seed)
+    if beginning.job is not None:
+        job = replace(job, job=beginning.job)
+    return PreparedJob(
+        job, file, model, store, tables, dense, MetricBook(model), beginning.progress, beginning.checkpoint
+    )
+
+
+def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[Any, dict[str, TableSpec]]:
+    """The built model of a model file, and the tables that it needs, before any is placed.
+
+    Raises:
+        ElastableError: the file, its model or its data cannot be used.
+    """
+    _, model, tables, _ = _discovered(load_model_file(model_file), offload_above, seed)
+    return model, tables
+
+
+def _discovered(
+    file: ModelFile, offload_above: int, seed: int, lazy: bool = True
+) -> tuple[Reader, Any, dict[str, TableSpec], StepPlan | None]:
+    train = file.reader("train")
+    if train is None:
+        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
+    sample = sample_batch(train)
+    model = make_model(file.model, sample, seed, offload_above)
+    steps = plan_step(model, batch_spec(sample))
+    optimizers = {} if steps is None else steps.optimizers()
+    return train, model, discover_tables(model, seed, lazy=lazy, optimizers=optimizers), steps
+
+
+def _where_workers_look(options: JobOptions) -> str:
+    """Rows that are in Redis alone, or on a parameter server, are read there; all others at the master."""
+    elsewhere = storage_of_url(options.store) == "redis" or options.store.startswith("grpc://")
+    if options.locations is not None or not elsewhere:
+        return "master"
+    # Whoever may join is told: the login is each process' own.
+    return split_login(options.store)[0]
+
+
+def _checkpoint_to_resume(options: JobOptions) -> Checkpoint | None:
+    if not options.resume or options.checkpoint_dir is None:
+        return None
+    found = newest_checkpoint(options.checkpoint_dir)
+    # Nothing was saved yet at the first start of a job that is always started with --resume.
+    return None if found is None else open_checkpoint(found)

@@ -1,0 +1,268 @@
+"""Where a job begins: anew, at a checkpoint, or at the version that stands in a store which outlived its master."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import BadInput, ShardLost, StoreBroken, StoreFailed, TableNotFound, Unsupported
+from elastable.master.api import JobSpec
+from elastable.master.checkpoints.checkpoint import Checkpoint
+from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
+from elastable.master.commits.version_record import VersionRecord
+from elastable.master.keras.dense_turns import DenseModel
+from elastable.master.keras.discovery import create_tables
+from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.schedule import Schedule
+
+__all__ = ["Beginning", "fill_store"]
+
+_log = logging.getLogger(__name__)
+
+_OWNER_LEAVES_S = 5.0  # a server may notice a little later that a process has died
+_PINS_END_S = 90.0  # longer than the leases of a master that died
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a job begins.
+
+    Attributes:
+        progress: Its place.
+        job: The id of the job that goes on; None: a new one begins.
+        checkpoint: That the store was restored from; None: from none.
+    """
+
+    progress: Progress
+    job: str | None = None
+    checkpoint: Checkpoint | None = None
+
+
+def fill_store(
+    store: EmbeddingStore,
+    tables: Mapping[str, TableSpec],
+    dense: DenseModel,
+    job: JobSpec,
+    *,
+    checkpoint: Checkpoint | None,
+    resume: bool,
+    overwrite: bool,
+    take_over: bool = False,
+    rerun: bool = False,
+) -> Beginning:
+    """Makes the tables and the dense part those that the job begins with.
+
+    With `resume`, a store that keeps records is brought to the last version
+    that was committed to it; the job goes on there, unless the checkpoint is
+    newer. Nothing is copied then: the rows are where they were.
+
+    Args:
+        store: Holds the tables.
+        tables: That the model needs.
+        dense: The dense part of the model; changed where the job goes on.
+        job: As the options describe it.
+        checkpoint: The newest one to resume from; None: there is none.
+        resume: Whether an earlier job goes on.
+        overwrite: Whether tables of an earlier job are dropped.
+        take_over: Whether the store is taken from another process that writes to it now.
+        rerun: With `resume`: whether a new job takes the place of one that has reached its last version.
+
+    Raises:
+        BadInput: the store holds what is not to be dropped, or another process is using it.
+        Unsupported: the job that was saved had other options.
+        CheckpointError: what was saved is of another model.
+        SpecConflict: a table in the store has another spec.
+    """
+    if not take_over:
+        _refuse_live_owner(store)
+    if resume:
+        try:
+            standing = _standing(store)
+        except StoreBroken as error:
+            if checkpoint is None:
+                raise
+            standing = None
+            _refuse_anothers(store, checkpoint, overwrite)
+            _log.warning("the store cannot go on: %s; the job goes on from %s instead", error, checkpoint.address)
+        if rerun and standing is not None and _is_finished(standing.job, standing.progress, job):
+            _log.warning("job %s in the store is finished: its tables make room for a new job", standing.job["job"])
+            standing, overwrite = None, True
+        if rerun and checkpoint is not None and _is_finished(checkpoint.job, checkpoint.progress(), job):
+            checkpoint = None
+        if standing is not None and _goes_on(standing, checkpoint, store, overwrite):
+            return _go_on(standing, store, tables, dense, job)
+        if checkpoint is not None:
+            _refuse_other_job(checkpoint.address, checkpoint.job, job)
+            refuse_other_model(checkpoint, tables)
+            if store.specs():
+                checkpoint.verify()  # before anything that is there is given up
+            dense.restore(checkpoint.dense())
+            _claim_store(store, overwrite=True)
+            _create(store, tables, overwrite=True)
+            restore_tables(checkpoint, store)
+            return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint)
+        # The first master may have died before its first commit: what it created there holds nothing yet.
+        overwrite = overwrite or (store.keeps_records and store.version() == 0 and set(store.specs()) <= set(tables))
+    _claim_store(store, overwrite)
+    _create(store, tables, overwrite)
+    return Beginning(Progress())
+
+
+def _is_finished(saved: Mapping[str, Any], progress: Progress, job: JobSpec) -> bool:
+    """Whether a saved job has reached its last version, and `job` asks for no more epochs than it had."""
+    shape = {name: saved[name] for name in ("mode", "micro_batch_size", "grads_to_wait", "epochs", "train_records")}
+    shape["versions_per_step"] = saved.get("versions_per_step", 1)
+    earlier = replace(job, **{**shape, "staleness_bound": None, "staleness_modulation": "none"})
+    return progress.version >= Schedule(earlier).versions_total and job.epochs <= earlier.epochs
+
+
+def _refuse_live_owner(store: EmbeddingStore) -> None:
+    """Raises `BadInput` where another process writes to the store, one that was killed just now excepted."""
+    give_up = time.monotonic() + _OWNER_LEAVES_S
+    while (writer := store.other_writer()) is not None:
+        if time.monotonic() > give_up:
+            raise BadInput(
+                f"the store is in use: {writer} (host:process) is connected to write to it. Stop that job first, give "
+                "this one another ?namespace= in the store's URL, or take the store from it with --take-over"
+            )
+        time.sleep(0.1)
+
+
+def _standing(store: EmbeddingStore) -> VersionRecord | None:
+    """What stands with the version of the store, once what broke off in its middle is taken back."""
+    if not store.keeps_records:
+        return None
+    taken_back = store.recover()
+    if taken_back:
+        _log.warning("a commit had broken off in the store: %d rows are as they were before it", taken_back)
+    record = store.record()
+    return None if record is None else VersionRecord.from_bytes(record)
+
+
+def _goes_on(standing: VersionRecord, checkpoint: Checkpoint | None, store: EmbeddingStore, overwrite: bool) -> bool:
+    """Whether the job goes on in the store, and not from the checkpoint."""
+    if checkpoint is None:
+        return True
+    there, saved = standing.job["job"], checkpoint.job["job"]
+    if there == saved:
+        return standing.progress.version >= checkpoint.version
+    if overwrite:
+        return False
+    raise BadInput(
+        f"the store holds job {there} at version {standing.progress.version}, and {checkpoint.address} is of job "
+        f"{saved}: with --overwrite the checkpoint takes the store's place; or use another ?namespace="
+    )
+
+
+def _refuse_anothers(store: EmbeddingStore, checkpoint: Checkpoint, overwrite: bool) -> None:
+    """Raises `BadInput` where a store that is going to be filled anew says that it is another job's."""
+    try:
+        record = store.record()
+    except StoreFailed:  # shards that are apart say nothing
+        return
+    if record is not None:
+        _goes_on(VersionRecord.from_bytes(record), checkpoint, store, overwrite)
+
+
+def _go_on(
+    standing: VersionRecord,
+    store: EmbeddingStore,
+    tables: Mapping[str, TableSpec],
+    dense: DenseModel,
+    job: JobSpec,
+) -> Beginning:
+    _refuse_other_job("the job in the store", standing.job, job)
+    if standing.progress.version != store.version():
+        raise BadInput(
+            f"the store is at version {store.version()} and its record of version {standing.progress.version}: "
+            "who else writes there?"
+        )
+    create_tables(store, tables)  # they are there; one with another spec is refused
+    dense.restore(standing.dense)
+    return Beginning(standing.progress, str(standing.job["job"]))
+
+
+def _claim_store(store: EmbeddingStore, overwrite: bool) -> None:
+    """Makes sure that a job begins with an empty store.
+
+    Args:
+        store: The store.
+        overwrite: Whether tables that are there are dropped.
+
+    Raises:
+        BadInput: tables of an earlier job are there, and are not to be dropped.
+    """
+    held = store.specs()
+    if not held and store.version() == 0:
+        return
+    if not overwrite:
+        raise BadInput(
+            f"the store holds {len(held)} tables at version {store.version()} ({', '.join(sorted(held)[:5])}): go on "
+            "from its checkpoint with --resume, drop them with --overwrite, or use another ?namespace= in its URL"
+        )
+    _await_pins(store)
+    for name in held:
+        store.drop_table(name)
+    store.reset_version(0)
+
+
+def _create(store: EmbeddingStore, tables: Mapping[str, TableSpec], overwrite: bool) -> None:
+    """Makes the tables of a job that begins; what is left of tables of which a shard was lost may be dropped first."""
+    try:
+        create_tables(store, tables)
+    except ShardLost:
+        if not overwrite:
+            raise
+        for name in tables:
+            with suppress(TableNotFound):
+                store.drop_table(name)
+        store.reset_version(0)
+        create_tables(store, tables)
+
+
+def _await_pins(store: EmbeddingStore) -> None:
+    """Until what a master that died had pinned has run out: no table is dropped before. Readers that live go on."""
+    give_up = time.monotonic() + _PINS_END_S
+    told = False
+    while (pins := store.pins()) and time.monotonic() < give_up:
+        left = max(pin.lease_left_s for pin in pins)
+        if not told:
+            told = True
+            _log.warning(
+                "versions %s of the store are pinned; if it was by a master that died they are free in %.0f s",
+                ", ".join(map(str, sorted({pin.version for pin in pins}))),
+                left,
+            )
+        time.sleep(min(max(left, 0.01), 0.25))
+
+
+_SAME = (
+    "mode",
+    "micro_batch_size",
+    "grads_to_wait",
+    "seed",
+    "train_records",
+    "shuffle",
+    "average",
+    "intra_op_threads",
+    "on_worker",
+    "versions_per_step",
+)
+
+
+def _refuse_other_job(what: str, saved: Mapping[str, Any], job: JobSpec) -> None:
+    """Raises `Unsupported` where a saved job computed with other numbers than `job` would."""
+    saved = {"versions_per_step": 1, **saved, "on_worker": tuple(saved.get("on_worker", ()))}
+    differing = [
+        f"{name} was {saved[name]} and is {getattr(job, name)}" for name in _SAME if saved[name] != getattr(job, name)
+    ]
+    if differing:
+        raise Unsupported(
+            f"{what} cannot be resumed with other numbers ({'; '.join(differing)}): give the same options"
+        )

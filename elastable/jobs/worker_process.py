@@ -1,0 +1,140 @@
+"""A worker process from its start to the end of the job."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import uuid
+from pathlib import Path
+from types import FrameType
+
+from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.errors import (
+    BadInput,
+    ElastableError,
+    ModelError,
+    NotReady,
+    PermissionDenied,
+    ShardLost,
+    Unauthenticated,
+    Unavailable,
+)
+from elastable.embedding_store.open_store import open_source, operation_deadline
+from elastable.embedding_store.support.retry import retry
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
+from elastable.master.wire.client import MasterClient
+from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
+from elastable.worker.models.build import make_model, sample_batch
+from elastable.worker.models.model_file import ModelFile, load_model_file
+from elastable.worker.readers import Reader
+from elastable.worker.runtime.compute import MicroBatchComputer, require_same_records
+from elastable.worker.runtime.loop import Worker
+
+__all__ = ["run_worker"]
+
+_log = logging.getLogger(__name__)
+
+
+def run_worker(
+    master_address: str, model: Path | None, deadline_s: float, transport: str = "auto", trust_master: bool = False
+) -> int:
+    """Joins the job at `master_address` and works until it ends.
+
+    Args:
+        master_address: host:port.
+        model: The model file here.
+        deadline_s: How long the master or the store may stay away.
+        transport: How rows in the master's memory are read, one of `elastable.jobs.options.TRANSPORTS`.
+        trust_master: Whether to run, where `model` is None, whatever file of this machine the master names.
+
+    Returns:
+        Micro-batches that counted.
+
+    Raises:
+        BadInput: no file is named, and the master is not trusted to name one.
+        ElastableError: why it did not join, or left. A model file or data that
+            differ from the master's send away this worker alone; what fails in
+            the model itself would fail on every worker, and ends the job.
+    """
+    if model is None and not trust_master:
+        raise BadInput(
+            "no model file is named: write `elastable worker MODEL.py --master HOST:PORT` with the master's own file. "
+            "--trust-master runs whatever file of this machine the master names, and so gives the master, and "
+            "whoever answers at its address, this account"
+        )
+    client = MasterClient(master_address, deadline_s=deadline_s)
+    identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
+    session = client.join(identity)
+    job = session.job
+    everywhere = False
+    try:
+        set_intra_op_threads(job.intra_op_threads)
+        source = _source(job, client, transport, deadline_s)
+        file = _model_file(job, model)
+        readers = _readers(job, file)
+        everywhere = True
+        computer = _computer(job, file, readers, source, deadline_s)
+        worker = Worker(client, computer, source, session, identity, deadline_s=deadline_s)
+    except Exception as error:
+        local = Unavailable | ShardLost | Unauthenticated | PermissionDenied | MemoryError
+        fatal = everywhere and not isinstance(error, local)
+        if session.alive():
+            _tell(client, identity, error, fatal)
+        session.close()
+        raise
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        _log.info("signal %d: leaving after this micro-batch", number)
+        worker.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    return worker.run()
+
+
+def _source(job: JobSpec, client: MasterClient, transport: str, deadline_s: float) -> RowSource:
+    if job.store_url != "master":
+        return open_source(job.store_url, operation_deadline(deadline_s))
+    if transport == "grpc":
+        return client.store()
+    client.share_memory()
+    return SharedSource(client.store(), required=transport == "shared")
+
+
+def _model_file(job: JobSpec, model: Path | None) -> ModelFile:
+    if not job.model_sha256:
+        raise ModelError(
+            "the server trains no model (it is the parameter server of elastable serve); it has no work for workers"
+        )
+    return load_model_file(model or job.model_file, job.model_sha256)
+
+
+def _readers(job: JobSpec, file: ModelFile) -> dict[TaskKind, Reader]:
+    readers: dict[TaskKind, Reader] = {}
+    for kind, split in ((TaskKind.TRAIN, "train"), (TaskKind.EVALUATE, "validation")):
+        reader = file.reader(split) if kind is TaskKind.TRAIN or job.validation_records else None
+        if reader is not None:
+            readers[kind] = reader
+    if TaskKind.TRAIN not in readers:
+        raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")
+    require_same_records(job, readers)
+    return readers
+
+
+def _computer(
+    job: JobSpec, file: ModelFile, readers: dict[TaskKind, Reader], source: RowSource, deadline_s: float
+) -> MicroBatchComputer:
+    sample = sample_batch(readers[TaskKind.TRAIN])
+    model = make_model(file.model, sample, job.seed, job.offload_above, job.on_worker)
+    specs = retry(source.specs, "reading the tables", deadline_s, on=(NotReady,))
+    return MicroBatchComputer(model, job, readers, sample, source, specs, deadline_s)
+
+
+def _tell(client: MasterClient, identity: WorkerIdentity, error: Exception, fatal: bool) -> None:
+    try:
+        client.report_failure(identity.incarnation, error, fatal)
+    except ElastableError as silence:
+        _log.warning("the master could not be told of %s: %s", error, silence)

@@ -1,0 +1,85 @@
+"""Which tables of a model live where, and the stores to hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from elastable.embedding_store.composite.placement.location_file import Locations, read_locations, storage_of_url
+from elastable.embedding_store.composite.placement.locations import (
+    LocationSettings,
+    TensorLocation,
+    TensorLocationSettings,
+)
+from elastable.embedding_store.composite.placement.placed_store import PlacedStore
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.open_store import open_store
+
+__all__ = ["Places", "join_stores", "locations_of", "on_worker", "open_places"]
+
+Places = Mapping[str, str]
+"""Table name -> its storage, "worker" included."""
+
+
+def locations_of(file: Path | None, store: str) -> Locations:
+    """The settings of a location file; without one every table lies in `store`.
+
+    Raises:
+        BadInput, BadSpec: the file cannot be used.
+    """
+    if file is not None:
+        return read_locations(file, store)
+    everywhere = TensorLocationSettings(TensorLocation(storage_of_url(store)), min_elements_for_off_worker=0)
+    return Locations(LocationSettings(everywhere, everywhere), {storage_of_url(store): store})
+
+
+def open_places(
+    locations: Locations, places: Places, default: str, shared: bool = False, deadline_s: float | None = None
+) -> EmbeddingStore:
+    """Opens the stores that the places need, as one store.
+
+    Args:
+        locations: With the URLs.
+        places: Of every table.
+        default: URL of the store for what is nowhere else.
+        shared, deadline_s: As of `open_store`.
+
+    Raises:
+        BadInput: a table is placed where the locations name no store.
+    """
+    needed = {storage for storage in places.values() if storage != "worker"} or {storage_of_url(default)}
+    with ExitStack() as opened:
+        stores: dict[str, EmbeddingStore] = {}
+        for storage in sorted(needed):
+            if storage not in locations.stores:
+                placed = ", ".join(sorted(table for table, place in places.items() if place == storage))
+                raise BadInput(
+                    f"tables are placed in {storage} ({placed}): name its URL in [stores] of the location file"
+                )
+            stores[storage] = opened.enter_context(
+                open_store(locations.stores[storage], shared=shared, deadline_s=deadline_s)
+            )
+        opened.pop_all()
+    return join_stores(stores, places)
+
+
+def join_stores(stores: Mapping[str, EmbeddingStore], places: Places) -> EmbeddingStore:
+    """One store of several; the one itself where it is alone.
+
+    Raises:
+        BadInput: a place without a store.
+    """
+    if len(stores) == 1 and set(places.values()) - {"worker"} <= set(stores):
+        return next(iter(stores.values()))
+    return PlacedStore(stores, _in_stores(places), default=next(iter(stores)))
+
+
+def _in_stores(places: Places) -> dict[str, str]:
+    return {table: place for table, place in places.items() if place != "worker"}
+
+
+def on_worker(places: Places) -> tuple[str, ...]:
+    """Names of the tables that stay on the workers, sorted."""
+    return tuple(sorted(table for table, place in places.items() if place == "worker"))

@@ -1,0 +1,176 @@
+"""The tables of a model in the store that it is trained with, holding the rows that the model had before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Float32, UInt8
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
+from elastable.embedding_store.rows.fresh_rows import fresh_rows
+from elastable.master.keras.discovery import create_tables
+from elastable.worker.models.keras_slots import keras_slots
+from elastable.worker.step.train_step import store_layers
+
+__all__ = ["note_trained", "seeded_as_read", "tables_in_store"]
+
+_BLOCK_ROWS = 1 << 16
+_NO_DECAY = np.zeros(8, np.uint8)  # the logarithm of 1, a float64
+
+
+def seeded_as_read(tables: Mapping[str, TableSpec], model: Any, keras: bool) -> dict[str, TableSpec]:
+    """The tables with the seeds of the rows that the model reads already: rows not yet touched stay what they are.
+
+    Args:
+        tables: By name.
+        model: A built model, whose layers read from stores or read initial values.
+        keras: Whether tables that are in no store yet begin as in Keras, by the global seed under which their layers
+            were made.
+    """
+    found = dict(tables)
+    for layer in reversed(store_layers(model)):  # of those that share a table the first counts
+        spec = tables.get(layer.table_name)
+        there = layer.source.specs().get(layer.table_name) if isinstance(layer.source, EmbeddingStore) else None
+        if spec is not None and there is not None:
+            found[spec.name] = replace(spec, seed=there.seed)
+        elif spec is not None and keras and layer.source is None:
+            found[spec.name] = replace(spec, seed=layer.table_spec().seed)
+    return found
+
+
+def tables_in_store(
+    model: Any,
+    tables: Mapping[str, TableSpec],
+    held: EmbeddingStore,
+    given: Mapping[str, Float32],
+    seed: int,
+    version: int,
+    optimizers: Mapping[str, Any] | None = None,
+) -> EmbeddingStore:
+    """Makes the tables, fills them, and attaches the model's layers.
+
+    Rows come from where the layers read them before, with their slots where the
+    very same optimizer trains on; a new one begins with new slots, as in Keras.
+
+    Args:
+        model: A built, compiled model.
+        tables: That it needs, by name.
+        held: The store that it is trained with.
+        given: Table name -> float32 `[vocabulary, dim]`: rows to begin with, of tables that are not in a store yet.
+        seed: Of the initial values.
+        version: That the store is at then.
+        optimizers: As of `discover_tables`.
+
+    Returns:
+        `held`.
+
+    Raises:
+        SpecConflict: the store has a table of that name with another spec.
+        Unsupported: see `_counters`.
+    """
+    layers = store_layers(model)
+    before = {layer.table_name: layer for layer in layers if isinstance(layer.source, EmbeddingStore)}
+    there = held.specs()
+    # Every version names its learning rate: a table made at an earlier point of a schedule is the same table.
+    create_tables(held, {name: _as_there(spec, there.get(name)) for name, spec in tables.items()})
+    for name, spec in tables.items():
+        layer = before.get(name)
+        if layer is not None:
+            goes_on = layer.trained_by(_optimizer_of(layer, model, optimizers))
+            if layer.source is not held or (layer.was_trained and not goes_on):
+                _carry(layer.source, held, spec, goes_on)
+        elif name in given:
+            held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
+    for layer in layers:
+        trained_by = _optimizer_of(layer, model, optimizers)
+        if not layer.trained_by(trained_by):
+            _take_slots(trained_by, layer, held)
+    if held.version() != version:
+        held.reset_version(version)
+    for layer in layers:
+        layer.attach(held, seed)
+    note_trained(model, optimizers)
+    return held
+
+
+def _take_slots(optimizer: Any, layer: Any, held: EmbeddingStore) -> None:
+    """Gives the rows of an offloaded layer the slots that Keras has for them, if it has trained them."""
+    name = layer.table_name
+    slots = keras_slots(optimizer, layer, held.specs()[name])
+    if slots is None:
+        return
+    for start in range(0, len(slots), _BLOCK_ROWS):
+        ids = np.arange(start, min(start + _BLOCK_ROWS, len(slots)), dtype=np.int64)
+        held.put(name, [RowBlock(ids, held.lookup({name: ids})[name], slots[ids])])
+
+
+def note_trained(model: Any, optimizers: Mapping[str, Any] | None = None) -> None:
+    """Its tables are trained by the model's optimizer from now on, or by the layer's own; see `tables_in_store`."""
+    for layer in store_layers(model):
+        layer.note_trained_by(_optimizer_of(layer, model, optimizers))
+
+
+def _optimizer_of(layer: Any, model: Any, optimizers: Mapping[str, Any] | None) -> Any:
+    return layer.optimizer or (optimizers or {}).get(layer.table_name, model.optimizer)
+
+
+def _as_there(spec: TableSpec, there: TableSpec | None) -> TableSpec:
+    """The spec, with the learning rate that the table in the store was made with."""
+    if there is None or not there.optimizer.same_but_rate(spec.optimizer):
+        return spec
+    return replace(spec, optimizer=there.optimizer)
+
+
+def _carry(source: EmbeddingStore, held: EmbeddingStore, spec: TableSpec, goes_on: bool) -> None:
+    """Puts the rows of a table into another store, or into the same one with new slots."""
+    there = source.specs()[spec.name]
+    same = goes_on and there.optimizer.same_but_rate(spec.optimizer)
+    if same:
+        held.put(spec.name, source.scan(spec.name))
+    else:
+        held.put(spec.name, (fresh_rows(spec, block.ids, block.weights) for block in _rows(source, there)))
+    counters = source.sightings(spec.name) if same else _counters(source, there, spec)
+    if counters is not None and source is not held:
+        held.put_sightings(spec.name, counters)
+
+
+def _rows(source: EmbeddingStore, there: TableSpec) -> Iterator[RowBlock]:
+    """Every row that is not its initial value, in blocks."""
+    if there.vocabulary_size is None or not _decays(there):
+        yield from source.scan(there.name)
+        return
+    # Decay has reached rows that were never updated, too.
+    for start in range(0, there.vocabulary_size, _BLOCK_ROWS):
+        ids = np.arange(start, min(start + _BLOCK_ROWS, there.vocabulary_size), dtype=np.int64)
+        yield fresh_rows(there, ids, source.lookup({there.name: ids})[there.name])
+
+
+def _counters(source: EmbeddingStore, there: TableSpec, spec: TableSpec) -> UInt8 | None:
+    """What a table that gets another optimizer counts on with: sightings, and the decay of rows never updated.
+
+    Raises:
+        Unsupported: rows of any ids have decayed, and would not under the new optimizer.
+    """
+    counters = source.sightings(there.name)
+    if there.vocabulary_size is not None:
+        return None
+    if _decays(there) and not _decays(spec):
+        raise Unsupported(
+            f"table {there.name!r}: weight_decay with lazy=False has reached rows of ids that were never updated, and "
+            "the new optimizer has no place for that: keep weight_decay and lazy=False, or give the table input_dim"
+        )
+    if _decays(there) or not _decays(spec):
+        return counters if spec.admission is not None or _decays(spec) else None
+    return _NO_DECAY if counters is None else np.concatenate((counters, _NO_DECAY))
+
+
+def _decays(spec: TableSpec) -> bool:
+    form = row_optimizer(spec.optimizer).dense_form if follows_steps(spec.optimizer) else None
+    return form is not None and form.decay != 0

@@ -1,0 +1,123 @@
+"""What a run leaves behind: results, metrics, curves, checkpoint, exported model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from elastable.embedding_store.errors import BadInput
+from elastable.output.learning_curve import draw_learning_curve
+
+__all__ = ["RunDirectory", "require_writable"]
+
+_log = logging.getLogger(__name__)
+
+
+def require_writable(home: Path) -> None:
+    """Makes a directory, and makes sure that files can be written there.
+
+    Raises:
+        BadInput: naming the directory and why not.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=home):
+            return
+    except OSError as error:
+        raise BadInput(f"directory {home} cannot be written: {error}") from error
+
+
+class RunDirectory:
+    """`runs/<time>/`, with `runs/latest` pointing at it.
+
+    Holds `metrics.jsonl` (a line every so many versions and one an epoch),
+    `tensorboard/`, and at the end `result.json` and `learning_curve.png`.
+    What cannot be written while a job runs is warned of once and left out: a
+    disk that is full for a while must not end hours of training.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True)
+            self._events = tf.summary.create_file_writer(str(path / "tensorboard"))
+            self._metrics = (path / "metrics.jsonl").open("a", buffering=1)
+        except (OSError, tf.errors.OpError) as error:
+            raise BadInput(f"run directory {path} cannot be written: {error}") from error
+        self._closed = False
+        self._warned = False
+        self._lines: list[dict[str, Any]] = []
+        self._started = time.time()
+
+    @classmethod
+    def create(cls, home: Path) -> RunDirectory:
+        """A new directory in `home`, named after the time.
+
+        Raises:
+            BadInput: `home` cannot be written; names it and why.
+        """
+        name = time.strftime("%Y%m%d-%H%M%S")
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            path = next(
+                candidate
+                for candidate in (home / (name if not again else f"{name}-{again}") for again in range(1000))
+                if not candidate.exists()
+            )
+            run = cls(path)
+            # Renamed into place: another run that starts now never finds it missing.
+            link = home / f".latest-{path.name}"
+            link.symlink_to(path.name)
+            link.replace(home / "latest")
+        except OSError as error:
+            raise BadInput(f"run directory in {home} cannot be made: {error}") from error
+        return run
+
+    def record(self, kind: str, version: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Notes metrics at a version, of kind "train", "evaluation" (of that very version) or "epoch"."""
+        line = {"kind": kind, "version": version, "epoch": epoch, "seconds": time.time() - self._started, **values}
+        self._lines.append(line)
+        try:
+            self._metrics.write(json.dumps(line) + "\n")
+            with self._events.as_default(step=version):
+                for name, value in values.items():
+                    tf.summary.scalar(f"{kind}/{name}", value)
+        except (OSError, tf.errors.OpError) as error:
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning("metrics are not noted in %s for now: %s", self.path, error)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Writes `result.json` and the learning curve, and closes all files.
+
+        Raises:
+            BadInput: they cannot be written; names the directory and why.
+        """
+        draft = self.path / ".result.json"
+        try:
+            draft.write_text(json.dumps(dict(result), indent=2) + "\n")
+            draft.rename(self.path / "result.json")
+            draw_learning_curve(self._lines, self.path / "learning_curve.png")
+        except OSError as error:
+            raise BadInput(f"run directory {self.path} cannot be written: {error}") from error
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files; what was recorded stays. Closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            for file in (self._metrics, self._events):
+                try:
+                    file.close()
+                except (OSError, tf.errors.OpError) as error:
+                    self._warn(error)

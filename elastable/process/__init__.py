@@ -1,0 +1,1 @@
+"""The process of a command: exit codes, memory, signals, silence."""

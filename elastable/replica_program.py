@@ -1,0 +1,85 @@
+"""The program of one member of a replica group, in the process that `elastable.launch.member` starts for it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+
+from elastable.embedding_store.errors import ElastableError
+from elastable.launch.program import Program
+from elastable.process.exit_codes import ExitCode, exit_code_of
+from elastable.process.heap import keep_freed_memory
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+def main() -> None:
+    """Runs the program; the first argument is the file descriptor to say what it failed by, the rest the program."""
+    _die_with_parent()
+    keep_freed_memory()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    told_by, words = int(sys.argv[1]), sys.argv[2:]  # the program gets arguments of its own
+    code, why = _run(words)
+    if code != 0:
+        _leave_groups(why or f"exit code {code}")
+    with suppress(OSError):
+        os.write(told_by, why.encode())
+    sys.exit(code)
+
+
+def _run(words: list[str]) -> tuple[int, str]:
+    """Exit code, and what the program failed by."""
+    try:
+        Program.of(words).run(_elastable)
+    except SystemExit as ended:
+        return _exit_code(ended), _said(ended.__context__) if ended.code else ""
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED, "interrupted"
+    except ElastableError as error:
+        traceback.print_exc()
+        return exit_code_of(error), _said(error)
+    except Exception as error:  # noqa: BLE001 - shown, and told by the exit code
+        traceback.print_exc()
+        return ExitCode.UNEXPECTED, _said(error)
+    return ExitCode.DONE, ""
+
+
+def _elastable() -> None:
+    """The command; other programs do not wait for its modules."""
+    from elastable.command import main
+
+    main()
+
+
+def _exit_code(ended: SystemExit) -> int:
+    if ended.code is None or isinstance(ended.code, int):
+        return ended.code or 0
+    print(ended.code, file=sys.stderr)
+    return ExitCode.UNEXPECTED
+
+
+def _said(error: BaseException | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _leave_groups(why: str) -> None:
+    world = sys.modules.get("elastable.replicas.processes.world")
+    if world is not None:
+        world.leave_all(why)
+
+
+def _die_with_parent() -> None:
+    """A parent that is killed cannot end this process; on Linux the kernel does."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Several stores as one."""

@@ -1,0 +1,244 @@
+"""How one table lies on several stores: which rows and columns each of them holds. Pure planning.
+
+Token: the row of id i is that of local id `i // n` on shard `i mod n`, floor
+division and modulo, so that any int64 id has one place, negative ones too.
+Encoding: every shard holds `ceil(dim / n)` columns of every row. The last
+shards hold what is left; the padding that would make them as wide as the
+others is nowhere stored. A shard for which no row or column is left does not
+hold the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from elastable.embedding_store.composite.partitions.token_split import cut_columns, gather_rows, global_ids, split_ids
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import ShardOrigin, TableSpec
+from elastable.embedding_store.errors import BadSpec, StoreFailed, Unsupported
+from elastable.embedding_store.optimizers.base import RowOptimizer
+from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
+from elastable.embedding_store.optimizers.registry import row_optimizer
+
+__all__ = ["STRATEGIES", "Part", "Partition", "encoding_columns", "partition", "partition_of_shards"]
+
+STRATEGIES = ("token", "encoding")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What one shard has to do with some ids.
+
+    Attributes:
+        shard: Its number.
+        ids: int64 `[m]`, the shard's own ids.
+        places: int64 `[m]`, where in the ids handed in they stand; None: they are all, in their order.
+    """
+
+    shard: int
+    ids: Int64
+    places: Int64 | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """One table on shards; made by `partition`.
+
+    Attributes:
+        spec: The whole table.
+        strategy: "token" or "encoding".
+        shards: What every shard holds; None: nothing.
+        columns: Which of the table's columns every shard holds.
+        slot_columns: int64 `[w]`: which of the whole row's slots those of a
+            shard's row are. A slot that is one for the whole row is on every shard.
+    """
+
+    spec: TableSpec
+    strategy: str
+    shards: tuple[TableSpec | None, ...]
+    columns: tuple[slice, ...]
+    slot_columns: tuple[Int64, ...]
+
+    @property
+    def holders(self) -> tuple[int, ...]:
+        """The shards that hold something of the table."""
+        return tuple(number for number, spec in enumerate(self.shards) if spec is not None)
+
+    @property
+    def by_token(self) -> bool:
+        """Whether shards hold whole rows."""
+        return self.strategy == "token"
+
+    def parts(self, ids: Int64) -> list[Part]:
+        """Who is asked for `ids` int64 `[n]`, which have been checked; shards with none of them are left out."""
+        if not self.by_token or len(self.shards) == 1:
+            return [Part(number, ids, None) for number in self.holders]
+        local, places, ends = split_ids(ids, len(self.shards))
+        starts = (0, *ends[:-1])
+        return [
+            Part(number, local[start:end], places[start:end])
+            for number, (start, end) in enumerate(zip(starts, ends, strict=True))
+            if start < end
+        ]
+
+    def update(self, part: Part, update: TableUpdate, squares: Float32 | None) -> TableUpdate:
+        """The shard's share of an update; `squares` are those of `row_squares`."""
+        gradients = self._cut(part, update.gradients)
+        if squares is not None and part.places is not None:
+            squares = squares[part.places]
+        return TableUpdate(part.ids, gradients, squares)
+
+    def row_squares(self, update: TableUpdate) -> Float32 | None:
+        """What an optimizer that looks across columns must know of whole rows, once they are apart."""
+        if update.row_squares is not None or self.by_token or not row_optimizer(self.spec.optimizer).cross_column:
+            return update.row_squares
+        return row_squares(np.ascontiguousarray(update.gradients))
+
+    def block(self, part: Part, block: RowBlock) -> RowBlock:
+        """The shard's share of a block of rows."""
+        slots, touches = block.slots, block.touches
+        if part.places is not None:
+            slots, touches = slots[part.places], None if touches is None else touches[part.places]
+        if not self.by_token:
+            slots = slots[:, self.slot_columns[part.shard]]
+        return RowBlock(part.ids, self._cut(part, block.weights), slots, touches)
+
+    def whole_ids(self, shard: int, ids: Int64) -> Int64:
+        """The table's ids of a shard's ids."""
+        return global_ids(ids, len(self.shards), shard) if self.by_token else ids
+
+    def joined(self, blocks: Sequence[RowBlock]) -> RowBlock:
+        """One block of the same ids from every holder, side by side; encoding only."""
+        rows = len(blocks[0].ids)
+        weights = np.empty((rows, self.spec.dim), np.float32)
+        slots = np.empty((rows, row_optimizer(self.spec.optimizer).slot_width(self.spec.dim)), np.float32)
+        for number, block in zip(self.holders, blocks, strict=True):
+            weights[:, self.columns[number]] = block.weights
+            slots[:, self.slot_columns[number]] = block.slots
+        return RowBlock(blocks[0].ids, weights, slots, blocks[0].touches)
+
+    def _cut(self, part: Part, rows: Float32) -> Float32:
+        if part.places is not None:
+            return gather_rows(np.ascontiguousarray(rows), part.places)
+        return cut_columns(rows, self.columns[part.shard])
+
+
+def partition(spec: TableSpec, strategy: str, shards: int) -> Partition:
+    """How a table lies on `shards` stores.
+
+    Raises:
+        BadSpec: no such strategy, no shards, or an optimizer that is not known here.
+        Unsupported: the table cannot be split so; named are the table and why.
+    """
+    if strategy not in STRATEGIES:
+        raise BadSpec(f"table {spec.name!r}: strategy {strategy!r}; known strategies are {', '.join(STRATEGIES)}")
+    if shards < 1:
+        raise BadSpec(f"table {spec.name!r}: it needs at least one shard, got {shards}")
+    optimizer = row_optimizer(spec.optimizer)
+    if strategy == "token":
+        _refuse_token(spec, shards)
+        specs, columns = _token_specs(spec, shards), [slice(0, spec.dim)] * shards
+    else:
+        _refuse_encoding(spec, optimizer, shards)
+        columns = encoding_columns(spec.dim, shards)
+        specs = [_encoding_spec(spec, part, shards) for part in columns]
+    slots = [_slot_columns(optimizer, spec.dim, part) for part in columns]
+    return Partition(spec, strategy, tuple(specs), tuple(columns), tuple(slots))
+
+
+def encoding_columns(dim: int, shards: int) -> list[slice]:
+    """The columns of every shard: `ceil(dim / shards)` each, fewer or none on the last ones."""
+    width = -(-dim // shards)
+    return [slice(min(dim, width * shard), min(dim, width * (shard + 1))) for shard in range(shards)]
+
+
+def partition_of_shards(name: str, held: Sequence[TableSpec | None]) -> tuple[Partition, list[int]]:
+    """What stores hold a table that was split over them: how, and which shards lack their part.
+
+    Args:
+        name: Of the table.
+        held: Its spec on every store, in order; None where it has none.
+
+    Raises:
+        StoreFailed: what they hold was not split over these stores in this order.
+    """
+    shard, first = next((number, spec) for number, spec in enumerate(held) if spec is not None)
+    whole, count = first.origin.table, first.origin.shards
+    if whole is None:
+        raise StoreFailed(f"shard {shard} of {len(held)} holds a table {name!r} that was not split over shards")
+    if count != len(held):
+        raise StoreFailed(
+            f"table {name!r} was split over {count} shards, and {len(held)} are given; "
+            "elastable.embedding_store.composite.partitions.repartition moves it to another number"
+        )
+    by_token = first.origin.id_stride != whole.origin.id_stride
+    found = partition(whole, "token" if by_token else "encoding", count)
+    for number, (wanted, spec) in enumerate(zip(found.shards, held, strict=True)):
+        if spec is not None and spec != wanted:
+            raise StoreFailed(
+                f"shard {number} of {count} holds another part of table {name!r} than belongs there: "
+                "were the shards given in another order?"
+            )
+    return found, [number for number in found.holders if held[number] is None]
+
+
+def _token_specs(spec: TableSpec, shards: int) -> list[TableSpec | None]:
+    specs: list[TableSpec | None] = []
+    for shard in range(shards):
+        size = None if spec.vocabulary_size is None else -(-(spec.vocabulary_size - shard) // shards)
+        of = spec.origin
+        stride, offset = of.id_stride * shards, of.id_offset + shard * of.id_stride
+        origin = ShardOrigin(stride, offset, of.first_column, spec, shards)
+        specs.append(None if size is not None and size < 1 else replace(spec, vocabulary_size=size, origin=origin))
+    return specs
+
+
+def _encoding_spec(spec: TableSpec, columns: slice, shards: int) -> TableSpec | None:
+    of = spec.origin
+    if columns.start == columns.stop:
+        return None
+    origin = ShardOrigin(of.id_stride, of.id_offset, of.first_column + columns.start, spec, shards)
+    return replace(spec, dim=columns.stop - columns.start, origin=origin)
+
+
+def _slot_columns(optimizer: RowOptimizer, dim: int, columns: slice) -> Int64:
+    parts, start = [np.empty(0, np.int64)], 0
+    for slot in optimizer.slots:
+        width = dim if slot.columns is None else slot.columns
+        parts.append(np.arange(start, start + width)[columns if slot.columns is None else slice(None)])
+        start += width
+    return np.concatenate(parts)
+
+
+def _refuse_token(spec: TableSpec, shards: int) -> None:
+    if shards > 1 and spec.eviction is not None and spec.eviction.max_rows is not None:
+        raise Unsupported(
+            f"table {spec.name!r}: eviction by max_rows needs all rows in one place, and the token partition puts "
+            "them on several shards; use max_age or min_frequency, or the encoding partition"
+        )
+
+
+def _refuse_encoding(spec: TableSpec, optimizer: RowOptimizer, shards: int) -> None:
+    if shards == 1:
+        return
+    if optimizer.whole_rows or not (optimizer.fused or _tells_of_columns(optimizer)):
+        told = "updates whole rows" if optimizer.whole_rows else "does not say whether it does (`whole_rows`)"
+        raise Unsupported(
+            f"table {spec.name!r}: the encoding partition splits rows, which needs an optimizer that updates columns "
+            f"apart, and {optimizer.told_name!r} {told}; use the token partition"
+        )
+    if spec.dtype == "int8":
+        raise Unsupported(
+            f"table {spec.name!r}: int8 rows have one scale a row, so they cannot be split by the encoding "
+            "partition; use the token partition"
+        )
+
+
+def _tells_of_columns(optimizer: RowOptimizer) -> bool:
+    """Whether an optimizer says of its own that it updates columns apart."""
+    classes = [kind for kind in type(optimizer).__mro__ if kind is not RowOptimizer]
+    return any("whole_rows" in vars(owner) for owner in (optimizer, *classes))

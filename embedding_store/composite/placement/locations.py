@@ -1,0 +1,265 @@
+"""Where each kind of a table's tensors lives: settings, and the plan that they make of a model's tables.
+
+The words and the rules are those of PopART's tensor locations
+(`TensorLocation`, `TensorLocationSettings`, `minElementsForOffChip`,
+`replicatedTensorSharding`): a setting for each kind of tensor, thresholds
+below which a tensor stays where it is computed with, and whole, and overrides
+by name that know no threshold. Tables are placed here; dense variables are
+sharded over replicas by `elastable.replicas.training.variables.placing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Protocol
+
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.embedding_store.optimizers.registry import row_optimizer
+
+__all__ = [
+    "KINDS",
+    "STORAGES",
+    "LocationSettings",
+    "Placement",
+    "ShardingDomain",
+    "TensorLocation",
+    "TensorLocationSettings",
+    "plan_tables",
+    "refuse_sharding",
+    "storage_of_tables",
+]
+
+STORAGES = ("worker", "memory", "file", "redis")
+"""On the worker as an ordinary Keras variable, or in a store: in memory, in files, in Redis."""
+
+KINDS = ("weight", "optimizer_state", "accumulator")
+"""The rows, their slots, and the sums of gradients that a version is made of."""
+
+_VALUE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+
+
+class ShardingDomain(Protocol):
+    """Which replicas share one copy of a tensor: a `elastable.replicas.groups.grouping.CommGroup` is one."""
+
+    @property
+    def kind(self) -> str:
+        """ "all", "consecutive" or "orthogonal"."""
+
+    @property
+    def size(self) -> int:
+        """Replicas of a domain; of "all" it says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLocation:
+    """Where a tensor lives.
+
+    Attributes:
+        storage: One of `STORAGES`.
+        replicated_tensor_sharding: Whether the replicas of `et.ReplicaTrainer`
+            share one copy of the tensor, each with a part, instead of one each.
+            For dense variables and their optimizer state, not for tables.
+        sharding_domain: Which replicas share one copy; None: all of them. Without sharding it says nothing, so that
+            the same domain can stand in the settings of every kind, as PopART recommends.
+    """
+
+    storage: str = "memory"
+    replicated_tensor_sharding: bool = False
+    sharding_domain: ShardingDomain | None = None
+
+    def __post_init__(self) -> None:
+        if self.storage not in STORAGES:
+            raise BadSpec(f"tensor location {self.storage!r}: known storages are {', '.join(STORAGES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLocationSettings:
+    """Where the tensors of one kind live.
+
+    Attributes:
+        location: Of those that are large enough.
+        min_elements_for_off_worker: A tensor of fewer elements stays on the
+            worker, whatever `location` says; 0: none does. Tables of any id
+            (no vocabulary size) have no end, and never stay.
+        min_elements_for_replicated_tensor_sharding: A tensor of fewer elements
+            is whole on every replica, whatever `location` says.
+    """
+
+    location: TensorLocation = TensorLocation()
+    min_elements_for_off_worker: int = 2
+    min_elements_for_replicated_tensor_sharding: int = 8192
+
+    def __post_init__(self) -> None:
+        for name in ("min_elements_for_off_worker", "min_elements_for_replicated_tensor_sharding"):
+            if getattr(self, name) < 0:
+                raise BadSpec(f"{name} must not be negative, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class LocationSettings:
+    """Settings for every kind of tensor, and overrides.
+
+    Attributes:
+        weight: Of the rows.
+        optimizer_state: Of their slots. A row and its slots are linked: both
+            must come to lie in one place.
+        accumulator: Of the summed gradients of a version; the master's memory
+            is the one place for them.
+        overrides: Name of a table or dense variable -> location of its values
+            and of its optimizer state, taken as it is, without thresholds.
+    """
+
+    weight: TensorLocationSettings = TensorLocationSettings()
+    optimizer_state: TensorLocationSettings = TensorLocationSettings()
+    accumulator: TensorLocationSettings = TensorLocationSettings()
+    overrides: Mapping[str, TensorLocation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.accumulator.location.storage != "memory":
+            raise BadSpec(
+                f"accumulator on {self.accumulator.location.storage!r}: gradients are summed in the master's memory; "
+                "leave it at 'memory'"
+            )
+        if self.accumulator.location.replicated_tensor_sharding:
+            raise BadSpec(
+                "accumulator with replicated_tensor_sharding: what an optimizer accumulates is part of its state, and "
+                "goes where that goes; say it of optimizer_state"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One line of a plan.
+
+    Attributes:
+        table: Its name.
+        kind: One of `KINDS`.
+        row: Elements of one row of the tensor.
+        rows: Rows of the whole tensor; None: as many as ids are met.
+        row_bytes: Bytes that one row takes.
+        location: Where it lives.
+        reason: Why there.
+    """
+
+    table: str
+    kind: str
+    row: int
+    rows: int | None
+    row_bytes: int
+    location: TensorLocation
+    reason: str
+
+    @property
+    def elements(self) -> int | None:
+        """Of the whole tensor; None: as many as ids are met."""
+        return None if self.rows is None else self.rows * self.row
+
+    @property
+    def bytes(self) -> int | None:
+        """Of the whole tensor; None: as many as ids are met."""
+        return None if self.rows is None else self.rows * self.row_bytes
+
+
+def plan_tables(tables: Mapping[str, TableSpec], settings: LocationSettings) -> tuple[Placement, ...]:
+    """What goes where, and why; the placements of one table follow each other.
+
+    Args:
+        tables: By name.
+        settings: For all of them.
+
+    Raises:
+        BadSpec: an override names no table; a table of any id is to stay on
+            the worker; a row and its slots come to lie in different places.
+        Unsupported: something is to be sharded over replicas.
+    """
+    refuse_sharding(settings)
+    for name in settings.overrides:
+        if name not in tables:
+            close = get_close_matches(name, tables, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the tables are {', '.join(sorted(tables)) or 'none'}"
+            raise BadSpec(f"override {name!r}: there is no such table; {hint}")
+    return tuple(line for spec in tables.values() for line in _table_lines(spec, settings))
+
+
+def refuse_sharding(settings: LocationSettings, mode: str = "sync") -> None:
+    """Refuses sharding over replicas, for a job in which a master holds the dense variables.
+
+    Args:
+        settings: Of the job.
+        mode: "sync" or "async".
+
+    Raises:
+        Unsupported: with what is sharded, and why that cannot be.
+    """
+    kinds = {"weight": settings.weight.location, "optimizer_state": settings.optimizer_state.location}
+    asked = [name for name, where in {**kinds, **settings.overrides}.items() if where.replicated_tensor_sharding]
+    if not asked:
+        return
+    if mode == "async":
+        raise Unsupported(
+            f"{asked[0]}: replicated_tensor_sharding together with async push: an async push is applied when it comes, "
+            "by itself, but parts of one variable on several replicas can only be updated in a step that all replicas "
+            "take together; use et.ReplicaTrainer, which is synchronous, or leave replicated_tensor_sharding out"
+        )
+    raise Unsupported(
+        f"{asked[0]}: replicated_tensor_sharding shares dense variables over the replicas of et.ReplicaTrainer; the "
+        "master of a job holds its tables and dense variables once, and there is nothing to share: leave it out"
+    )
+
+
+def storage_of_tables(plan: Iterable[Placement]) -> dict[str, str]:
+    """Table name -> storage of its rows."""
+    return {line.table: line.location.storage for line in plan if line.kind == "weight"}
+
+
+def _table_lines(spec: TableSpec, settings: LocationSettings) -> tuple[Placement, ...]:
+    slot_width = row_optimizer(spec.optimizer).slot_width(spec.dim)
+    override = settings.overrides.get(spec.name)
+    # Linked tensors are measured together: a small accumulator goes where its large table goes.
+    size = spec.vocabulary_size
+    # The worker's variables are float32: a table of another dtype never stays for its size.
+    largest = None if size is None or spec.dtype != "float32" else size * max(spec.dim, slot_width)
+    weight, why = _decided(largest, settings.weight, override)
+    lines = [_line(spec, "weight", spec.dim, _VALUE_BYTES[spec.dtype], weight, why)]
+    if slot_width:
+        state, why_state = _decided(largest, settings.optimizer_state, override)
+        lines.append(_line(spec, "optimizer_state", slot_width, 4, state, why_state))
+        if state != weight:
+            raise BadSpec(
+                f"table {spec.name!r}: its rows go to {weight.storage} ({why}), their optimizer state to "
+                f"{state.storage} ({why_state}); a row and its slots are linked: give both one place"
+            )
+    if weight.storage == "worker" and spec.vocabulary_size is None:
+        raise BadSpec(
+            f"table {spec.name!r} holds any id and has no end: it cannot stay on the worker; give the layer an "
+            "input_dim, or place the table in memory, file or redis"
+        )
+    if weight.storage == "worker" and spec.dtype != "float32":
+        raise BadSpec(
+            f"table {spec.name!r} keeps its rows in {spec.dtype}, which the worker's variables cannot: leave the "
+            "layer's table_dtype out, or place the table in memory or file"
+        )
+    on_worker = weight.storage == "worker"
+    why_sum = "a Keras variable's gradient, summed" if on_worker else "of the ids of one version, summed"
+    lines.append(_line(spec, "accumulator", spec.dim, 4, settings.accumulator.location, why_sum))
+    return tuple(lines)
+
+
+def _decided(
+    elements: int | None, settings: TensorLocationSettings, override: TensorLocation | None
+) -> tuple[TensorLocation, str]:
+    if override is not None:
+        return override, "override by name"
+    if elements is not None and elements < settings.min_elements_for_off_worker:
+        return (
+            TensorLocation("worker"),
+            f"{elements:,} elements, fewer than min_elements_for_off_worker={settings.min_elements_for_off_worker:,}",
+        )
+    return settings.location, "setting" if elements is None else f"setting, {elements:,} elements"
+
+
+def _line(spec: TableSpec, kind: str, row: int, value_bytes: int, location: TensorLocation, reason: str) -> Placement:
+    return Placement(spec.name, kind, row, spec.vocabulary_size, row * value_bytes, location, reason)

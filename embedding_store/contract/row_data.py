@@ -1,0 +1,93 @@
+"""What stores are given and give: blocks of rows, gradients of tables, commits, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.errors import BadInput
+
+__all__ = ["Commit", "RowBlock", "TableStatistics", "TableUpdate"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """The coalesced gradient of one table; made by `embedding_store.coalesce`.
+
+    Attributes:
+        ids: int64 `[u]`, each id once.
+        gradients: float32 `[u, dim]`, the summed gradient of each id.
+        row_squares: float32 `[u]`, the mean of g² over each row, where the table holds only some columns of rows
+            (encoding partition) and its optimizer looks across columns; None: the table's rows are whole.
+    """
+
+    ids: Int64
+    gradients: Float32
+    row_squares: Float32 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The step from version `version - 1` to `version`.
+
+    Attributes:
+        version: The version that stands once this is committed.
+        updates: Table name -> its gradient. Tables may be missing.
+        step: Optimizer steps taken before this one (Keras' `iterations`).
+        learning_rates: Table name -> learning rate of this step; without one: of the table's own optimizer spec.
+        record: What else belongs to this version (dense variables, progress of the job), for a store that keeps
+            records (`EmbeddingStore.keeps_records`): it becomes readable when the version does.
+        ends_chapter: Whether rows with `lazy=False` count as caught up at this version, as from a checkpoint of it.
+        frozen: Tables that take no step: their rows and slots stay, with `lazy=False` too, and none is evicted.
+    """
+
+    version: int
+    updates: Mapping[str, TableUpdate]
+    step: int
+    learning_rates: Mapping[str, float]
+    record: bytes | None = None
+    ends_chapter: bool = False
+    frozen: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if both := sorted({*self.updates}.intersection(self.frozen)):
+            raise BadInput(f"a commit updates tables that it says are frozen: {', '.join(map(repr, both))}")
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Some rows of a table, whole.
+
+    Attributes:
+        ids: int64 `[n]`, each id once.
+        weights: float32 `[n, dim]`.
+        slots: float32 `[n, slot_width]`: the optimizer's slots side by side.
+        touches: int64 `[n, 2]`, of tables with eviction: the version that last touched a row, and how often it was
+            since the last look at rows; None: once, at the version committed next.
+    """
+
+    ids: Int64
+    weights: Float32
+    slots: Float32
+    touches: Int64 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatistics:
+    """What a table holds, and what it gave up since the store was opened.
+
+    Attributes:
+        rows: That hold a value of their own.
+        bytes: Of memory that they take, with their directory; None: unknown here.
+        refused: Gradients that were dropped, as their ids were not admitted yet.
+        evicted, deleted: Rows that were evicted; that `delete` took away.
+        written: Rows that `put` wrote, and that `clear` forgot, with one for each call of it.
+    """
+
+    rows: int
+    bytes: int | None = None
+    refused: int = 0
+    evicted: int = 0
+    deleted: int = 0
+    written: int = 0

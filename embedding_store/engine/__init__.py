@@ -1,0 +1,1 @@
+"""The store in memory: tables, lookups, commits."""

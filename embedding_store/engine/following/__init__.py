@@ -1,0 +1,1 @@
+"""Tables whose rows follow steps without a gradient, too (`lazy=False`)."""

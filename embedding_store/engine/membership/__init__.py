@@ -1,0 +1,1 @@
+"""Which ids have a row: admission, eviction, touches."""

@@ -1,0 +1,146 @@
+"""Which ids of a table have rows: who is admitted, who was touched when, and who is evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.membership.row_touches import RowTouches, UInt32
+from elastable.embedding_store.engine.membership.sightings import Sightings
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native.ids.row_directory import RowDirectory
+from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
+
+__all__ = ["RowMembership"]
+
+
+class RowMembership:
+    """The admission and eviction of one table; where its spec has none, everyone comes and stays.
+
+    Attributes:
+        refused: Gradients dropped so far, as their ids were not admitted yet.
+        evicted: Rows evicted so far.
+    """
+
+    def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> None:
+        """Room for `rows` rows. Raises `MemoryError`."""
+        self._table = spec.name
+        self._sightings = None if spec.admission is None else Sightings(spec, spec.admission, new_slab)
+        self._touches = None if spec.eviction is None else RowTouches(spec.eviction, rows, new_slab)
+        self.refused = 0
+        self.evicted = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that this takes of each row."""
+        return 0 if self._touches is None else self._touches.row_bytes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that this takes whatever the number of rows."""
+        return 0 if self._sightings is None else self._sightings.bytes
+
+    def screen(self, update: TableUpdate, directory: RowDirectory) -> tuple[TableUpdate, Int64 | None]:
+        """What of an update is of ids that have a row or may have one now; changes nothing.
+
+        Returns:
+            The update without the others, and int64 `[n]`: the ids, of those
+            without a row, that this sights once more (None: nobody counts).
+
+        Raises:
+            MemoryError: no room for a smaller update.
+        """
+        if self._sightings is None:
+            return update, None
+        positions = np.empty(len(update.ids), np.int64)
+        if not directory.find(update.ids, positions):
+            return update, None
+        strangers = np.flatnonzero(positions < 0)
+        sighted = update.ids[strangers]
+        refused = strangers[~self._sightings.admits(sighted)]
+        if not len(refused):
+            return update, sighted
+        stays = np.ones(len(update.ids), np.bool_)
+        stays[refused] = False
+        squares = None if update.row_squares is None else update.row_squares[stays]
+        return TableUpdate(update.ids[stays], update.gradients[stays], squares), sighted
+
+    def count(self, sighted: Int64 | None, refused: int) -> None:
+        """The ids that `screen` gave are sighted, and so many of them refused."""
+        if self._sightings is not None and sighted is not None:
+            self._sightings.count(sighted)
+        self.refused += refused
+
+    def grow(self, rows: int) -> None:
+        """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
+        if self._touches is not None:
+            self._touches.grow(rows)
+
+    def touch(self, positions: Int64, fresh: Int64, version: int) -> None:
+        """As `RowTouches.touch`."""
+        if self._touches is not None:
+            self._touches.touch(positions, fresh, version)
+
+    def touches(self, positions: Int64) -> Int64 | None:
+        """`RowBlock.touches` of the rows at `positions` int64 `[n]`."""
+        return None if self._touches is None else self._touches.read(positions)
+
+    def put(self, positions: Int64, touches: Int64 | None) -> None:
+        """`RowBlock.touches` of rows that are put at `positions` int64 `[n]`."""
+        if self._touches is not None:
+            self._touches.write(positions, touches)
+
+    def settle(self, version: int, directory: RowDirectory) -> None:
+        """Rows that were put without a version have this one now."""
+        if self._touches is not None:
+            self._touches.settle(version, directory.capacity)
+
+    def forget(self, ids: Int64, directory: RowDirectory) -> None:
+        """The rows of `ids` int64 `[n]` are about to be taken away by hand."""
+        if self._touches is not None:
+            positions = np.empty(len(ids), np.int64)
+            directory.find(ids, positions)
+            self._touches.forget(positions[positions >= 0])
+
+    def evict(self, version: int, directory: RowDirectory, remove: Callable[[Int64], int]) -> None:
+        """Lets go of rows as the table's eviction says; allocates nothing that grows with the table.
+
+        `remove`: takes rows away by their ids, and returns how many there were.
+        """
+        if self._touches is not None and isinstance(directory, IdIndex):
+            self.settle(version, directory)
+            self.evicted += self._touches.evict(version, directory.row_ids, directory.count, remove)
+
+    def counts_anew(self, version: int) -> bool:
+        """Whether `evict` at this version begins to count anew how often rows are touched."""
+        return self._touches is not None and self._touches.counts_anew(version)
+
+    def frequencies(self, high: int) -> UInt32 | None:
+        """As `RowTouches.frequencies`."""
+        return None if self._touches is None else self._touches.frequencies(high)
+
+    def unsettled(self, directory: RowDirectory) -> Int64 | None:
+        """int64: ids of rows that were put without a version, which `settle` gives them; None: there are none."""
+        if self._touches is None or not self._touches.unsettled or not isinstance(directory, IdIndex):
+            return None
+        return directory.row_ids[self._touches.unsettled_positions(directory.positions_given)]
+
+    def sightings(self) -> UInt8 | None:
+        """As `EmbeddingStore.sightings`."""
+        return None if self._sightings is None else self._sightings.read()
+
+    def require_sightings(self, counters: UInt8) -> None:
+        """Raises `BadInput` for what `put_sightings` cannot take."""
+        if self._sightings is None:
+            raise BadInput(f"table {self._table!r} has no admission, so no sketch of sightings to restore")
+        self._sightings.require(counters)
+
+    def put_sightings(self, counters: UInt8) -> None:
+        """As `EmbeddingStore.put_sightings`, of what `require_sightings` takes."""
+        if self._sightings is not None:
+            self._sightings.write(counters)

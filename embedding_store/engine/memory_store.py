@@ -1,0 +1,314 @@
+"""The store that keeps its rows in the memory of its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.pins import Pin, PinStatistics, require_lease
+from elastable.embedding_store.contract.refusals import refuse_conflict, refuse_other_version
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
+from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
+from elastable.embedding_store.engine.pins.store_pins import StorePins
+from elastable.embedding_store.engine.table_lookups import TableLookups
+from elastable.embedding_store.errors import StoreBroken, StoreFailed, TableNotFound
+from elastable.embedding_store.native.range_pool import RangePool, available_cores
+from elastable.embedding_store.rows.checks import require_block, require_block_rows, require_ids, require_update
+from elastable.embedding_store.rows.commit_checks import require_numbers, require_version
+from elastable.embedding_store.support.memory_limit import before_image_bytes_here, direct_bytes_here
+from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
+from elastable.embedding_store.tables.base_store import BaseStore
+from elastable.embedding_store.tables.table_reader import TableReader
+
+__all__ = ["MemoryStore"]
+
+_PIECE = 1 << 13  # rows that a thread updates in one go: fewer cost more to hand out than to do
+_MOST_THREADS = 8
+
+_Staged = tuple[MemoryTable, StagedUpdate, float]
+"""A table, its update, and the learning rate."""
+
+
+class MemoryStore(TableLookups, BaseStore):
+    """Rows in memory. Lookups share the store, commits have it alone, so a
+    lookup sees one version whole, whether it names one or not.
+    """
+
+    def __init__(
+        self,
+        threads: int | None = None,
+        *,
+        direct_bytes: int | None = None,
+        before_image_bytes: int | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """An empty store at version 0.
+
+        Args:
+            threads: For large gathers and updates; None: one a core, at most 8.
+                Results do not depend on it.
+            direct_bytes: A fixed table up to this size (weights and slots) is
+                laid out whole, row i at position i; a larger one only holds
+                the rows that were touched. None: an eighth of the memory
+                here, at least 1 GiB. Results do not depend on it.
+            before_image_bytes: Of memory, for what is kept of rows that change
+                while versions are pinned; where it would take more, the oldest
+                pin is given up. None: a quarter of the memory here.
+            timeout_s: Seconds that a lookup waits for a commit, or a commit
+                for lookups, before `DeadlineExceeded`.
+        """
+        self._tables: dict[str, MemoryTable] = {}
+        self._version = 0
+        self._changes = 0  # calls that changed anything
+        self._closed = False
+        self._failure: BaseException | None = None  # that came in the middle of a change
+        self._direct_bytes = direct_bytes_here() if direct_bytes is None else direct_bytes
+        most = before_image_bytes_here() if before_image_bytes is None else before_image_bytes
+        self._pins = StorePins(self._tables, most)
+        self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
+        self._lock = ReadersWriterLock(timeout_s, "the memory store")
+
+    def create_table(self, spec: TableSpec) -> bool:
+        """As in `EmbeddingStore.create_table`; raises `BadSpec` for an unknown optimizer."""
+        with self._lock.writing():
+            self._require_open()
+            known = self._tables.get(spec.name)
+            if known is not None:
+                refuse_conflict(known.spec, spec)
+                return False
+            self._tables[spec.name] = self._new_table(spec)
+            self._pins.welcome(self._tables[spec.name])
+            return True
+
+    def specs(self) -> dict[str, TableSpec]:
+        """As in `RowSource.specs`."""
+        with self._lock.reading():
+            return {name: table.spec for name, table in self._tables.items()}
+
+    def version(self) -> int:
+        """As in `RowSource.version`."""
+        return self._version
+
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        """As in `RowSource.wait_for_version`."""
+        return self._lock.wait_until(lambda: self._version >= version, timeout_s)
+
+    def commit(self, commit: Commit) -> None:
+        """As in `EmbeddingStore.commit`."""
+        with self._lock.writing():
+            self._finish(commit, self._stage(commit))
+
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        """As in `EmbeddingStore.stage`; the second half cannot fail, but for the lock."""
+        with self._lock.writing():
+            staged = self._stage(commit)
+            changes = self._changes
+
+        def finish() -> None:
+            with self._lock.writing():
+                if self._changes != changes:
+                    raise StoreFailed(f"the memory store was changed while version {commit.version} was staged")
+                self._finish(commit, staged)
+
+        return finish
+
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+        """As in `EmbeddingStore.pin`."""
+        seconds = require_lease(lease_s)
+        with self._lock.writing():
+            self._require_open()
+            lease = self._pins.take(self._version, version, seconds)
+        return MemoryPin(self._lock, self._pool, self._table, self.specs, self._pins, lease)
+
+    def pins(self) -> tuple[PinStatistics, ...]:
+        """As in `EmbeddingStore.pins`."""
+        if self._pins.overdue:
+            with self._lock.writing():
+                self._pins.sweep()
+        with self._lock.reading():
+            return self._pins.statistics()
+
+    def reset_version(self, version: int) -> None:
+        """As in `EmbeddingStore.reset_version`."""
+        require_version(version)
+        with self._lock.writing():
+            self._pins.refuse_change(f"the version cannot be reset to {version}")
+            self._version = version
+            for table in self._tables.values():
+                table.settle(version)
+            self._changes += 1
+
+    def row_count(self, table: str) -> int:
+        """As in `EmbeddingStore.row_count`."""
+        with self._lock.reading():
+            return self._table(table).count
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """As in `EmbeddingStore.scan`; a commit between two blocks shows in the later ones."""
+        with self._lock.reading():
+            found = self._table(table)
+        return self._blocks(found, require_block_rows(block_rows))
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As in `EmbeddingStore.read_rows`."""
+        with self._lock.reading():
+            found = self._table(table)
+            return found.stored(require_ids(found.spec, ids))
+
+    def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
+        """As in `EmbeddingStore.put`, one block after the other."""
+        with self._lock.reading():
+            found = self._table(table)
+        for block in blocks:
+            checked = require_block(found.spec, found.slot_width, block)
+            with self._lock.writing():
+                self._require_open()
+                self._changes += 1
+                found.put(checked)
+
+    def delete(self, table: str, ids: Int64) -> int:
+        """As in `EmbeddingStore.delete`."""
+        with self._lock.writing():
+            found = self._table(table)
+            count = found.delete(require_ids(found.spec, ids))
+            self._changes += 1
+            return count
+
+    def table_statistics(self, table: str) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`."""
+        with self._lock.reading():
+            return self._table(table).statistics()
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`."""
+        with self._lock.reading():
+            return self._table(table).sightings()
+
+    def put_sightings(self, table: str, counters: UInt8) -> None:
+        """As in `EmbeddingStore.put_sightings`."""
+        with self._lock.writing():
+            self._table(table).put_sightings(counters)
+            self._changes += 1
+
+    def clear(self, table: str) -> None:
+        """As in `EmbeddingStore.clear`."""
+        with self._lock.writing():
+            found = self._table(table)
+            self._pins.refuse_change(f"table {table!r} cannot be cleared")
+            found.clear()
+            self._changes += 1
+
+    def drop_table(self, table: str) -> None:
+        """As in `EmbeddingStore.drop_table`."""
+        with self._lock.writing():
+            self._table(table)
+            self._pins.refuse_change(f"table {table!r} cannot be dropped")
+            del self._tables[table]
+            self._changes += 1
+
+    def close(self) -> None:
+        """Frees the memory; afterwards every table is unknown."""
+        with self._lock.writing():
+            self._closed = True
+            self._pins.close()
+            self._tables.clear()
+            self._changes += 1
+        self._pool.close()
+
+    def _readers(self, tables: Iterable[str], version: int | None) -> Sequence[TableReader]:
+        found = [self._table(table) for table in tables]
+        if version is None or version == self._version:
+            return found
+        self._pins.require(version, self._version)
+        return [table.at(version) for table in found]
+
+    def _stage(self, commit: Commit) -> list[_Staged]:
+        """Everything about a commit that can fail; changes no row."""
+        require_numbers(commit)
+        refuse_other_version(self._version, commit.version - 1)
+        tables = [self._table(name) for name in commit.updates]
+        updates = [require_update(t.spec, u) for t, u in zip(tables, commit.updates.values(), strict=True)]
+        for table in self._tables.values():
+            if table.following is not None:
+                table.following.steps.prepare(commit.step, self._rate(table, commit))
+        rates = [self._rate(table, commit) for table in tables]
+        return [
+            (table, table.stage(update, commit.step, rate), rate)
+            for table, update, rate in zip(tables, updates, rates, strict=True)
+        ]
+
+    def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
+        """The second half, which cannot fail: everything that could was done by `_stage`."""
+        try:
+            self._apply(commit, staged)
+        except Exception as error:
+            self._failure = error  # rows of two versions: nobody may read them, or commit again
+            raise
+
+    def _apply(self, commit: Commit, staged: list[_Staged]) -> None:
+        self._pins.sweep()
+        for table, update, _ in staged:
+            table.claim(update, self._pool, commit.version)
+
+        def apply(number: int, start: int, stop: int) -> None:
+            table, update, rate = staged[number]
+            with np.errstate(all="ignore"):  # as Keras does; an overflow must not end a commit half way
+                table.apply(update, start, stop, commit.step, rate)
+
+        self._run([len(staged_update.update.ids) for _, staged_update, _ in staged], apply)
+        for name, table in self._tables.items():
+            if name in commit.frozen:
+                table.stay(commit.ends_chapter)
+                continue
+            table.follow(commit.step, self._rate(table, commit), commit.ends_chapter)
+            table.evict(commit.version)
+        self._version = commit.version
+        self._changes += 1
+
+    def _rate(self, table: MemoryTable, commit: Commit) -> float:
+        return commit.learning_rates.get(table.spec.name, table.optimizer.default_learning_rate)
+
+    def _run(self, lengths: Sequence[int], work: Callable[[int, int, int], None]) -> None:
+        """Calls `work(table number, start, stop)`, the rows of all tables shared out over threads in pieces."""
+        ends = np.cumsum(lengths).tolist()
+
+        def span(first: int, last: int) -> None:
+            for number, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+                start, stop = max(first, end - length), min(last, end)
+                if start < stop:
+                    work(number, start - end + length, stop - end + length)
+
+        total = sum(lengths)
+        self._pool.share(span, total, _PIECE if self._pool.threads > 1 else max(1, total))
+
+    def _blocks(self, table: MemoryTable, block_rows: int) -> Iterator[RowBlock]:
+        cursor = 0
+        while True:
+            with self._lock.reading():
+                self._require_open()
+                block, cursor = table.scan(cursor, block_rows)
+            if not len(block.ids):
+                return
+            yield block
+
+    def _new_table(self, spec: TableSpec) -> MemoryTable:
+        return MemoryTable(spec, self._direct_bytes)
+
+    def _table(self, name: str) -> MemoryTable:
+        self._require_open()
+        table = self._tables.get(name)
+        if table is None:
+            raise TableNotFound(f"no table {name!r}; tables here: {', '.join(sorted(self._tables)) or 'none'}")
+        return table
+
+    def _require_open(self) -> None:
+        if self._failure is not None:
+            raise StoreBroken(
+                f"the memory store failed in the middle of a commit; restore a checkpoint: {self._failure}"
+            ) from self._failure
+        if self._closed:
+            raise StoreFailed("the memory store is closed")

@@ -1,0 +1,1 @@
+"""Versions that stay readable: pins."""

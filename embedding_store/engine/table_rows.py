@@ -1,0 +1,210 @@
+"""The rows of a table by position: weights and slots side by side, wherever they lie."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.native.range_pool import RangePool
+from elastable.embedding_store.native.row_gather import can_stream, gather
+from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
+from elastable.embedding_store.optimizers.base import RowOptimizer
+from elastable.embedding_store.rows.row_dtypes import row_values
+
+__all__ = ["MakeRows", "ResidentRows", "TableRows", "resident_rows"]
+
+
+class TableRows(ABC):
+    """Weights and slots at positions 0, 1, 2, ...
+
+    Different positions may be read, written and updated from different
+    threads. Positions stand once in each call that changes rows.
+    """
+
+    @property
+    def plain(self) -> Float32 | None:
+        """Weights float32 `[rows, dim]` as `RowValues.plain`; None where they do not lie so in memory."""
+        return None
+
+    @property
+    def plain_slots(self) -> Float32 | None:
+        """Slots float32 `[rows, slot_width]` beside `plain`; None where they do not lie so in memory."""
+        return None
+
+    @property
+    def untouched(self) -> np.float32:
+        """What the initial values of rows that were never updated are multiplied by."""
+        return np.float32(1)
+
+    def as_of(self, step: int | None) -> TableRows:
+        """The same rows, to be read as they were at a step (None: the present one)."""
+        return self
+
+    @abstractmethod
+    def grow(self, rows: int) -> None:
+        """Makes room for `rows` rows. Raises `MemoryError`, and nothing has changed."""
+
+    @abstractmethod
+    def allocate(self, positions: Int64) -> None:
+        """Takes whatever writing the rows at `positions` int64 `[n]` needs; they may be new or not.
+
+        Raises:
+            StoreFailed: there is no room; nothing has changed.
+        """
+
+    @abstractmethod
+    def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> None:
+        """Is told, by one thread alone, of the rows that are changed next.
+
+        Args:
+            positions: int64 `[n]`, all of them.
+            fresh: int64 `[m]`, indices in `positions` of those that hold no values yet.
+            pool: Threads to work with.
+        """
+
+    @abstractmethod
+    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
+        """As `RowValues.read`."""
+
+    @abstractmethod
+    def block(self, positions: Int64) -> tuple[Float32, Float32]:
+        """Copies of weights float32 `[n, dim]` and slots float32 `[n, slot_width]`; no negative positions."""
+
+    def copy(self, positions: Int64, weights: Float32, slots: Float32, stream: bool = False) -> None:
+        """Rows as they lie, into `weights` float32 `[n, dim]` and `slots` float32 `[n, kept_width]`, both contiguous.
+
+        Rows of both at negative positions are left alone. `stream` as in `RowValues.read`, for the weights.
+        """
+        live = np.flatnonzero(positions >= 0)
+        weights[live], slots[live] = self.block(positions[live])
+
+    @property
+    def follows(self) -> bool:
+        """Whether steps without a gradient move rows, so that `copy` gives other rows than `block`."""
+        return False
+
+    def seen(self, weights: Float32, slots: Float32) -> tuple[Float32, Float32]:
+        """Rows that `copy` gave, as `block` would have given them; the arrays may be changed and returned."""
+        return weights, slots
+
+    def slabs(self) -> tuple[Slab, ...] | None:
+        """As in `RowValues.slabs`; None: these rows are not for other processes to read."""
+        return None
+
+    @abstractmethod
+    def write(self, positions: Int64, weights: Float32, slots: Float32) -> None:
+        """Weights float32 `[n, dim]` and slots float32 `[n, slot_width]` as they are."""
+
+    @abstractmethod
+    def initialise(self, ids: Int64, positions: Int64) -> None:
+        """The weights and slots that `ids` int64 `[n]` have before their first update."""
+
+    @abstractmethod
+    def update(
+        self,
+        ids: Int64,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """One step of the table's (fused) optimizer; arguments as in `RowValues.update`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Gives back what is not memory."""
+
+
+class ResidentRows(TableRows):
+    """Rows in slabs, each at its position."""
+
+    def __init__(
+        self, spec: TableSpec, optimizer: RowOptimizer, rows: int, new_slab: SlabMaker = anonymous_slab
+    ) -> None:
+        self._optimizer = optimizer
+        self._initial_slots = optimizer.initial_slots(spec.dim)
+        self._dim = spec.dim
+        self._weights = row_values(spec, rows, new_slab)
+        self._slots = new_slab("slots", rows, optimizer.slot_width(spec.dim))
+
+    @property
+    def plain(self) -> Float32 | None:
+        """As in `TableRows.plain`."""
+        return self._weights.plain
+
+    @property
+    def plain_slots(self) -> Float32:
+        """As in `TableRows.plain_slots`."""
+        slots: Float32 = self._slots.array
+        return slots
+
+    def grow(self, rows: int) -> None:
+        """As in `TableRows.grow`."""
+        self._weights.grow(rows)
+        self._slots.grow(rows)
+
+    def allocate(self, positions: Int64) -> None:
+        """Memory comes as it is touched."""
+
+    def prepare(self, positions: Int64, fresh: Int64, pool: RangePool) -> None:
+        """All rows are at hand."""
+
+    def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
+        """As in `TableRows.read`."""
+        self._weights.read(positions, out, stream)
+
+    def block(self, positions: Int64) -> tuple[Float32, Float32]:
+        """As in `TableRows.block`."""
+        weights = np.empty((len(positions), self._dim), np.float32)
+        self._weights.read(positions, weights)
+        return weights, self._slots.array[positions]
+
+    def copy(self, positions: Int64, weights: Float32, slots: Float32, stream: bool = False) -> None:
+        """As in `TableRows.copy`."""
+        self._weights.read(positions, weights, stream)
+        if slots.shape[1]:
+            gather(self._slots.array, positions, slots, stream and can_stream(slots))
+
+    def slabs(self) -> tuple[Slab, ...] | None:
+        """As in `TableRows.slabs`."""
+        return self._weights.slabs()
+
+    def write(self, positions: Int64, weights: Float32, slots: Float32) -> None:
+        """As in `TableRows.write`."""
+        self._weights.write(positions, weights)
+        self._slots.array[positions] = slots
+
+    def initialise(self, ids: Int64, positions: Int64) -> None:
+        """As in `TableRows.initialise`."""
+        self._weights.initialise(ids, positions)
+        self._slots.array[positions] = self._initial_slots
+
+    def update(
+        self,
+        ids: Int64,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As in `TableRows.update`."""
+        slots = self._slots.array
+        self._weights.update(self._optimizer, slots, ids, positions, gradients, squares, step, learning_rate)
+
+    def close(self) -> None:
+        """There is nothing but memory."""
+
+
+MakeRows = Callable[[TableSpec, RowOptimizer, int], TableRows]
+"""Room for so many rows of a table."""
+
+
+def resident_rows(new_slab: SlabMaker = anonymous_slab) -> MakeRows:
+    """Rows in slabs of this kind."""
+    return lambda spec, optimizer, rows: ResidentRows(spec, optimizer, rows, new_slab)

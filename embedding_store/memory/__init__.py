@@ -1,1 +1,0 @@
-"""Rows in the memory of one process: index, weights, slots, who is admitted and evicted."""

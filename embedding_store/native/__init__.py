@@ -1,0 +1,1 @@
+"""Kernels and what they run on: threads, slabs, gathering and folding rows."""

@@ -1,0 +1,1 @@
+"""Numbers of 8 and 16 bits, converted and rounded."""

@@ -1,0 +1,214 @@
+"""Splitting a range of rows over threads that run kernels without the GIL.
+
+The threads are our own. `concurrent.futures` makes a future with a condition
+and two locks for each part, and takes as long to hand half a lookup over and
+back as to fold a thousand bags. numba's thread layers may not all be entered
+from several Python threads at once, as a server does.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import count as numbers
+from itertools import pairwise
+from queue import SimpleQueue
+
+from elastable.embedding_store.errors import StoreFailed
+from elastable.embedding_store.native.turns import Turns
+
+__all__ = ["SERIAL", "RangePool", "available_cores", "shared_pool"]
+
+_MOST_SHARED = 8
+_DEADLINE_S = 600.0  # kernels are finite; this only keeps a dead thread from hanging its caller
+
+_Work = Callable[[int, int], None]
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class RangePool:
+    """Threads that live as long as their owner; one thread means the caller's own."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = max(1, threads)
+        self._starting = threading.Lock()
+        self._queue: _Queue | None = None  # the caller works too, so helpers are started when first needed
+        self._closed = False
+
+    def run(self, work: _Work, count: int, minimum: int) -> None:
+        """Calls `work(start, stop)` on ranges that together are `0..count`, about one a thread.
+
+        Args:
+            work: Must give the same result wherever the range is cut.
+            count: Length of the whole range.
+            minimum: A range is not cut into parts shorter than this.
+
+        Raises:
+            StoreFailed: a thread did not end. An error of `work` passes
+                through, after every part has ended.
+        """
+        parts = 1 if self._closed else min(self.threads, count // max(1, minimum))
+        self._do(work, [count * part // parts for part in range(parts + 1)] if parts > 1 else [0, count])
+
+    def share(self, work: _Work, count: int, piece: int) -> None:
+        """As `run`, in pieces that threads take as they come free, so that one that starts late takes fewer.
+
+        Args:
+            work: Must give the same result wherever the range is cut.
+            count: Length of the whole range.
+            piece: Length of a piece; the last may be shorter.
+
+        Raises:
+            StoreFailed: a thread did not end. An error of `work` passes
+                through, after every piece that was begun has ended.
+        """
+        self._do(work, [*range(0, count, piece), count] if count > piece else [0, count])
+
+    def together(self, work: Callable[[], object], turns: Turns) -> None:
+        """Calls `work()` in the caller's thread, and in others as they come free; returns when no turn is under way.
+
+        Args:
+            work: Joins `turns`, takes some, and leaves; where there are none left it does nothing.
+            turns: Those of this work.
+
+        Raises:
+            StoreFailed: a thread did not end its turn. An error of `work` in the caller's thread passes through,
+                after every turn that was begun has ended; what fails in others before they join is left to it.
+        """
+        queue = self._helpers() if self.threads > 1 else None
+        if queue is None:
+            work()
+            return
+        job = _SharedTurns(work)
+        for _ in range(self.threads - 1):
+            queue.put(job)
+        try:
+            work()
+        finally:
+            turns.wait()
+            job.over()
+
+    def close(self) -> None:
+        """Ends the threads; afterwards everything runs in the caller's own."""
+        with self._starting:
+            self._closed = True
+            if self._queue is not None:
+                _dismiss(self._queue, self.threads - 1)
+                self._queue = None
+
+    def _do(self, work: _Work, bounds: Sequence[int]) -> None:
+        helpers = min(self.threads, len(bounds) - 1) - 1
+        queue = self._helpers() if helpers > 0 else None
+        if queue is None:
+            for start, stop in pairwise(bounds):
+                work(start, stop)
+            return
+        job = _Job(work, bounds)
+        for _ in range(helpers):
+            queue.put(job)
+        job.take()
+        job.wait()
+
+    def _helpers(self) -> _Queue | None:
+        """Where helpers take jobs from, once they run; None: there are none."""
+        if self._queue is None and self.threads > 1:
+            with self._starting:
+                if self._queue is None and not self._closed:
+                    queue: _Queue = SimpleQueue()
+                    for _ in range(self.threads - 1):
+                        threading.Thread(target=_help, args=(queue,), name="rows", daemon=True).start()
+                    weakref.finalize(self, _dismiss, queue, self.threads - 1)
+                    self._queue = queue
+        return self._queue
+
+
+class _Job:
+    """Pieces of work, each taken once by whichever thread comes first.
+
+    A helper that comes when all pieces are taken does nothing, so nobody waits for it.
+    """
+
+    __slots__ = ("_bounds", "_done", "_ended", "_failure", "_turns", "_work")
+
+    def __init__(self, work: _Work, bounds: Sequence[int]) -> None:
+        self._work, self._bounds = work, bounds
+        # One step of the interpreter each: no two threads get the same number.
+        self._turns, self._ended = numbers(), numbers(1)
+        self._failure: BaseException | None = None
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def take(self) -> None:
+        """Does pieces until none is left."""
+        bounds, pieces = self._bounds, len(self._bounds) - 1
+        while (turn := next(self._turns)) < pieces:
+            try:
+                if self._failure is None:
+                    self._work(bounds[turn], bounds[turn + 1])
+            except BaseException as error:  # noqa: BLE001 - raised by `wait`, in the caller's thread
+                self._failure = error
+            if next(self._ended) == pieces:
+                self._done.release()
+
+    def wait(self) -> None:
+        """Returns when every piece has ended; raises what one of them raised."""
+        if not self._done.acquire(timeout=_DEADLINE_S):
+            raise StoreFailed(f"a thread did not end its part of {self._bounds[-1]} within {_DEADLINE_S:.0f} s")
+        if self._failure is not None:
+            raise self._failure
+
+
+class _SharedTurns:
+    """Work whose threads share turns. A helper that comes when it is over does nothing, and holds nothing of it."""
+
+    __slots__ = ("_work",)
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work: Callable[[], object] | None = work
+
+    def take(self) -> None:
+        """Takes turns until none is left."""
+        work = self._work
+        if work is not None:
+            with suppress(Exception):  # it has taken no turn then: the caller does it all, and hears of it
+                work()
+
+    def over(self) -> None:
+        """Lets go of what the caller works on."""
+        self._work = None
+
+
+_Queue = SimpleQueue[_Job | _SharedTurns | None]
+
+
+def _help(queue: _Queue) -> None:
+    while (job := queue.get()) is not None:
+        job.take()
+        del job  # it holds what its caller works on
+
+
+def _dismiss(queue: _Queue, helpers: int) -> None:
+    for _ in range(helpers):
+        queue.put(None)
+
+
+SERIAL = RangePool(1)
+"""Everything in the caller's thread."""
+
+
+@lru_cache(maxsize=1)
+def shared_pool() -> RangePool:
+    """The process's own threads, one a core and at most 8, for what belongs to no store."""
+    return RangePool(min(available_cores(), _MOST_SHARED))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=shared_pool.cache_clear)  # threads do not survive a fork

@@ -1,0 +1,192 @@
+"""Rows at positions, or of ids that are marked as present, gathered in one pass over memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.row_moves import copy_row, drain_streams, prefetch_row, stream_row
+from elastable.embedding_store.native.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
+
+__all__ = [
+    "Words",
+    "can_stream",
+    "gather",
+    "gather_apart",
+    "gather_in_turns",
+    "gather_marked",
+    "rows_ahead",
+    "scale_rows",
+    "scatter_rows",
+]
+
+Words = npt.NDArray[np.uint64]
+"""64 bits a word: bit `i & 63` of word `i >> 6` says whether id i has a row."""
+
+_VALUES_AHEAD = 3072  # 12 KiB on their way: half of it is too few, twice as many gains nothing
+_VALUES_A_TURN = 1 << 16  # some 10 us: how much earlier than another a thread may end
+_STREAMED_COLUMNS = 128  # rows longer than what is asked for ahead are slower when they are streamed
+
+
+def rows_ahead(dim: int) -> int:
+    """How many rows before its turn a row of `dim` values is asked for."""
+    return max(8, min(128, _VALUES_AHEAD // dim))
+
+
+def can_stream(out: Float32) -> bool:
+    """Whether rows of `out` float32 `[n, dim]` gain by being written past the caches: aligned, and not too long."""
+    return bool(_can_stream(out))
+
+
+def gather(rows: Float32, positions: Int64, out: Float32, stream: bool) -> int:
+    """out[i] = rows[positions[i]] for every `0 <= position < m`, and their number; other rows of `out` are left alone.
+
+    Args:
+        rows: float32 `[m, dim]`.
+        positions: int64 `[n]`.
+        out: float32 `[n, dim]`; rows may lie apart, columns may not.
+        stream: Past the caches; only where `can_stream(out)`.
+    """
+    return int(_gather(rows, positions, out, stream, rows_ahead(rows.shape[1])))
+
+
+def gather_in_turns(rows: Float32, positions: Int64, out: Float32, stream: bool, turns: Turns) -> None:
+    """As `gather`, by as many threads as call this with the same arguments; each takes some rows, and some more.
+
+    Fails `turns` where there is no row at a position. `stream` where `out` cannot be streamed is looked over.
+    """
+    dim = rows.shape[1]
+    _gather_in_turns(rows, positions, out, stream, rows_ahead(dim), turns.state, _turn(dim))
+
+
+def _turn(dim: int) -> int:
+    """Rows of a turn, the least that a thread takes at a time; asking ahead begins anew for each."""
+    return max(256, _VALUES_A_TURN // dim)
+
+
+def gather_marked(rows: Float32, marks: Words, ids: Int64, out: Float32, missing: Int64, stream: bool) -> int:
+    """out[i] = rows[ids[i]] where the id's bit is set; `missing` gets the other i, and their number is returned.
+
+    Args:
+        rows: float32 `[m, dim]`.
+        marks: uint64 `[ceil(m / 64)]`.
+        ids: int64 `[n]`; those outside `0 <= id < m` are missing.
+        out: float32 `[n, dim]`; rows may lie apart, columns may not.
+        missing: int64 `[n]`.
+        stream: As in `gather`.
+    """
+    return int(_gather_marked(rows, marks, ids, out, missing, stream, rows_ahead(rows.shape[1])))
+
+
+def gather_apart(rows: Float32, positions: Int64, places: Int64, out: Float32, stream: bool) -> None:
+    """out[places[i]] = rows[positions[i]]; nothing for negative positions.
+
+    Args:
+        rows: float32 `[m, dim]`.
+        positions: int64 `[n]`, below m.
+        places: int64 `[n]`, rows of `out`, each once.
+        out: float32 `[k, dim]`; rows may lie apart, columns may not.
+        stream: As in `gather`.
+    """
+    _gather_apart(rows, positions, places, out, stream, rows_ahead(rows.shape[1]))
+
+
+def scatter_rows(rows: Float32, places: Int64, out: Float32) -> None:
+    """out[places[i]] = rows[i]; as `gather_apart`, of rows that lie in order."""
+    _scatter(rows, places, out, can_stream(out))
+
+
+def scale_rows(rows: Float32, places: Int64, factor: np.float32) -> None:
+    """rows[places[i]] *= factor, in place; places int64 `[n]`, each once."""
+    if factor != 1:
+        rows[places] *= factor
+
+
+@kernel
+def _can_stream(out: Float32) -> bool:
+    columns = out.shape[1]
+    aligned = out.ctypes.data % 16 == 0 and out.strides[0] % 16 == 0 and columns % 4 == 0
+    return aligned and columns <= _STREAMED_COLUMNS
+
+
+@kernel
+def _gather(rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int) -> int:
+    last = len(positions) - 1
+    size = np.uint64(len(rows))
+    count = 0
+    for i in range(len(positions)):
+        # A position of -1 asks for an address before the rows: harmless, and no branch.
+        prefetch_row(rows, positions[min(i + ahead, last)])
+        p = positions[i]
+        if np.uint64(p) < size:
+            count += 1
+            if stream:
+                stream_row(out, i, rows, p)
+            else:
+                copy_row(out, i, rows, p)
+    drain_streams()
+    return count
+
+
+@kernel
+def _gather_in_turns(
+    rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int, turns: Int64, size: int
+) -> None:
+    join_turns(turns)
+    stream = stream and _can_stream(out)
+    total = (len(positions) + size - 1) // size
+    first, last = next_turns(turns, total)
+    while first < last:
+        start, stop = first * size, min(last * size, len(positions))
+        if _gather(rows, positions[start:stop], out[start:stop], stream, ahead) < stop - start:
+            fail_turns(turns)
+        first, last = next_turns(turns, total)
+    leave_turns(turns)
+
+
+@kernel
+def _gather_marked(
+    rows: Float32, marks: Words, ids: Int64, out: Float32, missing: Int64, stream: bool, ahead: int
+) -> int:
+    last = len(ids) - 1
+    size = np.uint64(len(rows))
+    count = 0
+    for i in range(len(ids)):
+        prefetch_row(rows, ids[min(i + ahead, last)])
+        p = ids[i]
+        if np.uint64(p) < size and (marks[p >> 6] >> np.uint64(p & 63)) & np.uint64(1):
+            if stream:
+                stream_row(out, i, rows, p)
+            else:
+                copy_row(out, i, rows, p)
+        else:
+            missing[count] = i
+            count += 1
+    drain_streams()
+    return count
+
+
+@kernel
+def _gather_apart(rows: Float32, positions: Int64, places: Int64, out: Float32, stream: bool, ahead: int) -> None:
+    last = len(positions) - 1
+    for i in range(len(positions)):
+        prefetch_row(rows, positions[min(i + ahead, last)])
+        p = positions[i]
+        if p >= 0:
+            if stream:
+                stream_row(out, places[i], rows, p)
+            else:
+                copy_row(out, places[i], rows, p)
+    drain_streams()
+
+
+@kernel
+def _scatter(rows: Float32, places: Int64, out: Float32, stream: bool) -> None:
+    for i in range(len(places)):
+        if stream:
+            stream_row(out, places[i], rows, i)
+        else:
+            copy_row(out, places[i], rows, i)
+    drain_streams()

@@ -1,0 +1,1 @@
+"""Row optimizers: from a summed gradient to new weights and slots."""

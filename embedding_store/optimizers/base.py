@@ -1,0 +1,216 @@
+"""Optimizers over rows: what turns a summed gradient into new weights and slots.
+
+An optimizer is *lazy*: it touches the rows it is given and no others. Where
+Keras decays the moments of every row at every step, a row here keeps its
+moments as they are until it has a gradient again. A table whose optimizer spec
+says `lazy=False` makes up for that: see `elastable.embedding_store.optimizers.dense_replay`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.errors import BadSpec
+
+if TYPE_CHECKING:
+    from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
+
+__all__ = ["KERAS_BLOCK", "Factory", "FusedOptimizer", "RowOptimizer", "SlotSpec", "hyperparameters", "require_share"]
+
+KERAS_BLOCK = "keras"
+"""Name in specs of the optimizers that Keras itself runs; the master registers them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSpec:
+    """Values that an optimizer keeps beside each row.
+
+    Attributes:
+        name: Under Keras' name, "momentum", "velocity", "accumulator", ...
+        initial_value: Of a row that was never updated.
+        columns: float32 values a row; None: as many as the row has weights.
+    """
+
+    name: str
+    initial_value: float = 0.0
+    columns: int | None = None
+
+
+class RowOptimizer(ABC):
+    """One optimizer with its hyperparameters; holds no state of its own.
+
+    Attributes:
+        spec: What it was made from.
+        slots: Its slots, side by side in this order.
+        fused: Whether `apply` updates rows in place at any positions, from
+            any thread, and cannot fail; else a store hands it a gathered block.
+        cross_column: Whether a column's step depends on other columns of the
+            gradient. Where only some columns of a row are at hand,
+            `TableUpdate.row_squares` stand for the others: see `apply_columns`.
+        whole_rows: Whether a row's columns can only be updated together.
+        default_learning_rate: For commits that name none.
+        hyperparameters: All by name, defaults included; of fused ones.
+        dense_form: What steps without a gradient do to rows, where the spec asks
+            for it (`lazy=False`) and they do anything; else None.
+    """
+
+    spec: OptimizerSpec
+    slots: tuple[SlotSpec, ...]
+    fused: bool = True
+    cross_column: bool = False
+    whole_rows: bool = False
+    default_learning_rate: float
+    hyperparameters: Mapping[str, float] = MappingProxyType({})
+    dense_form: DenseForm | None = None
+
+    @property
+    def told_name(self) -> str:
+        """Its name, as messages tell it."""
+        return self.spec.name
+
+    def slot_width(self, dim: int) -> int:
+        """float32 values that all slots of one row take."""
+        return sum(dim if slot.columns is None else slot.columns for slot in self.slots)
+
+    def initial_slots(self, dim: int) -> Float32:
+        """float32 `[slot_width]`: the slots of a row that was never updated."""
+        parts = [
+            np.full(dim if slot.columns is None else slot.columns, slot.initial_value, np.float32)
+            for slot in self.slots
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+    @abstractmethod
+    def apply(
+        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    ) -> None:
+        """One optimizer step on some rows, in place.
+
+        Rows do not influence each other, so a block may be cut anywhere and
+        its parts run on any threads: the result is the same to the bit.
+
+        Args:
+            weights: float32 `[rows, dim]`, C-contiguous.
+            slots: float32 `[rows, slot_width(dim)]`, C-contiguous.
+            positions: int64 `[u]`, rows to update, each once; trusted.
+            gradients: float32 `[u, dim]`, C-contiguous, summed per row.
+            step: Optimizer steps taken before this one (Keras' `iterations`).
+            learning_rate: Of this step.
+        """
+
+    def apply_columns(
+        self,
+        weights: Float32,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As `apply`, on some columns of rows whose other columns lie elsewhere.
+
+        Args:
+            weights, slots, positions, gradients, step, learning_rate: As there.
+            squares: float32 `[u]`, the mean of g² over each whole row
+                (`fused.rowwise_adagrad.row_squares`), or None where whole rows
+                are handed in. Only `cross_column` optimizers look at it.
+        """
+        self.apply(weights, slots, positions, gradients, step, learning_rate)
+
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As `apply_columns`, where a row's weights and its slots lie at different positions.
+
+        Args:
+            weights: float32 `[some rows, dim]`, C-contiguous.
+            places: int64 `[u]`, of the rows in `weights`, each once; trusted.
+            slots: float32 `[other rows, slot_width(dim)]`, C-contiguous.
+            positions: int64 `[u]`, of the rows in `slots`, each once; trusted.
+            gradients, squares, step, learning_rate: As there.
+        """
+        some, states, order = weights[places], slots[positions], np.arange(len(places))
+        self.apply_columns(some, states, order, gradients, squares, step, learning_rate)
+        weights[places], slots[positions] = some, states
+
+
+class FusedOptimizer(RowOptimizer):
+    """One whose kernel does it all: `apply_apart`, of which the others are cases."""
+
+    @abstractmethod
+    def apply_apart(
+        self,
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As in `RowOptimizer.apply_apart`."""
+
+    def apply(
+        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    ) -> None:
+        """As in `RowOptimizer.apply`."""
+        self.apply_apart(weights, positions, slots, positions, gradients, None, step, learning_rate)
+
+    def apply_columns(
+        self,
+        weights: Float32,
+        slots: Float32,
+        positions: Int64,
+        gradients: Float32,
+        squares: Float32 | None,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        """As in `RowOptimizer.apply_columns`."""
+        self.apply_apart(weights, positions, slots, positions, gradients, squares, step, learning_rate)
+
+
+Factory = Callable[[OptimizerSpec], RowOptimizer]
+"""Makes an optimizer of its spec; raises `BadSpec` for hyperparameters that it does not know."""
+
+
+def hyperparameters(spec: OptimizerSpec, defaults: Mapping[str, float]) -> dict[str, float]:
+    """All hyperparameters of a fused optimizer, the spec's over the defaults.
+
+    Raises:
+        BadSpec: a name without a default, or a value that is not finite.
+    """
+    given = dict(spec.hyperparameters)
+    for name, value in given.items():
+        if name not in defaults:
+            raise BadSpec(
+                f"optimizer {spec.name!r}: unknown hyperparameter {name!r} (known: {', '.join(sorted(defaults))})"
+            )
+        if not math.isfinite(value):
+            raise BadSpec(f"optimizer {spec.name!r}: {name} must be finite, got {value}")
+    return {**defaults, **given}
+
+
+def require_share(spec: OptimizerSpec, name: str, value: float) -> None:
+    """Raises `BadSpec` unless 0 <= value <= 1."""
+    if not 0.0 <= value <= 1.0:
+        raise BadSpec(f"optimizer {spec.name!r}: {name} must lie from 0 to 1, got {value}")

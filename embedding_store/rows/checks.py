@@ -1,0 +1,239 @@
+"""Refusing ids, gradients and rows that do not fit their table, by name and position."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, IdOutOfRange, NotFinite, Unsupported
+from elastable.embedding_store.native.kernel import kernel
+
+__all__ = [
+    "any_outside",
+    "as_ids",
+    "require_block",
+    "require_block_rows",
+    "require_finite",
+    "require_finite_of",
+    "require_gradients",
+    "require_ids",
+    "require_update",
+]
+
+_LAST_TOUCH = 2**62  # stands for the version that is declared or committed next; above all others
+_MOST_TIMES = 2**32 - 1
+_BEYOND_FLOAT16 = np.float32(65520)  # nearer to infinity than to the largest number
+
+
+def as_ids(values: npt.ArrayLike, table: str = "") -> Int64:
+    """Integers of any dtype as int64 ids, of the same shape.
+
+    Args:
+        values: Array or nested sequence of integers; no floats, no booleans.
+        table: Named in errors.
+
+    Raises:
+        BadIds: not integers, or unsigned ones above 2**63 - 1.
+    """
+    try:
+        ids = np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise BadIds(f"{_table(table)}ids must be integers of one shape: {error}") from error
+    if ids.dtype == np.int64:
+        return ids
+    if ids.size == 0 and not isinstance(values, np.ndarray):
+        return ids.astype(np.int64)  # an empty list has no dtype of its own
+    if ids.dtype.kind not in "iu":
+        raise BadIds(f"{_table(table)}ids must be integers, got {ids.dtype}{_example(ids)}")
+    if ids.dtype == np.uint64 and ids.size and ids.max() > np.uint64(2**63 - 1):
+        position = int(np.argmax(ids.ravel() > np.uint64(2**63 - 1)))
+        raise BadIds(
+            f"{_table(table)}id {ids.ravel()[position]} at position {position} is above 2**63 - 1, the largest id"
+        )
+    return ids.astype(np.int64)
+
+
+def require_ids(spec: TableSpec, ids: Int64) -> Int64:
+    """The ids, C-contiguous, once they are known to fit the table.
+
+    Args:
+        spec: The table.
+        ids: int64 `[n]`.
+
+    Raises:
+        BadIds: another dtype (`as_ids` converts integers) or shape.
+        IdOutOfRange: an id outside a fixed table; names table, id, position.
+    """
+    ids = require_id_array(spec, ids)
+    size = spec.vocabulary_size
+    if size is not None and any_outside(ids, size):
+        position = int(np.argmax((ids < 0) | (ids >= size)))
+        raise IdOutOfRange(
+            f"table {spec.name!r}: id {ids[position]} at position {position} is outside 0 <= id < {size}"
+        )
+    return ids
+
+
+def require_id_array(spec: TableSpec, ids: Int64) -> Int64:
+    """As `require_ids`, whatever the ids' values.
+
+    Raises:
+        BadIds: another dtype (`as_ids` converts integers) or shape.
+    """
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+        raise BadIds(f"table {spec.name!r}: ids must be int64 [n], got {_kind(ids)}{_example(ids)}")
+    return np.ascontiguousarray(ids)
+
+
+def require_gradients(spec: TableSpec, count: int, gradients: Float32) -> Float32:
+    """The gradients, C-contiguous, once they are known to fit `count` ids of the table.
+
+    Raises:
+        BadGradient: anything but float32 `[count, dim]`.
+    """
+    _require_float32(spec, "gradient", gradients, count, spec.dim, BadGradient)
+    return np.ascontiguousarray(gradients)
+
+
+def require_finite(spec: TableSpec, ids: Int64, gradients: Float32) -> None:
+    """Refuses NaN and Inf; see `require_finite_of`."""
+    require_finite_of(spec.name, ids, gradients)
+
+
+def require_finite_of(table: str, ids: Int64, gradients: Float32) -> None:
+    """Refuses NaN and Inf.
+
+    Args:
+        table: Its name.
+        ids: int64 `[n]`.
+        gradients: float32 `[n, dim]`.
+
+    Raises:
+        NotFinite: names table, id and column of the first such value.
+    """
+    if _all_finite(np.ascontiguousarray(gradients).ravel()):
+        return
+    row, column = np.argwhere(~np.isfinite(gradients))[0]
+    raise NotFinite(
+        f"table {table!r}: the gradient of id {ids[row]} (position {row}) is {gradients[row, column]} "
+        f"in column {column}"
+    )
+
+
+def require_update(spec: TableSpec, update: TableUpdate) -> TableUpdate:
+    """The update, C-contiguous, once it is known to fit; that ids stand once each is trusted (see `commit_checks`).
+
+    Raises:
+        BadIds, IdOutOfRange, BadGradient: as `require_ids`, `require_gradients`.
+        Unsupported: the table's dtype is one for serving alone.
+    """
+    if spec.dtype == "int8":
+        raise Unsupported(
+            f"table {spec.name!r} keeps int8 weights, which are for serving and cannot be trained: train it in "
+            "float32, bfloat16 or float16 and convert it (embedding_store.convert_table)"
+        )
+    ids = require_ids(spec, update.ids)
+    gradients, squares = require_gradients(spec, len(ids), update.gradients), update.row_squares
+    if squares is None:
+        return TableUpdate(ids, gradients)
+    if not isinstance(squares, np.ndarray) or squares.dtype != np.float32 or squares.shape != (len(ids),):
+        raise BadGradient(f"table {spec.name!r}: row_squares must be float32 [{len(ids)}], got {_kind(squares)}")
+    return TableUpdate(ids, gradients, np.ascontiguousarray(squares))
+
+
+def require_block_rows(block_rows: int) -> int:
+    """`block_rows` itself. Raises `BadInput` unless it is a number of rows that a block can have."""
+    if not isinstance(block_rows, (int, np.integer)) or block_rows < 1:
+        raise BadInput(f"block_rows must be an integer of at least 1, got {block_rows!r}")
+    return int(block_rows)
+
+
+def require_block(spec: TableSpec, slot_width: int, block: RowBlock) -> RowBlock:
+    """The block, C-contiguous, once it is known to fit the table.
+
+    Raises:
+        BadIds, IdOutOfRange: as `require_ids`.
+        BadInput: weights, slots or touches of another dtype or shape, or weights that
+            the table's dtype cannot hold.
+    """
+    ids = require_ids(spec, block.ids)
+    _require_float32(spec, "weights", block.weights, len(ids), spec.dim, BadInput)
+    _require_float32(spec, "slots", block.slots, len(ids), slot_width, BadInput)
+    _require_holdable(spec, ids, block.weights)
+    touches = block.touches
+    if touches is not None and (
+        not isinstance(touches, np.ndarray) or touches.dtype != np.int64 or touches.shape != (len(ids), 2)
+    ):
+        raise BadInput(f"table {spec.name!r}: touches must be int64 [{len(ids)}, 2], got {_kind(touches)}")
+    if touches is not None and len(touches):
+        _require_touches(spec, ids, touches)
+    return RowBlock(ids, np.ascontiguousarray(block.weights), np.ascontiguousarray(block.slots), touches)
+
+
+def _require_touches(spec: TableSpec, ids: Int64, touches: Int64) -> None:
+    """Refuses versions and frequencies that no row can have: kernels use both as they are."""
+    versions, times = touches[:, 0], touches[:, 1]
+    wrong = (versions < 0) | (versions > _LAST_TOUCH) | (times < 0) | (times > _MOST_TIMES)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise BadInput(
+            f"table {spec.name!r}: touches of id {ids[row]} (position {row}) are {touches[row].tolist()}; a version "
+            f"lies from 0 to {_LAST_TOUCH}, and how often a row was touched from 0 to {_MOST_TIMES}"
+        )
+
+
+def _require_float32(
+    spec: TableSpec, what: str, values: object, rows: int, columns: int, error: type[BadInput]
+) -> None:
+    if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != (rows, columns):
+        raise error(f"table {spec.name!r}: {what} must be float32 [{rows}, {columns}], got {_kind(values)}")
+
+
+def _require_holdable(spec: TableSpec, ids: Int64, weights: Float32) -> None:
+    """Refuses what a narrow dtype would turn into something else than a rounded number."""
+    if spec.dtype not in ("float16", "int8"):
+        return
+    size = np.abs(weights)
+    beyond = ~np.isfinite(size) if spec.dtype == "int8" else np.isfinite(size) & (size >= _BEYOND_FLOAT16)
+    if beyond.any():
+        row, column = np.argwhere(beyond)[0]
+        limit = "finite numbers" if spec.dtype == "int8" else "numbers up to 65504"
+        raise BadInput(
+            f"table {spec.name!r}: the weight of id {ids[row]} (position {row}) is {weights[row, column]} in column "
+            f"{column}; {spec.dtype} tables hold {limit}"
+        )
+
+
+def _table(name: str) -> str:
+    return f"table {name!r}: " if name else ""
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+
+
+def _example(values: Any) -> str:
+    return f" ({values.ravel()[0]!s}, ...)" if isinstance(values, np.ndarray) and values.size else ""
+
+
+@kernel
+def any_outside(ids: Int64, size: int) -> bool:
+    """Whether an id is not in `0 <= id < size`. One comparison an id: as unsigned, negative ones are above all."""
+    outside = 0
+    for i in range(len(ids)):
+        outside += 1 if np.uint64(ids[i]) >= np.uint64(size) else 0
+    return outside > 0
+
+
+@kernel
+def _all_finite(values: Float32) -> bool:
+    """x - x is 0 for finite x and NaN for the rest; no branch, so it runs vectorised."""
+    bad = 0
+    for i in range(len(values)):
+        bad += 1 if values[i] - values[i] != 0 else 0
+    return bad == 0

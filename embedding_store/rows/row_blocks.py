@@ -1,0 +1,50 @@
+"""Blocks of rows: chosen from, joined, and found where a store can only be scanned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import TableNotFound
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.rows.checks import require_ids
+
+__all__ = ["chosen_rows", "joined_rows", "rows_by_scan"]
+
+
+def chosen_rows(block: RowBlock, choice: npt.NDArray[np.bool_] | Int64) -> RowBlock:
+    """The rows that `choice` picks: bool `[n]`, or int64 places in the block."""
+    touches = None if block.touches is None else block.touches[choice]
+    return RowBlock(block.ids[choice], block.weights[choice], block.slots[choice], touches)
+
+
+def joined_rows(spec: TableSpec, blocks: Sequence[RowBlock]) -> RowBlock:
+    """All rows of blocks of one table, one after the other; none of no blocks."""
+    if not blocks:
+        width = row_optimizer(spec.optimizer).slot_width(spec.dim)
+        return RowBlock(np.empty(0, np.int64), np.empty((0, spec.dim), np.float32), np.empty((0, width), np.float32))
+    touches = [block.touches for block in blocks if block.touches is not None]
+    return RowBlock(
+        np.concatenate([block.ids for block in blocks]),
+        np.concatenate([block.weights for block in blocks]),
+        np.concatenate([block.slots for block in blocks]),
+        np.concatenate(touches) if len(touches) == len(blocks) else None,
+    )
+
+
+def rows_by_scan(store: EmbeddingStore, table: str, ids: Int64) -> RowBlock:
+    """`EmbeddingStore.read_rows` by a pass over the whole table."""
+    spec = store.specs().get(table)
+    if spec is None:
+        raise TableNotFound(f"no table {table!r}")
+    ids = require_ids(spec, ids)
+    found = joined_rows(spec, [chosen_rows(block, np.isin(block.ids, ids)) for block in store.scan(table)])
+    order = np.argsort(ids, kind="stable")
+    places = order[np.searchsorted(ids, found.ids, sorter=order)]
+    return chosen_rows(found, np.argsort(places, kind="stable"))

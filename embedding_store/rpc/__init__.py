@@ -1,1 +1,0 @@
-"""The store on the wire: frames, the gRPC service, and stores in other processes."""

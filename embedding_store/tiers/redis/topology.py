@@ -1,0 +1,259 @@
+"""Which server owns which hash slot, and how a redirected command finds its way.
+
+One server and a Cluster look alike from here: one server owns every slot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import hiredis
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, Unavailable
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.tiers.redis.redis_connection import Admit, Connection, ConnectionPool, Deadline
+from elastable.embedding_store.tiers.redis.reply_errors import is_transient, reply_error
+from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS, hash_slot
+from elastable.embedding_store.tiers.redis.url import RedisUrl
+
+__all__ = ["Route", "Topology"]
+
+# Waits before each repetition: for a failover or a slot on its way, not for a server that is gone.
+_PAUSES_S = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4)
+_REDIRECTIONS = ("MOVED", "ASK")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where some commands go in one round.
+
+    Attributes:
+        address: The server.
+        asking: It owns the slot only for commands that ASKING precedes.
+        items: int64, the commands.
+    """
+
+    address: Address
+    asking: bool
+    items: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotMap:
+    """`owners[slot]` counts in `nodes`; -1: no server owns the slot."""
+
+    nodes: tuple[Address, ...]
+    owners: Int64
+
+
+class Topology:
+    """The servers of one store, with connections to them. For many threads at once."""
+
+    def __init__(self, url: RedisUrl, admit: Admit | None = None) -> None:
+        """Asks the seeds who they are.
+
+        Args:
+            url: Of the store.
+            admit: As of `ConnectionPool`.
+
+        Raises:
+            What `refresh` and `admit` raise.
+        """
+        self.url = url
+        self.pool = ConnectionPool(url, admit)
+        self._map = _SlotMap((), np.full(HASH_SLOTS, -1, np.int64))
+        try:
+            self.refresh(Deadline(url.deadline))
+        except BaseException:
+            self.pool.close()
+            raise
+
+    def refresh(self, deadline: Deadline) -> None:
+        """Learns anew which server owns which slot, from the first that answers.
+
+        Raises:
+            Unavailable, DeadlineExceeded: none does; names the last asked.
+            StoreFailed: a server refused the login or the question.
+            BadInput: the URL asks of the servers what they are not.
+        """
+        candidates = list(dict.fromkeys((*self._map.nodes, *self.url.seeds)))
+        for tried, address in enumerate(candidates, start=1):
+            # Each gets its share of the time, so that one that swallows packets leaves some to the rest.
+            share = Deadline(deadline.left(address) / (len(candidates) - tried + 1))
+            try:
+                self._map = self._ask(address, deadline if tried == len(candidates) else share)
+                return
+            except Unavailable:
+                if tried == len(candidates):
+                    raise
+
+    def _ask(self, address: Address, deadline: Deadline) -> _SlotMap:
+        told, ranges = self.call_at(address, [("INFO", "cluster"), ("CLUSTER", "SLOTS")], deadline)
+        if isinstance(told, hiredis.ReplyError):
+            raise reply_error(f"redis at {address} does not say what it is", str(told), self.url)
+        if b"cluster_enabled:1" not in told:
+            if len(self.url.seeds) > 1:
+                raise BadInput(f"{self.url} names several servers, but {address} is no node of a Cluster: name one")
+            return _SlotMap((address,), np.zeros(HASH_SLOTS, np.int64))
+        if isinstance(ranges, hiredis.ReplyError):
+            raise reply_error(f"redis at {address} does not tell its slots", str(ranges), self.url)
+        return _slot_map(ranges, address)
+
+    def call(self, commands: Sequence[tuple[bytes, tuple[Any, ...]]], deadline: Deadline) -> list[Any]:
+        """Runs control commands, (key, words), each at the owner of its key.
+
+        Those of one owner run in order on one connection.
+
+        Returns:
+            The replies, in the order of the commands.
+
+        Raises:
+            StoreFailed: a server answered with an error.
+            Unavailable, DeadlineExceeded: as `complete`.
+        """
+        replies: list[Any] = [None] * len(commands)
+
+        def attempt(routes: list[Route]) -> dict[int, str]:
+            failures: dict[int, str] = {}
+            for route in routes:
+                items = route.items.tolist()
+                for item, reply in zip(
+                    items, self._call_at(route, [commands[i][1] for i in items], deadline), strict=True
+                ):
+                    replies[item] = reply
+                    if isinstance(reply, hiredis.ReplyError):
+                        failures[item] = str(reply)
+            return failures
+
+        slots = np.array([hash_slot(key) for key, _ in commands], np.int64)
+        self.complete(slots, attempt, deadline)
+        return replies
+
+    def _call_at(self, route: Route, commands: list[tuple[Any, ...]], deadline: Deadline) -> list[Any]:
+        if not route.asking:
+            return self.call_at(route.address, commands, deadline)
+        pairs = [word for command in commands for word in (("ASKING",), command)]
+        return self.call_at(route.address, pairs, deadline)[1::2]
+
+    def call_at(self, address: Address, commands: Sequence[tuple[Any, ...]], deadline: Deadline) -> list[Any]:
+        """Runs commands in order on one connection to one server; errors stand among the replies."""
+        with self.connection_to(address, deadline) as connection:
+            return connection.call(commands, deadline)
+
+    @contextmanager
+    def connection_to(self, address: Address, deadline: Deadline) -> Iterator[Connection]:
+        """A connection to one server, closed where its use fails."""
+        connection = self.pool.take(address, deadline)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self.pool.give_back(connection)
+
+    def connection(self, key: bytes, deadline: Deadline) -> AbstractContextManager[Connection]:
+        """A connection to the owner of a key, as far as that is known; as `connection_to`."""
+        current = self._map
+        return self.connection_to(current.nodes[int(current.owners[hash_slot(key)])], deadline)
+
+    def nodes(self) -> tuple[Address, ...]:
+        """All servers that own slots."""
+        return self._map.nodes
+
+    def passes(self, line: str) -> bool:
+        """Whether an error line tells of a moving slot, a failover or a restart, and not of something that lasts."""
+        return line.split(" ", 1)[0] in _REDIRECTIONS or is_transient(line)
+
+    def complete(
+        self,
+        slots: Int64,
+        attempt: Callable[[list[Route]], Mapping[int, str]],
+        deadline: Deadline,
+        repeat_lost: bool = True,
+    ) -> None:
+        """Runs commands until none is redirected any more, a bounded number of rounds.
+
+        Args:
+            slots: int64, the hash slot of each command.
+            attempt: Runs the commands of the routes; command -> error line of those that failed.
+            deadline: Of all rounds together.
+            repeat_lost: A round in which a connection broke is run again, too.
+
+        Raises:
+            StoreFailed: a command failed for good.
+            NotReady: a server went on answering that it is not ready yet.
+            Unavailable, DeadlineExceeded: naming address and deadline.
+        """
+        todo, asked = np.arange(len(slots)), dict[int, Address]()
+        failure: ElastableError = StoreFailed("nothing was tried")
+        for pause in _PAUSES_S:
+            try:
+                if pause:
+                    time.sleep(min(pause, deadline.left(self.url)))
+                    self.refresh(deadline)
+                failures = attempt(self._routes(slots, todo, asked))
+            except Unavailable as error:
+                if not repeat_lost:
+                    raise
+                self.pool.drop_idle()
+                failure = error
+                continue
+            if not failures:
+                return
+            self._refuse_lasting(failures.values())
+            asked = {item: _target(line) for item, line in failures.items() if line.startswith("ASK ")}
+            todo = np.array(sorted(failures), np.int64)
+            line = next(iter(failures.values()))
+            failure = reply_error(f"redis at {self.url} answered {len(_PAUSES_S)} times", line, self.url)
+        raise failure
+
+    def _refuse_lasting(self, errors: Iterable[str]) -> None:
+        """Raises `StoreFailed` for the first error that another round would not mend."""
+        for line in errors:
+            if not self.passes(line):
+                raise reply_error(f"redis at {self.url} answered with an error", line, self.url)
+
+    def _routes(self, slots: Int64, todo: Int64, asked: Mapping[int, Address]) -> list[Route]:
+        """The owners of the slots of `todo`, or the servers to ask instead."""
+        current = self._map
+        owners = current.owners[slots[todo]]
+        if len(owners) and owners.min() < 0:
+            slot = slots[todo[owners.argmin()]]
+            raise Unavailable(f"hash slot {slot} is served by no node of the Cluster at {self.url}")
+        if not asked:
+            return [Route(current.nodes[node], False, todo[owners == node]) for node in np.unique(owners)]
+        places: dict[tuple[Address, bool], list[int]] = {}
+        for item, owner in zip(todo.tolist(), owners.tolist(), strict=True):
+            place = (asked[item], True) if item in asked else (current.nodes[owner], False)
+            places.setdefault(place, []).append(item)
+        return [Route(address, asking, np.array(items)) for (address, asking), items in places.items()]
+
+    def close(self) -> None:
+        """Closes all connections. Closing twice is harmless."""
+        self.pool.close()
+
+
+def _slot_map(ranges: list[Any], asked: Address) -> _SlotMap:
+    """Reads the reply to CLUSTER SLOTS; a node that does not know its own host is the one asked."""
+    nodes: dict[Address, int] = {}
+    owners = np.full(HASH_SLOTS, -1, np.int64)
+    for first, last, (host, port, *_), *_ in ranges:
+        name = (host or b"").decode(errors="replace")
+        address = Address(name if name not in ("", "?") else asked.host, int(port))
+        owners[first : last + 1] = nodes.setdefault(address, len(nodes))
+    return _SlotMap(tuple(nodes), owners)
+
+
+def _target(line: str) -> Address:
+    """The address in `ASK <slot> <host:port>`. Raises `StoreFailed` where there is none."""
+    words = line.split(" ")
+    host, _, port = words[2].rpartition(":") if len(words) == 3 else ("", "", "")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5):
+        raise StoreFailed(f"a redis server refers to another one by {line[:80]!r}, which names none")
+    return Address(host, int(port))

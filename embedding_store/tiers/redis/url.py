@@ -1,0 +1,136 @@
+"""Where a Redis store is, read from its URL."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Self
+from urllib.parse import parse_qsl, unquote
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.store_url import byte_count
+from elastable.embedding_store.tiers.redis.login import login_of_environment
+from elastable.embedding_store.tiers.redis.schema import (
+    DEFAULT_NAMESPACE,
+    DEFAULT_PARTITIONS,
+    check_namespace,
+    check_partitions,
+)
+
+__all__ = ["DEFAULT_DEADLINE_S", "DEFAULT_PORT", "SCHEMES", "RedisUrl", "redacted"]
+
+SCHEMES = ("redis", "rediss")
+DEFAULT_PORT = 6379
+DEFAULT_DEADLINE_S = 10.0
+DEFAULT_BEFORE_IMAGE_BYTES = 1 << 30
+DEFAULT_HELD_BYTES = 256 << 20
+_OPTIONS = ("namespace", "partitions", "deadline", "ca", "before_image_bytes", "held_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """`redis[s]://[[user]:password@]host[:port][,host[:port]...][/db][?option=value&...]`.
+
+    Attributes:
+        seeds: Servers to ask first; of a Cluster any of its nodes.
+        username: Of AUTH; "" for the default user. Where the URL has no login, both are those of the environment
+            (`elastable.embedding_store.tiers.redis.login`).
+        password: Of AUTH; "" for none. In no message, in no `repr`.
+        db: Of SELECT; most Clusters have only 0.
+        tls: The scheme is `rediss`: connections are encrypted, certificates verified.
+        ca: Path of the certificates to trust, PEM; "" for those of the system.
+        namespace: What the store's keys begin with.
+        partitions: Of the tables that this store creates, a power of two.
+        deadline: Seconds that one operation may take, connecting and retries included.
+        before_image_bytes: That the server may keep for pinned versions; a pin that needs more is given up.
+        held_bytes: Of the writing process' memory for hot rows with their slots, which its commits then
+            need not read; 0: every commit reads.
+    """
+
+    seeds: tuple[Address, ...]
+    username: str = ""
+    password: str = field(default="", repr=False)
+    db: int = 0
+    tls: bool = False
+    ca: str = ""
+    namespace: str = DEFAULT_NAMESPACE
+    partitions: int = DEFAULT_PARTITIONS
+    deadline: float = DEFAULT_DEADLINE_S
+    before_image_bytes: int = DEFAULT_BEFORE_IMAGE_BYTES
+    held_bytes: int = DEFAULT_HELD_BYTES
+
+    def __post_init__(self) -> None:
+        check_namespace(self.namespace)
+        check_partitions(self.partitions)
+        if not (math.isfinite(self.deadline) and self.deadline > 0):
+            raise BadInput(f"deadline must be a number of seconds above 0, got {self.deadline}")
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Reads a URL.
+
+        Raises:
+            BadInput: it is no such URL; the message does not repeat a password.
+        """
+        # By hand: newer Pythons' urlsplit refuses an IPv6 address that is not the only host.
+        scheme, _, rest = url.partition("://")
+        if scheme not in SCHEMES:
+            raise BadInput(f"scheme {scheme!r} is not of a Redis URL: write redis://host:port or rediss://host:port")
+        place, _, query = rest.partition("?")
+        netloc, _, path = place.partition("/")
+        login, at, hosts = netloc.rpartition("@")
+        username, _, password = (unquote(part) for part in login.partition(":"))
+        if not at:
+            username, password = login_of_environment()
+        options = _options(query)
+        return cls(
+            seeds=tuple(_seed(host) for host in hosts.split(",")),
+            username=username,
+            password=password,
+            db=_number("database", path.strip("/") or "0"),
+            tls=scheme == "rediss",
+            ca=options.get("ca", ""),
+            namespace=options.get("namespace", DEFAULT_NAMESPACE),
+            partitions=_number("partitions", options.get("partitions", str(DEFAULT_PARTITIONS))),
+            deadline=_seconds(options.get("deadline", str(DEFAULT_DEADLINE_S))),
+            before_image_bytes=byte_count(options.get("before_image_bytes", str(DEFAULT_BEFORE_IMAGE_BYTES))),
+            held_bytes=byte_count(options.get("held_bytes", str(DEFAULT_HELD_BYTES))),
+        )
+
+    def __str__(self) -> str:
+        """The URL without its login and options: fit for messages."""
+        database = f"/{self.db}" if self.db else ""
+        return f"{'rediss' if self.tls else 'redis'}://{','.join(str(seed) for seed in self.seeds)}{database}"
+
+
+def redacted(url: str) -> str:
+    """A store's URL, whatever its scheme, with `***` in the place of a login."""
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://***@{tail}" if at else url
+
+
+def _options(query: str) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise BadInput(f"option {unknown[0]!r} of a Redis URL is unknown; known options are {', '.join(_OPTIONS)}")
+    return options
+
+
+def _seed(host: str) -> Address:
+    has_port = ":" in host.rpartition("]")[2]
+    return Address.parse(host if has_port else f"{host}:{DEFAULT_PORT}")
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise BadInput(f"{name} of a Redis URL must be a whole number, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"deadline of a Redis URL must be a number of seconds, got {text!r}") from None

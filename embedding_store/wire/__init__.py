@@ -1,0 +1,1 @@
+"""Stores on the wire and in shared memory: messages, channels, clients, servers."""

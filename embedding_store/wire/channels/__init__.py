@@ -1,0 +1,1 @@
+"""Connections and who may use them: channels, credentials, failover, errors, servers."""

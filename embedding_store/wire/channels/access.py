@@ -1,0 +1,101 @@
+"""Who may make which call: a server's first look at every call, before a message of it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from elastable.embedding_store.errors import PermissionDenied, Unauthenticated
+from elastable.embedding_store.wire.channels.audit import audit
+from elastable.embedding_store.wire.channels.call_guard import HEALTH_CHECK
+from elastable.embedding_store.wire.channels.callers import Caller, Callers
+from elastable.embedding_store.wire.channels.roles import Role, least_role
+from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
+
+__all__ = ["OPEN_TO_ALL", "AccessCheck"]
+
+OPEN_TO_ALL = HEALTH_CHECK
+"""The one call that needs no role."""
+
+_KNOWN = 256  # methods that are remembered; more than there are
+
+
+class AccessCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
+    """Ends calls of callers without a role as UNAUTHENTICATED, and those above their role as PERMISSION_DENIED.
+
+    It stands before the server's other interceptors, whose handlers take a
+    stream whatever the call takes (`CallGuard`).
+    """
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+        self._checked: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The handler of the call behind the check; strangers do not learn which calls are served."""
+        method = handler_call_details.method
+        if method == OPEN_TO_ALL:
+            return continuation(handler_call_details)
+        known = self._checked.get(method)
+        if known is None:
+            handler = continuation(handler_call_details)
+            known = self._not_served() if handler is None else self._check(method, handler)
+            if handler is not None and len(self._checked) < _KNOWN:
+                self._checked[method] = known
+        return known
+
+    def _check(self, method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+        least, call = least_role(method), method.rpartition("/")[2]
+        answer, replies = handler.stream_unary, handler.stream_stream
+
+        if handler.response_streaming:
+            assert replies is not None
+
+            def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+                self._require(least, call, context)
+                yield from replies(messages, context)
+
+            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
+        assert answer is not None
+
+        def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+            self._require(least, call, context)
+            return answer(messages, context)
+
+        return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
+
+    def _not_served(self) -> grpc.RpcMethodHandler[Any, Any]:
+        def refuse(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            self._require(Role.READER, "", context)
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+            yield b""
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _require(self, least: Role, call: str, context: grpc.ServicerContext) -> None:
+        """Returns where the caller may make the call; ends it otherwise."""
+        try:
+            caller = self._callers.of(context)
+        except Unauthenticated as error:
+            if least is Role.ADMINISTRATOR:
+                audit(call, "a stranger", context, "", f"refused: {error}")
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        if caller.role < least:
+            why = self._why(caller, least, call)
+            if least is Role.ADMINISTRATOR:
+                audit(call, caller.told, context, "", f"refused: {why}")
+            context.set_trailing_metadata(((ERROR_KEY, PermissionDenied.__name__),))
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+
+    def _why(self, caller: Caller, least: Role, call: str) -> str:
+        told = f"{call} is for the role {least.word}, and this caller's is {caller.role.word} ({caller.shown})"
+        if self._callers.asks:
+            return told
+        needed = "ELASTABLE_TOKEN_FILE" if least is Role.ADMINISTRATOR else "ELASTABLE_WORKER_TOKEN_FILE"
+        return f"{told}: start the server with {needed}, and give this client the same file"

@@ -1,0 +1,163 @@
+"""A client's connection to one server: its channel, its deadline, its retries."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import TypeVar
+
+import grpc
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.wire.channels.credentials import Credentials
+from elastable.embedding_store.wire.channels.failover import FailoverChannel
+from elastable.embedding_store.wire.channels.metadata_channel import MetadataChannel
+from elastable.embedding_store.wire.channels.status_codes import details_of, is_transient_code, raising, translated
+from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES
+
+__all__ = ["KEEPALIVE_MS", "KEEPALIVE_OPTIONS", "MESSAGE_OPTIONS", "ServerConnection", "channel"]
+
+Answer = TypeVar("Answer")
+
+KEEPALIVE_MS = 10_000
+"""A peer that is silent for so long is asked, and is dead after as long again."""
+
+KEEPALIVE_OPTIONS = [
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    # Without it gRPC waits a minute for the answer, whatever the timeout above says.
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+MESSAGE_OPTIONS = [
+    # Beside the frame itself, gRPC counts nothing; the margin is for the fields' lengths.
+    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
+    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
+]
+
+_CHANNEL_OPTIONS = [
+    *MESSAGE_OPTIONS,
+    *KEEPALIVE_OPTIONS,
+    # gRPC's own waits between attempts to connect grow to two minutes: a worker
+    # would miss a master that was restarted well within its deadline.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Nor may a name that stands for another machine by now keep its old meaning for half a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+    # Masters are peers in one network; a proxy of the environment is for the web.
+    ("grpc.enable_http_proxy", 0),
+]
+_FIRST_PAUSE_S = 0.05
+# Its own: a person who seeds the generator of all expects the numbers that follow, also where a thread waits.
+_CHANCE = random.Random()
+_LONGEST_PAUSE_S = 2.0
+
+
+def channel(address: str, credentials: Credentials | None = None) -> grpc.Channel:
+    """A channel to `host:port` that notices a dead peer; it connects at the first call.
+
+    Args:
+        address: Of the server.
+        credentials: What it is secured by, and the token that it sends; None: those of the environment.
+
+    Raises:
+        BadInput: no such address can be, or it cannot be called with such credentials.
+    """
+    where = Address.parse(address)
+    if where.port == 0:
+        raise BadInput(f"address {address!r}: port 0 is for listening; name the server's port")
+    credentials = Credentials.from_environment() if credentials is None else credentials
+    secured = credentials.for_client(where)
+    if secured is None:
+        opened = grpc.insecure_channel(str(where), options=_CHANNEL_OPTIONS)
+    else:
+        opened = grpc.secure_channel(str(where), secured, options=_CHANNEL_OPTIONS)
+    # Without a token calls are made without a detour.
+    token = credentials.sent_token
+    return opened if token is None else MetadataChannel(opened, "authorization", f"Bearer {token}")
+
+
+class ServerConnection:
+    """One channel, and the rule of every call on it: repeat until the deadline, then say so.
+
+    A server may be at one of several addresses, one at a time: a call that does
+    not reach it at one is repeated at the next.
+
+    Safe to use from many threads at once.
+
+    Attributes:
+        address: As given.
+        deadline_s: Seconds that a call may take, repeats included.
+        channel: The channel; `close` closes it.
+
+    Args:
+        address: `host:port` of the server, or several of them with commas between.
+        deadline_s: Seconds that a call may take, repeats included.
+        credentials: Of this client; None: those of the environment.
+
+    Raises:
+        BadInput: no such address or deadline can be, an address stands twice, or
+            it cannot be called with such credentials.
+    """
+
+    def __init__(self, address: str, deadline_s: float = 30.0, credentials: Credentials | None = None) -> None:
+        if not deadline_s > 0:
+            raise BadInput(f"deadline of {deadline_s} s to {address}: it must be above 0")
+        places = [place.strip() for place in address.split(",")]
+        if len(set(places)) < len(places):
+            raise BadInput(f"addresses {address!r}: one stands twice")
+        self.address = address
+        self.deadline_s = deadline_s
+        credentials = Credentials.from_environment() if credentials is None else credentials
+        self._turning = FailoverChannel([channel(place, credentials) for place in places])
+        # One server is called without a detour.
+        self.channel: grpc.Channel = self._turning if len(places) > 1 else self._turning.only
+        self._closed = Event()
+
+    def call(self, attempt: Callable[[float], Answer], wait_s: float = 0.0) -> Answer:
+        """Runs `attempt(timeout_s)`, again with growing pauses while the server is not reached.
+
+        Args:
+            attempt: Makes one call of at most the seconds given, and may be
+                made twice: the server may have done the work of an attempt
+                whose answer was lost.
+            wait_s: Seconds that the server is asked to wait, on top of the deadline. They are for a server
+                that is there: one that is not reached is given up after the deadline alone.
+
+        Raises:
+            Unavailable, DeadlineExceeded: naming address and deadline.
+            Unauthenticated: one end does not accept the other; at once where gRPC can tell.
+            ElastableError: whatever the server answered.
+        """
+        latest = time.monotonic() + self.deadline_s + wait_s
+        end = latest - wait_s  # when a server that is not reached is given up
+        pause = _FIRST_PAUSE_S
+        before = ""
+        with raising(self.address, self.deadline_s, wait_s):
+            while True:
+                at = self._turning.at
+                try:
+                    return attempt(max(end + wait_s - time.monotonic(), 0.001))
+                except grpc.RpcError as error:
+                    if not is_transient_code(error):
+                        raise translated(error, self.address, self.deadline_s, before, wait_s) from error
+                    if not before:  # it may have been there, waiting as it was asked to, until now
+                        end = min(latest, time.monotonic() + self.deadline_s)
+                    before = details_of(error)
+                    self._turning.leave(at)
+                    # Pauses of many workers spread out, so that they do not return all at once.
+                    pause = min(pause * 2, _LONGEST_PAUSE_S)
+                    wait = pause * _CHANCE.uniform(0.5, 1.0)
+                    if time.monotonic() + wait >= end or self._closed.wait(wait):
+                        raise
+
+    def close(self) -> None:
+        """Closes the channel; calls under way fail. Closing twice is harmless."""
+        self._closed.set()
+        self.channel.close()

@@ -1,0 +1,1 @@
+"""A store in another process, over gRPC."""

@@ -1,0 +1,101 @@
+"""Rows with their slots, counts and sketches of a store in another process, or of a version that is pinned there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.rows.checks import require_block_rows
+from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.channels.status_codes import raising
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.messages.store_messages import blocks_from_frames, ids_frames, sightings_from_frames
+from elastable.embedding_store.wire.messages.upload import StreamingUpload
+
+__all__ = ["RemoteReads"]
+
+
+class RemoteReads:
+    """The calls that copy rows out of a store.
+
+    Args:
+        connection: To its server; its owner's to close.
+        pin: Token of the pin to read; empty: the store.
+    """
+
+    def __init__(self, connection: ServerConnection, pin: bytes = b"") -> None:
+        self._connection, self._pin = connection, pin
+        channel, path = connection.channel, f"/{STORE_SERVICE}"
+        self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
+        self._read_sightings = channel.unary_stream(
+            f"{path}/ReadSightings", store_pb2.ReadSightingsRequest.SerializeToString, None
+        )
+        self._read_rows = StreamingUpload(channel, f"{path}/ReadRows")
+        self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
+
+    def row_count(self, table: str) -> int:
+        """As in `EmbeddingStore.row_count`."""
+        request = store_pb2.CountRowsRequest(table=table, pin=self._pin)
+        return int(self._connection.call(lambda timeout: self._stub.CountRows(request, timeout=timeout)).rows)
+
+    def scan(self, table: str, block_rows: int) -> Iterator[RowBlock]:
+        """As in `EmbeddingStore.scan`; each block has the deadline for itself."""
+        request = store_pb2.ScanRequest(table=table, block_rows=require_block_rows(block_rows), pin=self._pin)
+        with raising(self._connection.address, self._connection.deadline_s):
+            call: Any = self._scan(request)
+            try:
+                blocks = blocks_from_frames(call)
+                while (block := self._next_block(call, blocks)) is not None:
+                    yield block
+            except BadInput as error:
+                raise self._unreadable(error) from error
+            finally:
+                call.cancel()
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As in `EmbeddingStore.read_rows`."""
+
+        def attempt(timeout: float) -> list[RowBlock]:
+            frames = self._read_rows(ids_frames(table, ids, self._pin), timeout)
+            try:
+                return [block for _, block in blocks_from_frames(frames)]
+            except BadInput as error:
+                raise self._unreadable(error) from error
+
+        blocks = self._connection.call(attempt)
+        if len(blocks) != 1:
+            raise StoreFailed(
+                f"{self._connection.address} gave an answer of {len(blocks)} blocks where one was asked for"
+            )
+        return blocks[0]
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`."""
+        request = store_pb2.ReadSightingsRequest(table=table, pin=self._pin)
+
+        def attempt(timeout: float) -> UInt8 | None:
+            try:
+                return sightings_from_frames(self._read_sightings(request, timeout=timeout))[1]
+            except BadInput as error:
+                raise self._unreadable(error) from error
+
+        return self._connection.call(attempt)
+
+    def _next_block(self, call: Any, blocks: Iterator[tuple[str, RowBlock]]) -> RowBlock | None:
+        """The next block, None at the end; a server that does not go on is left at the deadline."""
+        patience = threading.Timer(self._connection.deadline_s, call.cancel)
+        patience.daemon = True
+        patience.start()
+        try:
+            found = next(blocks, None)
+        finally:
+            patience.cancel()
+        return None if found is None else found[1]
+
+    def _unreadable(self, error: BadInput) -> StoreFailed:
+        return StoreFailed(f"{self._connection.address} gave an answer that cannot be read: {error}")

@@ -1,0 +1,169 @@
+"""A store that another process serves, to read and to write, over gRPC."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
+from elastable.embedding_store.contract.pins import Pin, PinStatistics
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.errors import TableNotFound
+from elastable.embedding_store.tables.base_store import BaseStore
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.channels.credentials import Credentials
+from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.client.remote_pin import RemotePin, remote_pins
+from elastable.embedding_store.wire.client.remote_reads import RemoteReads
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE, spec_to_message
+from elastable.embedding_store.wire.messages.store_messages import (
+    block_frames,
+    commit_frames,
+    ids_frames,
+    sightings_frames,
+)
+from elastable.embedding_store.wire.messages.upload import Upload
+
+__all__ = ["RemoteStore"]
+
+
+class RemoteStore(RemoteSource, BaseStore):
+    """Everything that the store of a server that allows writing can do.
+
+    Calls whose answer is lost are repeated until the deadline, and count once:
+    a commit carries a token by which the server knows it again.
+
+    Args:
+        target: `host:port`, or a `ServerConnection`, which stays its owner's to close.
+        deadline_s: Seconds for each call, where `target` is an address.
+        credentials: Of this client, where `target` is an address; None: those of the environment.
+
+    `delete`, `clear`, `drop_table` and `reset_version` are for administrators
+    (docs/security.md); others get `PermissionDenied`.
+
+    Raises:
+        BadInput: no such address or deadline can be, or it cannot be called with such credentials.
+    """
+
+    def __init__(
+        self, target: str | ServerConnection, deadline_s: float = 30.0, credentials: Credentials | None = None
+    ) -> None:
+        super().__init__(target, deadline_s, credentials)
+        channel, path = self._connection.channel, f"/{STORE_SERVICE}"
+        self._commit = Upload(channel, f"{path}/Commit", store_pb2.CommitReply.FromString)
+        self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
+        self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
+        self._put_sightings = Upload(channel, f"{path}/PutSightings", store_pb2.PutReply.FromString)
+        self._reads = RemoteReads(self._connection)
+
+    def create_table(self, spec: TableSpec) -> bool:
+        """As in `EmbeddingStore.create_table`; False also where only the answer of making it was lost.
+
+        Raises:
+            Unsupported: this server, or any, cannot keep such a table, or is not to be written to.
+        """
+        request = store_pb2.CreateTableRequest(spec=spec_to_message(spec))
+        return bool(self._connection.call(lambda timeout: self._stub.CreateTable(request, timeout=timeout)).created)
+
+    def drop_table(self, table: str, force: bool = False) -> None:
+        """As in `EmbeddingStore.drop_table`; with `force` pins that clients of the server hold are given up."""
+        request = store_pb2.DropTableRequest(table=table, force=force)
+        attempts = 0
+
+        def attempt(timeout: float) -> None:
+            nonlocal attempts
+            attempts += 1
+            self._stub.DropTable(request, timeout=timeout)
+
+        self._row_bytes.pop(table, None)
+        try:
+            self._connection.call(attempt)
+        except TableNotFound:
+            if attempts == 1:
+                raise
+            # An attempt whose answer was lost has dropped it.
+
+    def commit(self, commit: Commit) -> None:
+        """As in `EmbeddingStore.commit`."""
+        self._send_commit(commit, uuid.uuid4().bytes, stage=False)
+
+    def stage(self, commit: Commit) -> Callable[[], None]:
+        """As in `EmbeddingStore.stage`; the gradients travel with the first half."""
+        token = uuid.uuid4().bytes
+        self._send_commit(commit, token, stage=True)
+        request = store_pb2.CommitStagedRequest(token=token)
+
+        def finish() -> None:
+            self._connection.call(lambda timeout: self._stub.CommitStaged(request, timeout=timeout))
+
+        return finish
+
+    def reset_version(self, version: int, force: bool = False) -> None:
+        """As in `EmbeddingStore.reset_version`; `force` as in `drop_table`."""
+        request = store_pb2.ResetVersionRequest(version=version, force=force)
+        self._connection.call(lambda timeout: self._stub.ResetVersion(request, timeout=timeout))
+
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+        """As in `EmbeddingStore.pin`, at the server, for 3,600 seconds at most before it is renewed."""
+
+        def look_up(ids: Mapping[str, Int64], token: bytes) -> dict[str, Float32]:
+            return self._look_up(ids, None, 0.0, token)
+
+        return RemotePin(self._connection, look_up, self.specs, version, lease_s)
+
+    def pins(self) -> tuple[PinStatistics, ...]:
+        """As in `EmbeddingStore.pins`, of the server's store."""
+        return remote_pins(self._connection)
+
+    def row_count(self, table: str) -> int:
+        """As in `EmbeddingStore.row_count`."""
+        return self._reads.row_count(table)
+
+    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
+        """As in `EmbeddingStore.scan`, of the server's store; each block has the deadline for itself."""
+        return self._reads.scan(table, block_rows)
+
+    def read_rows(self, table: str, ids: Int64) -> RowBlock:
+        """As in `EmbeddingStore.read_rows`."""
+        return self._reads.read_rows(table, ids)
+
+    def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
+        """As in `EmbeddingStore.put`, one call a block."""
+        put = False
+        for block in blocks:
+            self._put_block(table, block)
+            put = True
+        if not put:
+            self.row_count(table)  # of no blocks, too, the table must be there
+
+    def _put_block(self, table: str, block: RowBlock) -> None:
+        self._connection.call(lambda timeout: self._put(block_frames(table, block), timeout))
+
+    def delete(self, table: str, ids: Int64) -> int:
+        """As in `EmbeddingStore.delete`; rows that an attempt whose answer was lost took away are not counted."""
+        return int(self._connection.call(lambda timeout: self._delete(ids_frames(table, ids), timeout)).rows)
+
+    def table_statistics(self, table: str) -> TableStatistics:
+        """As in `EmbeddingStore.table_statistics`, of the server's store."""
+        request = store_pb2.TableStatisticsRequest(table=table)
+        told = self._connection.call(lambda timeout: self._stub.TableStatistics(request, timeout=timeout))
+        size = told.bytes if told.HasField("bytes") else None
+        return TableStatistics(told.rows, size, told.refused, told.evicted, told.deleted, told.written)
+
+    def sightings(self, table: str) -> UInt8 | None:
+        """As in `EmbeddingStore.sightings`."""
+        return self._reads.sightings(table)
+
+    def put_sightings(self, table: str, counters: UInt8) -> None:
+        """As in `EmbeddingStore.put_sightings`."""
+        self._connection.call(lambda timeout: self._put_sightings(sightings_frames(table, counters), timeout))
+
+    def clear(self, table: str, force: bool = False) -> None:
+        """As in `EmbeddingStore.clear`; `force` as in `drop_table`."""
+        request = store_pb2.ClearTableRequest(table=table, force=force)
+        self._connection.call(lambda timeout: self._stub.ClearTable(request, timeout=timeout))
+
+    def _send_commit(self, commit: Commit, token: bytes, stage: bool) -> None:
+        self._connection.call(lambda timeout: self._commit(commit_frames(commit, token, stage), timeout))

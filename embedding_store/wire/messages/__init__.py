@@ -1,0 +1,1 @@
+"""What is sent: frames, specs, commits and rows as bytes."""

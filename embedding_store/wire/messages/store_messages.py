@@ -1,0 +1,213 @@
+"""The bulk calls that change or copy a store as frames, and back: commits, blocks of rows, ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.errors import BadGradient, BadIds, BadInput
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
+
+__all__ = [
+    "LONGEST_WAIT_S",
+    "block_frames",
+    "blocks_from_frames",
+    "commit_frames",
+    "commit_from_frames",
+    "ids_frames",
+    "ids_from_frames",
+    "require_wire_ids",
+    "sightings_frames",
+    "sightings_from_frames",
+]
+
+LONGEST_WAIT_S = 60.0
+"""How long a call may ask the server to wait for a version."""
+
+_INT64 = np.dtype(np.int64)
+_FLOAT32 = np.dtype(np.float32)
+
+
+def require_wire_ids(table: str, ids: Int64) -> None:
+    """Refuses what a frame has no room for, so that a server could not: another dtype or shape.
+
+    Raises:
+        BadIds: anything but int64 `[n]`; names the table.
+    """
+    if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
+        raise BadIds(f"ids of table {table!r} must be an int64 array of one dimension, got {_kind(ids)}")
+
+
+def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator[bytes]:
+    """The frames of one Commit.
+
+    Args:
+        commit: What is committed.
+        token: Names it, and no other.
+        stage: Whether it is only made ready, for a CommitStaged to follow.
+
+    Raises:
+        BadIds, BadGradient: an array that the wire has no place for; names its table.
+    """
+    header = store_pb2.CommitHeader(
+        version=commit.version,
+        step=commit.step,
+        token=token,
+        stage=stage,
+        ends_chapter=commit.ends_chapter,
+        frozen=commit.frozen,
+    )
+    header.learning_rates.update(commit.learning_rates)
+    arrays: list[npt.NDArray[Any]] = []
+    for table, update in commit.updates.items():
+        ids, gradients, squares = update.ids, update.gradients, update.row_squares
+        require_wire_ids(table, ids)
+        _require_rows(table, "gradient", gradients, len(ids), BadGradient)
+        header.updates.add(table=table, count=len(ids), dim=gradients.shape[1], row_squares=squares is not None)
+        arrays += [ids, gradients]
+        if squares is not None:
+            if squares.dtype != np.float32 or squares.shape != (len(ids),):
+                raise BadGradient(f"table {table!r}: row_squares must be float32 [{len(ids)}], got {_kind(squares)}")
+            arrays.append(squares)
+    return encode(header.SerializeToString(), arrays)
+
+
+def commit_from_frames(frames: Iterable[bytes]) -> tuple[Commit, bytes, bool]:
+    """The commit in the frames of one Commit, its token, and whether it is only made ready.
+
+    Raises:
+        BadInput: malformed frames, a table named twice, or a size that cannot be.
+    """
+    reader = FrameReader(frames, "Commit")
+    header = reader.header(store_pb2.CommitHeader)
+    plan = BodyPlan("Commit")
+    for entry in header.updates:
+        plan.add(f"ids of table {entry.table!r}", (entry.count,), _INT64)
+        plan.add(f"gradient of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
+        if entry.row_squares:
+            plan.add(f"row_squares of table {entry.table!r}", (entry.count,), _FLOAT32)
+    arrays = iter(reader.read(plan))
+    updates = {
+        entry.table: TableUpdate(next(arrays), next(arrays), next(arrays) if entry.row_squares else None)
+        for entry in header.updates
+    }
+    if len(updates) < len(header.updates):
+        raise BadInput("Commit: a table stands in it twice; join its gradients")
+    rates = dict(header.learning_rates)
+    commit = Commit(
+        header.version, updates, header.step, rates, ends_chapter=header.ends_chapter, frozen=tuple(header.frozen)
+    )
+    return commit, header.token, header.stage
+
+
+def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:
+    """The frames of one block of rows.
+
+    Raises:
+        BadIds, BadInput: an array that the wire has no place for; names its table.
+    """
+    require_wire_ids(table, block.ids)
+    count = len(block.ids)
+    for what, values in (("weights", block.weights), ("slots", block.slots)):
+        _require_rows(table, what, values, count, BadInput)
+    header = store_pb2.RowBlockHeader(
+        table=table, count=count, dim=block.weights.shape[1], slot_width=block.slots.shape[1]
+    )
+    arrays: list[npt.NDArray[Any]] = [block.ids, block.weights, block.slots]
+    if block.touches is not None:
+        if block.touches.dtype != np.int64 or block.touches.shape != (count, 2):
+            raise BadInput(f"table {table!r}: touches must be int64 [{count}, 2], got {_kind(block.touches)}")
+        header.touches = True
+        arrays.append(block.touches)
+    return encode(header.SerializeToString(), arrays)
+
+
+def blocks_from_frames(frames: Iterable[bytes]) -> Iterator[tuple[str, RowBlock]]:
+    """Blocks with the tables that they are of, one after the other, until the frames end.
+
+    Raises:
+        BadInput: malformed frames, or a size that cannot be.
+    """
+    frames = iter(frames)
+    for first in frames:
+        reader = FrameReader(chain((first,), frames), "RowBlock")
+        header = reader.header(store_pb2.RowBlockHeader)
+        plan = BodyPlan("RowBlock")
+        plan.add("ids", (header.count,), _INT64)
+        plan.add("weights", (header.count, header.dim), _FLOAT32)
+        plan.add("slots", (header.count, header.slot_width), _FLOAT32)
+        if header.touches:
+            plan.add("touches", (header.count, 2), _INT64)
+        yield header.table, RowBlock(*reader.read(plan, to_the_end=False))
+
+
+def ids_frames(table: str, ids: Int64, pin: bytes = b"") -> Iterator[bytes]:
+    """The frames of one Delete or ReadRows.
+
+    Args:
+        table: Its name.
+        ids: int64 `[n]`.
+        pin: Token of the pin to read; empty: the store.
+
+    Raises:
+        BadIds: ids that the wire has no place for.
+    """
+    require_wire_ids(table, ids)
+    return encode(store_pb2.RowIdsHeader(table=table, count=len(ids), pin=pin).SerializeToString(), [ids])
+
+
+def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64, bytes]:
+    """The table, the ids and the pin in the frames of one Delete or ReadRows.
+
+    Raises:
+        BadInput: malformed frames.
+    """
+    reader = FrameReader(frames, "RowIds")
+    header = reader.header(store_pb2.RowIdsHeader)
+    plan = BodyPlan("RowIds")
+    plan.add("ids", (header.count,), _INT64)
+    (ids,) = reader.read(plan)
+    return header.table, ids, header.pin
+
+
+def sightings_frames(table: str, counters: UInt8 | None) -> Iterator[bytes]:
+    """The frames of one sketch, or of the answer that there is none.
+
+    Raises:
+        BadInput: an array that the wire has no place for; names its table.
+    """
+    if counters is None:
+        return encode(store_pb2.SightingsHeader(table=table).SerializeToString(), [])
+    if not isinstance(counters, np.ndarray) or counters.dtype != np.uint8 or counters.ndim != 1:
+        raise BadInput(f"table {table!r}: sightings must be uint8 [counters], got {_kind(counters)}")
+    return encode(store_pb2.SightingsHeader(table=table, counters=len(counters)).SerializeToString(), [counters])
+
+
+def sightings_from_frames(frames: Iterable[bytes]) -> tuple[str, UInt8 | None]:
+    """The table, and its sketch; None for one of no counters.
+
+    Raises:
+        BadInput: malformed frames.
+    """
+    reader = FrameReader(frames, "Sightings")
+    header = reader.header(store_pb2.SightingsHeader)
+    plan = BodyPlan("Sightings")
+    plan.add("sightings", (header.counters,), np.dtype(np.uint8))
+    (counters,) = reader.read(plan)
+    return header.table, counters if len(counters) else None
+
+
+def _require_rows(table: str, what: str, values: object, count: int, error: type[BadInput]) -> None:
+    if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.ndim != 2 or len(values) != count:
+        raise error(f"table {table!r}: {what} must be float32 [{count}, columns], got {_kind(values)}")
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__

@@ -1,0 +1,1 @@
+"""A store served to other processes."""

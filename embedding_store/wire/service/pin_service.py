@@ -1,0 +1,178 @@
+"""The calls of the EmbeddingStore service that are about pins, and what other calls read of a pin."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from elastable.embedding_store.contract.pins import Pin, require_lease
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import BadInput, StaleVersion
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.channels.status_codes import answering
+
+__all__ = ["LONGEST_LEASE_S", "MOST_PINS", "TOKEN_BYTES", "ServedPins"]
+
+LONGEST_LEASE_S = 3600.0
+"""For how long a client that may be gone by then may have a version kept, without renewing it."""
+
+TOKEN_BYTES = 16
+MOST_PINS = 1024
+"""Pins of all clients."""
+
+_NAMED_S = 600.0  # after its lease a pin is known for so long, to say what became of it
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A pin of a client: until when its token is known, and the address it was asked for from."""
+
+    pin: Pin
+    until: float
+    client: str
+    version: int
+
+
+class ServedPins:
+    """The pins that clients have of a store, by their tokens.
+
+    Args:
+        store: What is pinned.
+    """
+
+    def __init__(self, store: EmbeddingStore) -> None:
+        self._store = store
+        self._changing = threading.Lock()
+        self._pins: dict[bytes, _Held] = {}
+
+    def source(self, token: bytes) -> EmbeddingStore | Pin:
+        """The store for an empty token, else the pin of that token.
+
+        Raises:
+            StaleVersion: there is none.
+        """
+        if not token:
+            return self._store
+        known = self._pins.get(token)
+        if known is None:
+            raise StaleVersion(
+                "there is no such pin here: it was released, its lease ended, an administrator gave it up, or the "
+                "server was started anew"
+            )
+        return known.pin
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """Method name -> handler."""
+
+        def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
+            return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
+
+        return {
+            "Pin": control(self.pin, store_pb2.PinRequest, store_pb2.PinReply),
+            "RenewPin": control(self.renew_pin, store_pb2.RenewPinRequest, store_pb2.RenewPinReply),
+            "ReleasePin": control(self.release_pin, store_pb2.ReleasePinRequest, store_pb2.ReleasePinReply),
+            "ListPins": control(self.list_pins, store_pb2.ListPinsRequest, store_pb2.ListPinsReply),
+        }
+
+    def close(self) -> None:
+        """Releases them all."""
+        with self._changing:
+            held, self._pins = list(self._pins.values()), {}
+        for each in held:
+            each.pin.release()
+
+    def make_way(self, what: str, force: bool) -> None:
+        """For `what`, which cannot be while versions are pinned: gives the pins of clients up where it is forced.
+
+        Raises:
+            BadInput: not forced, and clients hold pins; says who they are.
+        """
+        self._forget_old()
+        if force:
+            self.close()
+            return
+        with self._changing:
+            standing = [held for held in self._pins.values() if held.until - _NAMED_S > time.monotonic()]
+        if standing:
+            told = ", ".join(sorted({f"{held.client} (version {held.version})" for held in standing}))
+            raise BadInput(
+                f"{what} while versions are pinned, by {told}: let them be released or run out, or force it, which "
+                "gives these pins up"
+            )
+
+    def pin(self, request: store_pb2.PinRequest, context: grpc.ServicerContext) -> store_pb2.PinReply:
+        """Pins a version, or says which one a pin of that token has."""
+        with answering(context):
+            lease_s = _lease("PinRequest", request.lease_s)
+            if len(request.token) != TOKEN_BYTES:
+                raise BadInput(f"PinRequest: a token has {TOKEN_BYTES} bytes, got {len(request.token)}")
+            self._forget_old()
+            known = self._pins.get(request.token)
+            if known is None and len(self._pins) >= MOST_PINS:
+                raise BadInput(f"PinRequest: {MOST_PINS} pins are held here, as many as there may be; release some")
+            if known is None:
+                pin = self._store.pin(request.version if request.HasField("version") else None, lease_s)
+                with self._changing:
+                    held = _Held(pin, _known_until(lease_s), unquote(context.peer()), pin.version())
+                    known = self._pins.setdefault(request.token, held)
+                if known.pin is not pin:  # the same call has come twice at the same time
+                    pin.release()
+            return store_pb2.PinReply(version=known.version)
+
+    def renew_pin(self, request: store_pb2.RenewPinRequest, context: grpc.ServicerContext) -> store_pb2.RenewPinReply:
+        """Begins a lease anew."""
+        with answering(context):
+            lease_s = _lease("RenewPinRequest", request.lease_s)
+            pin = self.source(request.token)
+            if not isinstance(pin, Pin):
+                raise BadInput("RenewPinRequest: no token")
+            pin.renew(lease_s)
+            with self._changing:
+                if (held := self._pins.get(request.token)) is not None:
+                    self._pins[request.token] = replace(held, until=_known_until(lease_s))
+            return store_pb2.RenewPinReply()
+
+    def release_pin(
+        self, request: store_pb2.ReleasePinRequest, context: grpc.ServicerContext
+    ) -> store_pb2.ReleasePinReply:
+        """Releases a pin; harmless where there is none."""
+        with answering(context):
+            with self._changing:
+                known = self._pins.pop(request.token, None)
+            if known is not None:
+                known.pin.release()
+            return store_pb2.ReleasePinReply()
+
+    def list_pins(self, request: store_pb2.ListPinsRequest, context: grpc.ServicerContext) -> store_pb2.ListPinsReply:
+        """All pins of the store, those of other clients and of its own process, too."""
+        with answering(context):
+            return store_pb2.ListPinsReply(
+                pins=[
+                    store_pb2.PinStatus(version=of.version, lease_left_s=of.lease_left_s, rows=of.rows, bytes=of.bytes)
+                    for of in self._store.pins()
+                ]
+            )
+
+    def _forget_old(self) -> None:
+        """Pins of clients that are gone have ended by themselves; their tokens are forgotten here."""
+        now = time.monotonic()
+        with self._changing:
+            old = [token for token, held in self._pins.items() if held.until < now]
+            gone = [self._pins.pop(token).pin for token in old]
+        for pin in gone:
+            pin.release()
+
+
+def _lease(message: str, lease_s: float) -> float:
+    if require_lease(lease_s) > LONGEST_LEASE_S:
+        raise BadInput(f"{message}: lease_s {lease_s:g}: ask for {LONGEST_LEASE_S:g} s at most, and renew")
+    return lease_s
+
+
+def _known_until(lease_s: float) -> float:
+    return time.monotonic() + lease_s + _NAMED_S

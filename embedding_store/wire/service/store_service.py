@@ -1,0 +1,262 @@
+"""The EmbeddingStore service: decodes calls, hands them to a store, encodes the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupported
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.rows.checks import require_ids
+from elastable.embedding_store.v1 import store_pb2
+from elastable.embedding_store.wire.channels.grpc_server import Service
+from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.messages.frames import (
+    MAX_BODY_BYTES,
+    ONE_FRAME_BYTES,
+    BodyPlan,
+    FrameReader,
+    encode,
+)
+from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames
+from elastable.embedding_store.wire.messages.reply_room import ReplyRoom
+from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE, spec_to_message
+from elastable.embedding_store.wire.messages.store_messages import (
+    LONGEST_WAIT_S,
+    block_frames,
+    ids_from_frames,
+    sightings_frames,
+)
+from elastable.embedding_store.wire.service.pin_service import ServedPins
+from elastable.embedding_store.wire.service.write_service import write_handlers
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+
+__all__ = ["store_service"]
+
+_INT64 = np.dtype(np.int64)
+_BLOCK_ROWS = 65_536
+_BLOCK_BYTES = 64 << 20
+_FEW_BYTES = 64 << 10  # below this a second copy costs less than laying frames out
+_GATHERERS = 8  # lookups of many frames at once; more take turns
+
+
+def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
+    """The service that answers for `store`.
+
+    Args:
+        store: Where rows are.
+        writable: Whether clients may create, change and drop tables. Not for
+            the store of a job's master, which is its own to change.
+    """
+    servicer = _StoreServicer(store)
+    handlers = {
+        "ListTables": grpc.unary_unary_rpc_method_handler(
+            servicer.list_tables,
+            store_pb2.ListTablesRequest.FromString,
+            store_pb2.ListTablesReply.SerializeToString,
+        ),
+        "GetVersion": grpc.unary_unary_rpc_method_handler(
+            servicer.get_version,
+            store_pb2.GetVersionRequest.FromString,
+            store_pb2.GetVersionReply.SerializeToString,
+        ),
+        "CountRows": grpc.unary_unary_rpc_method_handler(
+            servicer.count_rows,
+            store_pb2.CountRowsRequest.FromString,
+            store_pb2.CountRowsReply.SerializeToString,
+        ),
+        "TableStatistics": grpc.unary_unary_rpc_method_handler(
+            servicer.table_statistics,
+            store_pb2.TableStatisticsRequest.FromString,
+            store_pb2.TableStatisticsReply.SerializeToString,
+        ),
+        "ReadSightings": grpc.unary_stream_rpc_method_handler(
+            servicer.read_sightings, store_pb2.ReadSightingsRequest.FromString, None
+        ),
+        "Attach": grpc.unary_unary_rpc_method_handler(
+            servicer.attach, store_pb2.AttachRequest.FromString, store_pb2.AttachReply.SerializeToString
+        ),
+        "Lookup": grpc.stream_stream_rpc_method_handler(servicer.lookup),
+        "LookupSmall": grpc.unary_unary_rpc_method_handler(servicer.lookup_small),
+        "Scan": grpc.unary_stream_rpc_method_handler(servicer.scan, store_pb2.ScanRequest.FromString, None),
+        "ReadRows": grpc.stream_stream_rpc_method_handler(servicer.read_rows),
+    }
+    handlers |= servicer.pins.handlers()
+    handlers |= write_handlers(store, writable, servicer.pins, servicer.forget_specs)
+    return Service(STORE_SERVICE, handlers, servicer.close)
+
+
+class _StoreServicer:
+    def __init__(self, store: EmbeddingStore) -> None:
+        self._store = store
+        self.pins = ServedPins(store)
+        self._gatherers = ThreadPoolExecutor(_GATHERERS, "gather")
+        self._room = ReplyRoom()
+        self._specs: dict[str, TableSpec] = {}  # of the tables seen so far; a table keeps its spec
+
+    def close(self) -> None:
+        """Releases what clients have pinned, and ends the threads that gather, once what is under way is done."""
+        self.pins.close()
+        self._gatherers.shutdown(wait=False)
+
+    def forget_specs(self) -> None:
+        """Tables may have gone."""
+        self._specs = {}
+
+    def list_tables(
+        self, request: store_pb2.ListTablesRequest, context: grpc.ServicerContext
+    ) -> store_pb2.ListTablesReply:
+        with answering(context):
+            tables = [
+                store_pb2.TableStatus(
+                    spec=spec_to_message(spec), rows=self._store.row_count(name) if request.count_rows else None
+                )
+                for name, spec in self._store.specs().items()
+            ]
+            return store_pb2.ListTablesReply(tables=tables, version=self._store.version())
+
+    def get_version(
+        self, request: store_pb2.GetVersionRequest, context: grpc.ServicerContext
+    ) -> store_pb2.GetVersionReply:
+        with answering(context):
+            wait_s = _wait_s("GetVersionRequest", request.wait_ms)
+            if wait_s:
+                self._store.wait_for_version(request.at_least, wait_s)
+            return store_pb2.GetVersionReply(version=self._store.version())
+
+    def count_rows(
+        self, request: store_pb2.CountRowsRequest, context: grpc.ServicerContext
+    ) -> store_pb2.CountRowsReply:
+        with answering(context):
+            return store_pb2.CountRowsReply(rows=self.pins.source(request.pin).row_count(request.table))
+
+    def table_statistics(
+        self, request: store_pb2.TableStatisticsRequest, context: grpc.ServicerContext
+    ) -> store_pb2.TableStatisticsReply:
+        with answering(context):
+            told = self._store.table_statistics(request.table)
+            return store_pb2.TableStatisticsReply(
+                rows=told.rows,
+                bytes=told.bytes,
+                refused=told.refused,
+                evicted=told.evicted,
+                deleted=told.deleted,
+                written=told.written,
+            )
+
+    def read_sightings(self, request: store_pb2.ReadSightingsRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            source, spec = self.pins.source(request.pin), self._specs_of((request.table,))[request.table]
+            with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters):
+                yield from sightings_frames(request.table, source.sightings(request.table))
+
+    def attach(self, request: store_pb2.AttachRequest, context: grpc.ServicerContext) -> store_pb2.AttachReply:
+        with answering(context):
+            if not isinstance(self._store, SharedMemoryStore):
+                raise Unsupported("Attach: the rows of this store do not lie in shared memory")
+            return store_pb2.AttachReply(socket=self._store.door.name, token=self._store.door.token)
+
+    def scan(self, request: store_pb2.ScanRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            if request.block_rows < 0:
+                raise BadInput(f"ScanRequest: block_rows {request.block_rows}: it must not be negative")
+            source = self.pins.source(request.pin)
+            row_bytes = self._row_bytes(request.table)
+            rows = min(request.block_rows or _BLOCK_ROWS, max(1, _BLOCK_BYTES // row_bytes))
+            with self._room.taken(rows * row_bytes):
+                for block in source.scan(request.table, rows):
+                    yield from block_frames(request.table, block)
+
+    def read_rows(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            table, ids, pin = ids_from_frames(frames)
+            size = len(ids) * self._row_bytes(table)
+            _refuse_long_reply("ReadRows", size, MAX_BODY_BYTES)
+            with self._room.taken(size):
+                yield from block_frames(table, self.pins.source(pin).read_rows(table, ids))
+
+    def lookup(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            yield from self._reply(frames, MAX_BODY_BYTES)
+
+    def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
+        with answering(context):
+            replies = self._reply((frame,), ONE_FRAME_BYTES)
+            reply = next(replies)
+            if next(replies, None) is not None:
+                raise BadInput("LookupRequest: the header of its reply leaves no room in one frame; call Lookup")
+            return reply
+
+    def _reply(self, frames: Iterable[bytes], limit: int) -> Iterator[bytes]:
+        ids, version, wait_s, pin = _read_request(frames)
+        source, specs = self.pins.source(pin), self._specs_of(ids)
+        size = sum(len(wanted) * specs[table].dim * 4 for table, wanted in ids.items())
+        _refuse_long_reply("LookupRequest", size, limit)
+        if version is not None and wait_s:
+            source.wait_for_version(version, wait_s)
+        header = store_pb2.LookupReplyHeader(version=source.version() if version is None else version)
+        if size <= _FEW_BYTES:
+            rows = source.lookup(ids, version)
+            for table, found in rows.items():
+                header.tables.add(table=table, count=len(found), dim=found.shape[1], dtype="float32")
+            return encode(header.SerializeToString(), rows.values())
+        for table, wanted in ids.items():
+            require_ids(specs[table], wanted)  # here, as the store only sees pieces of them
+            header.tables.add(table=table, count=len(wanted), dim=specs[table].dim, dtype="float32")
+        dims = {table: specs[table].dim for table in ids}
+
+        def gathered() -> Iterator[bytes]:
+            with self._room.taken(size):
+                yield from ReplyFrames(header.SerializeToString(), ids, dims).filled(source, version, self._gatherers)
+
+        return gathered()
+
+    def _row_bytes(self, table: str) -> int:
+        """Bytes of a row with its slots, on the wire."""
+        spec = self._specs_of((table,))[table]
+        return 8 + 4 * (spec.dim + row_optimizer(spec.optimizer).slot_width(spec.dim)) + 16
+
+    def _specs_of(self, tables: Iterable[str]) -> dict[str, TableSpec]:
+        """Specs by table, of these at least; the store is asked only about tables never seen."""
+        specs = self._specs
+        missing = [table for table in tables if table not in specs]
+        if missing:
+            self._specs = specs = self._store.specs()
+            for table in missing:
+                if table not in specs:
+                    raise TableNotFound(f"no table {table!r}; there are {', '.join(map(repr, specs)) or 'none'}")
+        return specs
+
+
+def _refuse_long_reply(message: str, size: int, limit: int) -> None:
+    """Few ids may ask for many bytes: bounds the reply before the rows are gathered."""
+    if size > limit:
+        instead = "call Lookup" if limit < MAX_BODY_BYTES else "split the call"
+        raise BadInput(f"{message}: it asks for {size} bytes of rows, above the limit of {limit}; {instead}")
+
+
+def _read_request(frames: Iterable[bytes]) -> tuple[dict[str, Int64], int | None, float, bytes]:
+    """Ids by table, the version wanted, the seconds to wait for it, and the pin to read."""
+    reader = FrameReader(frames, "LookupRequest")
+    header = reader.header(store_pb2.LookupHeader)
+    plan = BodyPlan("LookupRequest")
+    for entry in header.tables:
+        plan.add(f"ids of table {entry.table!r}", (entry.count,), _INT64)
+    tables = [entry.table for entry in header.tables]
+    if len(set(tables)) < len(tables):
+        raise BadInput("LookupRequest: a table stands in it twice; join its ids")
+    ids = dict(zip(tables, reader.read(plan), strict=True))
+    wait_s = _wait_s("LookupRequest", header.wait_ms)
+    return ids, header.version if header.HasField("version") else None, wait_s, header.pin
+
+
+def _wait_s(message: str, wait_ms: int) -> float:
+    if not 0 <= wait_ms <= LONGEST_WAIT_S * 1000:
+        raise BadInput(f"{message}: wait_ms {wait_ms}: wait from 0 to {LONGEST_WAIT_S * 1000:.0f}, and call again")
+    return wait_ms / 1000

@@ -1,0 +1,209 @@
+"""A store of another process of this host, attached: its rows are read without asking it."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
+
+from elastable.embedding_store.contract.refusals import refuse_other_version
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.memory_lookup import answer_requests
+from elastable.embedding_store.native.range_pool import SERIAL, RangePool, available_cores
+from elastable.embedding_store.tables.lookup_request import LookupRequest
+from elastable.embedding_store.wire.shared.attached_rows import AttachedTable, Torn, attached_tables
+from elastable.embedding_store.wire.shared.attachment import BELL, connected, receive_packet
+from elastable.embedding_store.wire.shared.version_board import Notice, ReadBoard
+
+__all__ = ["Attachment", "Detached"]
+
+_ATTEMPTS = 8
+_PATIENCE_S = 1.0  # with a change that goes on; after it the store is asked, whose lock is fair
+_LISTEN_S = 0.05  # at a time, so that waiters for other versions get their turn
+_MOST_THREADS = 8
+_HUNG_UP = select.POLLHUP | select.POLLRDHUP | select.POLLERR | select.POLLNVAL
+
+
+class Detached(Exception):
+    """The owner has closed its store, or is gone."""
+
+
+class Attachment:
+    """The memory of one store. Safe to use from many threads at once.
+
+    Args:
+        name: Of the owner's socket.
+        token: To say there.
+        threads: For large gathers; None: one a core, at most 8.
+
+    Raises:
+        OSError: there is no such socket on this host.
+    """
+
+    def __init__(self, name: str, token: bytes, threads: int | None = None) -> None:
+        self._name = name
+        self._token = token
+        self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
+        self._bell = connected(name)
+        try:
+            self._bell.send(token + BELL)
+            answer, descriptors = receive_packet(self._bell)
+            if answer is None or len(descriptors) != 1:
+                raise ConnectionError("the owner of the memory hung up")
+            with closing(os.fdopen(descriptors[0], "rb", buffering=0)):
+                self._board = ReadBoard(descriptors[0])
+        except BaseException:
+            self._bell.close()
+            raise
+        self._bell.setblocking(False)
+        self._listening, self._mapping = threading.Lock(), threading.Lock()
+        self._laid_out: tuple[int, dict[str, AttachedTable]] = (-1, {})
+
+    def answer(
+        self,
+        names: Collection[str],
+        make: Callable[[Mapping[str, TableSpec]], Sequence[LookupRequest]],
+        version: int | None,
+        split: bool = True,
+    ) -> Sequence[LookupRequest] | None:
+        """Answers requests from one state of the store.
+
+        Args:
+            names: Tables that are read.
+            make: Makes the requests, once the specs of the tables are known.
+            version: When given, the version to read, as of `lookup`.
+            split: Whether one request may be shared by threads.
+
+        Returns:
+            The requests, answered; None where the store is to be asked this time.
+
+        Raises:
+            Detached: the owner is gone.
+            BadIds, IdOutOfRange, StaleVersion, FutureVersion: as `RowSource.lookup`.
+        """
+        give_up = time.monotonic() + _PATIENCE_S
+        for _ in range(_ATTEMPTS):
+            notice = self._settled(give_up)
+            if notice is None:
+                return None
+            generation, held = self._layout(notice.generation)
+            if generation != notice.generation:
+                continue
+            if version is not None and version < notice.version:
+                return None  # the store knows which versions are pinned, and keeps them where nobody else reads
+            refuse_other_version(notice.version, version)
+            if not all(name in held for name in names):
+                return None  # the store knows better what is wrong with a table
+            requests = make({name: held[name].spec for name in names})
+            if self._answer_at(notice.sequence, requests, held, self._pool if split else SERIAL):
+                return requests
+        return None
+
+    def version(self) -> int | None:
+        """The current version; None where a change goes on for long.
+
+        Raises:
+            Detached: the owner is gone.
+        """
+        notice = self._settled(time.monotonic() + _PATIENCE_S)
+        return None if notice is None else notice.version
+
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        """Whether the version is current or past, once it is or after `timeout_s` seconds.
+
+        Raises:
+            Detached: the owner is gone.
+        """
+        end = time.monotonic() + timeout_s
+        while True:
+            notice = self._look()
+            if not notice.changing and notice.version >= version:
+                return True
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            self._listen(min(left, _LISTEN_S))
+
+    def close(self) -> None:
+        """Hangs up; memory is unmapped once no lookup is under way. Closing twice is harmless."""
+        with suppress(OSError):
+            self._bell.shutdown(socket.SHUT_RDWR)
+        self._laid_out = (-1, {})
+        self._pool.close()
+        with self._listening:
+            self._bell.close()
+
+    def _answer_at(
+        self, sequence: int, requests: Sequence[LookupRequest], held: Mapping[str, AttachedTable], pool: RangePool
+    ) -> bool:
+        """Whether the requests were answered from that state alone."""
+
+        def whole() -> bool:
+            return self._board.unchanged(sequence)
+
+        tables = [held[request.table].now(whole) for request in requests]
+        if not whole():
+            return False
+        try:
+            answer_requests(tables, requests, pool)
+        except Torn:
+            return False
+        return whole()
+
+    def _look(self) -> Notice:
+        """The board, of an owner that lives."""
+        self._heard(select.POLLRDHUP, 0.0)
+        notice = self._board.look()
+        if notice.closed:
+            raise Detached
+        return notice
+
+    def _settled(self, give_up: float) -> Notice | None:
+        """A state that stands, None where there was none in time."""
+        while True:
+            notice = self._look()
+            if not notice.changing and self._board.unchanged(notice.sequence):
+                return notice
+            left = give_up - time.monotonic()
+            if left <= 0:
+                return None
+            self._listen(min(left, _LISTEN_S))
+
+    def _listen(self, timeout_s: float) -> None:
+        """Waits for the next change; one thread hears the bell, the others wait for that thread."""
+        if not self._listening.acquire(timeout=timeout_s):
+            return
+        try:
+            self._heard(select.POLLIN | select.POLLRDHUP, timeout_s)
+            with suppress(BlockingIOError):
+                while self._bell.recv(64):
+                    pass
+        finally:
+            self._listening.release()
+
+    def _heard(self, events: int, timeout_s: float) -> None:
+        """Waits for events of the bell; raises `Detached` where the owner has hung up."""
+        bell = select.poll()  # one alone is not for several threads
+        try:
+            bell.register(self._bell, events)
+        except ValueError as error:  # this attachment was closed
+            raise Detached from error
+        if any(event & _HUNG_UP for _, event in bell.poll(timeout_s * 1000)):
+            raise Detached
+
+    def _layout(self, generation: int) -> tuple[int, dict[str, AttachedTable]]:
+        """The tables of a generation, or of a later one."""
+        if self._laid_out[0] == generation:
+            return self._laid_out
+        with self._mapping:
+            if self._laid_out[0] != generation:
+                try:
+                    with connected(self._name) as connection:
+                        self._laid_out = attached_tables(connection, self._token)
+                except OSError as error:
+                    raise Detached from error
+        return self._laid_out

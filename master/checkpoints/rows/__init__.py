@@ -1,0 +1,1 @@
+"""Rows of checkpoints: all of them, or those that changed."""

@@ -1,0 +1,210 @@
+"""Which rows changed since the last checkpoint: collected where every commit passes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import TableStatistics, TableUpdate
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.optimizers.registry import follows_steps
+from elastable.master.checkpoints.rows.id_bits import IdBits
+
+__all__ = ["Changes", "DirtyRows"]
+
+_MOST_BYTES = 1 << 30
+_MOST_WAITING = 1 << 20  # ids of a table
+
+
+class _IndexedIds:
+    """Ids of any kind, in first-come order, with an index: at most 33 bytes each.
+
+    They are only put down at first, 8 bytes each, and told apart when there are
+    many, or when somebody asks: mostly the thread that writes a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._index = IdIndex()
+        self._waiting: list[Int64] = []
+        self._waiting_ids = 0
+
+    def add(self, ids: Int64) -> None:
+        """Ids int64 `[n]`; they may be there."""
+        self._waiting.append(ids.copy())
+        self._waiting_ids += len(ids)
+        if self._waiting_ids > _MOST_WAITING:
+            self._tell_apart()
+
+    @property
+    def bytes(self) -> int:
+        """Of memory."""
+        return self._index.bytes + 8 * self._waiting_ids
+
+    def __len__(self) -> int:
+        self._tell_apart()
+        return self._index.count
+
+    def blocks(self, most: int) -> Iterator[Int64]:
+        """All ids, at most so many at a time."""
+        self._tell_apart()
+        ids = self._index.row_ids
+        for start in range(0, len(ids), most):
+            yield ids[start : start + most].copy()
+
+    def _tell_apart(self) -> None:
+        if self._waiting:
+            ids = np.unique(np.concatenate(self._waiting))
+            self._waiting, self._waiting_ids = [], 0
+            self._index.reserve(len(ids))
+            self._index.claim(ids, np.empty(len(ids), np.int64))
+
+
+_Ids = IdBits | _IndexedIds
+
+
+@dataclass(slots=True)
+class _Table:
+    """What is known of one table: the ids that changed (None: too many to keep), and its statistics before."""
+
+    spec: TableSpec
+    ids: _Ids | None
+    before: TableStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changed up to a version, since the checkpoint before; `DirtyRows.take` made it.
+
+    Attributes:
+        version: Up to which.
+        tables: Table -> the ids whose rows changed; None: any may have.
+        shrunk: Tables that gave up rows.
+    """
+
+    version: int
+    tables: Mapping[str, _Ids | None]
+    shrunk: frozenset[str]
+
+    def count(self, table: str) -> int:
+        """How many ids `ids` gives; 0 where any row may have changed."""
+        return len(self.tables.get(table) or ())
+
+    def ids(self, table: str, most: int) -> Iterator[Int64] | None:
+        """The ids of a table whose rows changed, int64 `[n]`, at most so many at a time; None: any may have."""
+        found = self.tables.get(table)
+        return None if found is None else found.blocks(most)
+
+
+class DirtyRows:
+    """The ids of every update since the last checkpoint, table by table.
+
+    Of a fixed table a bit of every id is kept, of a dynamic one an index, at
+    most 33 bytes an id. If all together come to take more than `most_bytes`, the
+    table that takes the most is given up until the next `take`: all of its rows
+    count as changed.
+
+    What is done to a table by hand and not by commits is seen in its statistics:
+    rows put or forgotten make all of its rows count as changed, rows deleted make
+    it a table that gave up rows, as rows evicted do. All rows of a table whose
+    optimizer moves untouched rows (`lazy=False`) change with every commit.
+
+    `add` and `take` are called by the thread that commits; `give_back` by any.
+
+    Args:
+        store: Whose commits these are.
+        most_bytes: Of memory for the ids.
+    """
+
+    def __init__(self, store: EmbeddingStore, most_bytes: int = _MOST_BYTES) -> None:
+        self._store = store
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._tables: dict[str, _Table] = {}
+        self._returned: Changes | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """From now on: the store is as a checkpoint has it."""
+        with self._lock:
+            self._tables = self._tables_now()
+            self._returned = None
+
+    def add(self, updates: Mapping[str, TableUpdate]) -> None:
+        """The updates of a commit that was made, or that is about to be."""
+        with self._lock:
+            for name, update in updates.items():
+                table = self._tables.get(name)
+                if table is not None and table.ids is not None:
+                    table.ids.add(update.ids)
+            self._keep_within_bounds()
+
+    def take(self, version: int) -> Changes:
+        """What changed until now, where `version` stands; from here on it is collected anew."""
+        now = self._tables_now()
+        with self._lock:
+            changed: dict[str, _Ids | None] = {}
+            shrunk = set()
+            for name, table in now.items():
+                known = self._tables.get(name)
+                if known is None or known.spec != table.spec or known.before.written != table.before.written:
+                    changed[name] = None
+                    continue
+                changed[name] = known.ids
+                if (known.before.evicted, known.before.deleted) != (table.before.evicted, table.before.deleted):
+                    shrunk.add(name)
+            taken = Changes(version, changed, frozenset(shrunk))
+            if self._returned is not None:
+                taken = _joined(self._returned, taken)
+            self._tables, self._returned = now, None
+            return taken
+
+    def give_back(self, changes: Changes) -> None:
+        """The checkpoint of these changes failed: the next one has to hold them, too."""
+        with self._lock:
+            self._returned = changes if self._returned is None else _joined(changes, self._returned)
+
+    @property
+    def bytes(self) -> int:
+        """Of memory that the ids take now."""
+        with self._lock:
+            return self._bytes()
+
+    def _bytes(self) -> int:
+        return sum(0 if table.ids is None else table.ids.bytes for table in self._tables.values())
+
+    def _keep_within_bounds(self) -> None:
+        while self._bytes() > self._most_bytes:
+            most = max(self._tables.values(), key=lambda table: 0 if table.ids is None else table.ids.bytes)
+            most.ids = None
+
+    def _tables_now(self) -> dict[str, _Table]:
+        return {
+            name: _Table(spec, self._no_ids(spec), self._store.table_statistics(name))
+            for name, spec in self._store.specs().items()
+        }
+
+    def _no_ids(self, spec: TableSpec) -> _Ids | None:
+        if follows_steps(spec.optimizer):
+            return None  # every step moves every row
+        size = spec.vocabulary_size
+        return IdBits(size) if size is not None and size // 8 <= self._most_bytes // 4 else _IndexedIds()
+
+
+def _joined(older: Changes, newer: Changes) -> Changes:
+    """The changes of both, in the collections of the older ones."""
+    tables: dict[str, _Ids | None] = {}
+    for name, ids in newer.tables.items():
+        before = older.tables.get(name)
+        if before is None or ids is None:
+            tables[name] = None
+            continue
+        for block in ids.blocks(1 << 20):
+            before.add(block)
+        tables[name] = before
+    return Changes(newer.version, tables, older.shrunk | newer.shrunk)

@@ -1,0 +1,108 @@
+"""The rows of one table as files: all of them, or those that changed and the ids of all that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.master.api import Tensor
+from elastable.master.checkpoints.rows.dirty_rows import Changes
+from elastable.master.checkpoints.storage.file_writer import FileWriter
+from elastable.master.checkpoints.storage.manifest import TableEntry
+
+__all__ = ["write_rows"]
+
+_FILE_BYTES = 32 << 20
+_BLOCK_BYTES = 4 << 20
+_IDS_A_FILE = 1 << 22
+
+
+def write_rows(
+    out: FileWriter, prefix: str, source: EmbeddingStore | Pin, spec: TableSpec, changes: Changes | None
+) -> TableEntry:
+    """Hands the files of one table over.
+
+    Args:
+        out: Writes them.
+        prefix: Their names begin so.
+        source: Where the rows are.
+        spec: The table.
+        changes: Since the base; None: the table is written whole. So it is if half of its rows changed.
+    """
+    row_bytes = 8 + 4 * (spec.dim + row_optimizer(spec.optimizer).slot_width(spec.dim))
+    block_rows = max(1, _BLOCK_BYTES // row_bytes)
+    rows = source.row_count(spec.name)
+    ids = None if changes is None or 2 * changes.count(spec.name) > rows else changes.ids(spec.name, block_rows)
+    blocks = source.scan(spec.name, block_rows) if ids is None else _changed(source, spec.name, ids)
+    files, written = [], 0
+    for number, group in enumerate(_groups(blocks, _FILE_BYTES // row_bytes)):
+        file = f"{prefix}-{number:05d}.safetensors"
+        parts: dict[str, list[Tensor]] = {
+            "ids": [block.ids for block in group],
+            "weights": [block.weights for block in group],
+            "slots": [block.slots for block in group],
+        }
+        touches: list[Tensor] = [block.touches for block in group if block.touches is not None]
+        out.put(file, {**parts, "touches": touches} if touches else parts)
+        files.append(file)
+        written += sum(len(block.ids) for block in group)
+    live = None
+    if ids is not None and changes is not None and spec.name in changes.shrunk:
+        live = _write_live(out, prefix, source, spec.name, block_rows)
+    return TableEntry(
+        spec, rows, written, tuple(files), ids is None, live, _write_sightings(out, prefix, source, spec.name)
+    )
+
+
+def _changed(source: EmbeddingStore | Pin, table: str, ids: Iterable[Int64]) -> Iterator[RowBlock]:
+    for some in ids:
+        yield source.read_rows(table, some)
+
+
+def _groups(blocks: Iterable[RowBlock], most: int) -> Iterator[list[RowBlock]]:
+    """Blocks that make one file together."""
+    group: list[RowBlock] = []
+    rows = 0
+    for block in blocks:
+        if group and rows + len(block.ids) > most:
+            yield group
+            group, rows = [], 0
+        if len(block.ids):
+            group.append(block)
+            rows += len(block.ids)
+    if group:
+        yield group
+
+
+def _write_live(
+    out: FileWriter, prefix: str, source: EmbeddingStore | Pin, table: str, block_rows: int
+) -> tuple[str, ...]:
+    files: list[str] = []
+    group: list[Int64] = []
+
+    def write() -> None:
+        files.append(f"{prefix}-live-{len(files):05d}.safetensors")
+        out.put(files[-1], {"ids": group})
+
+    for block in source.scan(table, block_rows):
+        group.append(block.ids)
+        if sum(map(len, group)) >= _IDS_A_FILE:
+            write()
+            group = []
+    if group:
+        write()
+    return tuple(files)
+
+
+def _write_sightings(out: FileWriter, prefix: str, source: EmbeddingStore | Pin, table: str) -> str | None:
+    counters = source.sightings(table)
+    if counters is None:
+        return None
+    file = f"{prefix}-sightings.safetensors"
+    out.put(file, {"sightings": [counters]})
+    return file

@@ -1,0 +1,1 @@
+"""Files of checkpoints: on this machine and elsewhere, tensors in them, the manifest."""

@@ -1,0 +1,71 @@
+"""Files of tensors on their way into a draft: hashed as they are written, a few at once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from elastable.master.api import Tensor
+from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
+from elastable.master.checkpoints.storage.file_threads import FewAtOnce
+from elastable.master.checkpoints.storage.manifest import FileEntry
+from elastable.master.checkpoints.storage.restraint import Restraint
+from elastable.master.checkpoints.storage.tensor_file import parts_of
+
+__all__ = ["FileWriter"]
+
+
+class FileWriter:
+    """Writes files of a draft. Used as a context, which waits for all of them.
+
+    Args:
+        files: Where the draft is.
+        draft: Its folder.
+        note: Goes into every file.
+        beside: Whether training goes on meanwhile.
+    """
+
+    def __init__(self, files: CheckpointFiles, draft: str, note: Mapping[str, str], beside: bool = False) -> None:
+        self._files = files
+        self._draft = draft
+        self._note = note
+        self._threads: FewAtOnce[tuple[str, FileEntry]] = FewAtOnce(beside)
+        self._restraint = Restraint() if beside else None
+
+    def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
+        """Hands a file over: `tensors` as of `parts_of`; nobody may change them any more.
+
+        Raises:
+            OSError: of a file handed over earlier.
+        """
+        self._threads.do(partial(self._write, name, tensors))
+
+    def wait(self) -> dict[str, FileEntry]:
+        """Every file by name, once all are written. Raises `OSError`."""
+        return dict(self._threads.wait())
+
+    def _write(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> tuple[str, FileEntry]:
+        parts = parts_of(tensors, self._note)
+        digest = hashlib.sha256()
+        for part in parts:
+            with self._working():
+                digest.update(part)
+        with self._working():
+            self._files.write(f"{self._draft}/{name}", parts)
+        return name, FileEntry(digest.hexdigest(), sum(len(part) for part in parts))
+
+    def _working(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._restraint is None else self._restraint.working()
+
+    def __enter__(self) -> Self:
+        self._threads.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.__exit__(kind, error, trace)

@@ -1,0 +1,212 @@
+"""The manifest of a checkpoint: what is in it, of which files, and what it is based on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.errors import CheckpointError
+from elastable.master.tasks.progress import Progress
+
+__all__ = ["FORMAT", "Base", "FileEntry", "Manifest", "TableEntry"]
+
+FORMAT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file as it was written: its sha256 in hexadecimal, and its bytes (None: format 1 did not say)."""
+
+    sha256: str
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The checkpoint that an increment builds upon: its name beside it, its version, its manifest's checksum."""
+
+    name: str
+    version: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """One table of a checkpoint.
+
+    Attributes:
+        spec: The table.
+        rows: That hold a value of their own at the checkpoint's version.
+        written: Rows in `files`.
+        files: Blocks of rows.
+        whole: Whether `files` hold all rows; else those that changed since the base.
+        live: Of a table of an increment that gave up rows: files of the ids of
+            all rows that there are; None: none was given up since the base.
+        sightings: File of the sketch of a table with admission.
+    """
+
+    spec: TableSpec
+    rows: int
+    written: int
+    files: tuple[str, ...]
+    whole: bool = True
+    live: tuple[str, ...] | None = None
+    sightings: str | None = None
+
+    @property
+    def all_files(self) -> tuple[str, ...]:
+        """Every file of the table."""
+        return (*self.files, *(self.live or ()), *((self.sightings,) if self.sightings else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint is.
+
+    Attributes:
+        version: The version that it holds.
+        job: The description of the job that wrote it (`elastable.master.api.JobSpec`).
+        progress: The place of the job (`elastable.master.tasks.progress.Progress`), as plain JSON.
+        tables: Table name -> what there is of it.
+        files: Name -> every file but the manifest.
+        base: What an increment builds upon; None: the checkpoint is full.
+        written: When, in UTC, as ISO 8601; "": format 1 did not say.
+        format: Of the files.
+        checksum: sha256 of everything above, in hexadecimal; computed when it is not given.
+    """
+
+    version: int
+    job: Mapping[str, Any]
+    progress: Mapping[str, Any]
+    tables: Mapping[str, TableEntry]
+    files: Mapping[str, FileEntry]
+    base: Base | None = None
+    written: str = ""
+    format: int = FORMAT
+    checksum: str = field(default="")
+
+    def __post_init__(self) -> None:
+        if not self.checksum:
+            object.__setattr__(self, "checksum", _checksum(self._fields()))
+
+    @property
+    def kind(self) -> str:
+        """ "full" or "increment"."""
+        return "full" if self.base is None else "increment"
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files, but the manifest."""
+        return sum(entry.bytes or 0 for entry in self.files.values())
+
+    @property
+    def rows(self) -> int:
+        """Of all tables, at the checkpoint's version."""
+        return sum(entry.rows for entry in self.tables.values())
+
+    def place(self) -> Progress:
+        """The place of the job that wrote it. Raises `CheckpointError`."""
+        return Progress.from_json(json.dumps(self.progress))
+
+    def to_json(self) -> str:
+        """The text of `manifest.json`."""
+        return json.dumps({**self._fields(), "checksum": self.checksum}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Manifest:
+        """What `to_json` wrote, in this format or format 1.
+
+        Raises:
+            CheckpointError: the text is no manifest, not as it was written, or of an unknown format.
+        """
+        try:
+            fields = json.loads(text)
+            if fields.get("format") == 1:
+                return _of_format_1(fields, hashlib.sha256(text).hexdigest())
+            if fields.get("format") != FORMAT:
+                raise CheckpointError(f"format {fields.get('format')!r}; this version reads formats 1 and {FORMAT}")
+            checksum = fields.pop("checksum")
+            if _checksum(fields) != checksum:
+                raise CheckpointError("its bytes are not the ones that were written")
+            return _of_format_2(fields, checksum)
+        except MALFORMED as error:
+            raise CheckpointError(f"it is no manifest of a checkpoint: {error}") from error
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "format": self.format,
+            "version": self.version,
+            "kind": self.kind,
+            "base": None if self.base is None else asdict(self.base),
+            "written": self.written,
+            "rows": self.rows,
+            "job": dict(self.job),
+            "progress": dict(self.progress),
+            "tables": {name: _table_fields(entry) for name, entry in self.tables.items()},
+            "files": {name: asdict(entry) for name, entry in self.files.items()},
+        }
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    plain = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(plain.encode()).hexdigest()
+
+
+def _table_fields(entry: TableEntry) -> dict[str, Any]:
+    return {
+        "spec": json.loads(spec_to_json(entry.spec)),
+        "rows": entry.rows,
+        "written": entry.written,
+        "files": list(entry.files),
+        "whole": entry.whole,
+        "live": None if entry.live is None else list(entry.live),
+        "sightings": entry.sightings,
+    }
+
+
+def _of_format_2(fields: Mapping[str, Any], checksum: str) -> Manifest:
+    tables = {
+        str(name): TableEntry(
+            spec_from_json(json.dumps(entry["spec"])),
+            int(entry["rows"]),
+            int(entry["written"]),
+            tuple(entry["files"]),
+            bool(entry["whole"]),
+            None if entry["live"] is None else tuple(entry["live"]),
+            entry["sightings"],
+        )
+        for name, entry in fields["tables"].items()
+    }
+    return Manifest(
+        int(fields["version"]),
+        fields["job"],
+        fields["progress"],
+        tables,
+        {str(name): FileEntry(entry["sha256"], int(entry["bytes"])) for name, entry in fields["files"].items()},
+        None if fields["base"] is None else Base(**fields["base"]),
+        str(fields["written"]),
+        checksum=checksum,
+    )
+
+
+def _of_format_1(fields: Mapping[str, Any], checksum: str) -> Manifest:
+    tables = {
+        str(name): TableEntry(
+            spec_from_json(json.dumps(entry["spec"])),
+            int(entry["rows"]),
+            int(entry["rows"]),
+            tuple(entry["files"]),
+            sightings=entry.get("sightings"),
+        )
+        for name, entry in fields["tables"].items()
+    }
+    files = {str(name): FileEntry(sha256) for name, sha256 in fields["sha256"].items()}
+    return Manifest(
+        int(fields["version"]), fields["job"], fields["progress"], tables, files, format=1, checksum=checksum
+    )

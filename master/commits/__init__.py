@@ -1,0 +1,1 @@
+"""From pushes to a version: which count, their sum, clipping, the commit."""

@@ -1,0 +1,204 @@
+"""Many pushes -> one: sums in micro-batch order, so that the order of arrival changes no bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.tables.grouping import coalesce_many
+from elastable.master.api import Divisor, DivisorKind, GradientPart, Push, Slices, Tensor
+
+__all__ = ["Accumulated", "accumulate", "add_metrics"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulated:
+    """The gradient of one version.
+
+    Attributes:
+        records: Records behind it; 0 where every push was skipped.
+        dense: Gradient of every trainable dense variable, in model order.
+        updates: Table name -> coalesced gradient.
+        states: Every non-trainable variable, in model order.
+        metrics: Summed metric state; floats as float64, integers as int64.
+        overflowed: Whether the gradient was not finite, and is left out for that.
+    """
+
+    records: int = 0
+    dense: tuple[Tensor, ...] = ()
+    updates: Mapping[str, TableUpdate] = field(default_factory=dict)
+    states: tuple[Tensor, ...] = ()
+    metrics: tuple[Tensor, ...] = ()
+    overflowed: bool = False
+
+
+def accumulate(pushes: Sequence[Push], average: str) -> Accumulated:
+    """One gradient out of the pushes of a version.
+
+    Every part of a push weighs as its divisor says (`elastable.master.api.DivisorKind`),
+    in dense variables and tables alike, so that the sum is the gradient of one
+    batch of all records. Sums are left folds in the order given. A state is the
+    mean over records in any case; integer and boolean states are the last push's.
+
+    Args:
+        pushes: In micro-batch order; checked (`elastable.master.push_check`), all with the same kinds of divisors.
+        average: What a push without a divisor means: "sum", by nothing; "batches", by the number of pushes; else, by
+            records.
+
+    Raises:
+        BadInput: pushes without records.
+    """
+    if not pushes:
+        return Accumulated()
+    records = sum(push.records for push in pushes)
+    if records < 1 or any(push.records < 0 for push in pushes):
+        raise BadInput(f"pushes of {[push.records for push in pushes]} records: a push must have at least one")
+    shares = [push.records / records for push in pushes]
+    parts = _weighted_parts(pushes, average)
+    states = zip(*(push.states for push in pushes), strict=True)
+    metrics = add_metrics((), [push.metrics for push in pushes])
+    return Accumulated(
+        records=records,
+        dense=tuple(
+            _weighted_sum([(part.dense[place], part.share) for part in parts if place in part.dense])
+            for place in range(len(pushes[0].dense))
+        ),
+        updates=_table_updates(parts),
+        states=tuple(_weighted_mean(state, shares) for state in states),
+        metrics=_with_losses(metrics, parts),
+    )
+
+
+_MEANT = {"sum": Divisor(DivisorKind.NOTHING), "batches": Divisor(DivisorKind.AMOUNT, 1.0)}
+
+
+@dataclass(frozen=True, slots=True)
+class _WeightedPart:
+    """A part of a push and what it weighs; see `GradientPart`."""
+
+    share: float
+    loss_share: float
+    dense: Mapping[int, Tensor]
+    slices: Mapping[str, Slices]
+    losses: Mapping[int, float]
+
+
+def _weighted_parts(pushes: Sequence[Push], average: str) -> list[_WeightedPart]:
+    """All parts of all pushes: first of every push the first, in push order, then the second, ..."""
+    meant = _MEANT.get(average, Divisor(DivisorKind.RECORDS))
+    every = [
+        (GradientPart(push.divisor or meant, dict(enumerate(push.dense)), push.slices, push.losses), *push.parts)
+        for push in pushes
+    ]
+    records = [push.records for push in pushes]
+    found = []
+    for alike in zip(*every, strict=True):
+        by_rows = alike[0].divisor.kind is DivisorKind.ROWS
+        shares = _shares([part.divisor for part in alike], records)
+        # A loss of rows is only known of all rows of a micro-batch together: shown is its mean.
+        loss_shares = [count / sum(records) for count in records] if by_rows else shares
+        slices = _each_row_once([part.slices for part in alike]) if by_rows else [part.slices for part in alike]
+        found += [
+            _WeightedPart(share, loss_share, part.dense, of_part, part.losses)
+            for share, loss_share, part, of_part in zip(shares, loss_shares, alike, slices, strict=True)
+        ]
+    return found
+
+
+def _shares(divisors: Sequence[Divisor], records: Sequence[int]) -> list[float]:
+    kind = divisors[0].kind
+    if kind in (DivisorKind.NOTHING, DivisorKind.ROWS):
+        return [1.0] * len(divisors)
+    amounts = [float(count) for count in records]
+    if kind is DivisorKind.AMOUNT:
+        amounts = [divisor.amount for divisor in divisors]
+    total = sum(amounts)
+    # As Keras: what is divided by no weight at all is zero.
+    return [amount / total if total else 0.0 for amount in amounts]
+
+
+def _each_row_once(parts: Sequence[Mapping[str, Slices]]) -> list[dict[str, Slices]]:
+    """The slices without rows that an earlier push has: they are equal there, as all are of one version."""
+    seen: dict[str, Int64] = {}
+    kept = []
+    for part in parts:
+        fresh = {}
+        for table, slices in part.items():
+            before = seen.get(table, np.zeros(0, np.int64))
+            new = ~np.isin(slices.indices, before)
+            seen[table] = np.concatenate([before, slices.indices[new]])
+            fresh[table] = Slices(slices.indices[new], slices.values[new])
+        kept.append(fresh)
+    return kept
+
+
+def _with_losses(metrics: tuple[Tensor, ...], parts: Sequence[_WeightedPart]) -> tuple[Tensor, ...]:
+    """Metric totals of losses as one batch of all records would have counted them.
+
+    The total of a mean is followed by its count.
+    """
+    changed = list(metrics)
+    for place in dict.fromkeys(place for part in parts for place in part.losses):
+        loss = sum(part.loss_share * part.losses[place] for part in parts if place in part.losses)
+        changed[place] = np.float64(loss) * metrics[place + 1]
+    return tuple(changed)
+
+
+def add_metrics(total: tuple[Tensor, ...], parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Metric state summed in the order given, floats in float64 and integers in int64.
+
+    float32, in which Keras counts, stops counting at 2**24.
+
+    Args:
+        total: The sum so far; () to begin.
+        parts: Metric states, each from reset.
+    """
+    sums = list(total)
+    for part in parts:
+        wide = [tensor.astype(np.float64 if tensor.dtype.kind == "f" else np.int64) for tensor in part]
+        sums = wide if not sums else [one + other for one, other in zip(sums, wide, strict=True)]
+    return tuple(sums)
+
+
+def _table_updates(parts: Sequence[_WeightedPart]) -> dict[str, TableUpdate]:
+    # By name: the order in which a push happens to list its tables must not show.
+    tables = sorted({table for part in parts for table in part.slices})
+    updates = {}
+    for table in tables:
+        update = coalesce_many(
+            [
+                (part.slices[table].indices, part.slices[table].values, part.share)
+                for part in parts
+                if table in part.slices
+            ]
+        )
+        if len(update.ids):
+            updates[table] = update
+    return updates
+
+
+def _weighted_sum(parts: Sequence[tuple[Tensor, float]]) -> Tensor:
+    first, share = parts[0]
+    wide = np.result_type(first.dtype, np.float32)
+    total: Tensor = first.astype(wide) * wide.type(share)
+    for part, other in parts[1:]:
+        total += part.astype(wide, copy=False) * wide.type(other)
+    return total.astype(first.dtype, copy=False)
+
+
+def _weighted_mean(parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
+    first = parts[0]
+    if first.dtype.kind != "f":
+        return parts[-1]
+    wide = np.result_type(first.dtype, np.float32)
+    # As differences from the first: states that are equal (frozen weights) stay so to the bit.
+    moved = np.zeros(first.shape, wide)
+    for part, share in zip(parts[1:], shares[1:], strict=True):
+        moved += (part.astype(wide, copy=False) - first) * wide.type(share)
+    mean: Tensor = (first + moved).astype(first.dtype, copy=False)
+    return mean

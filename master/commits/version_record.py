@@ -1,0 +1,75 @@
+"""What stands with a version beside its rows, as the bytes that a store keeps with it.
+
+A store that outlives the master (Redis) keeps this record, in the transaction
+that makes the version stand. So whoever takes over from a master that died goes
+on from that very version: dense variables, states, optimizer, place in the job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.master.api import JobSpec, Tensor
+from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
+from elastable.master.tasks.progress import Progress
+
+__all__ = ["VersionRecord", "job_as_json"]
+
+_FORMAT = 1
+_NOTE = "elastable"
+
+
+def job_as_json(job: JobSpec) -> dict[str, Any]:
+    """A job's description as it is kept, without passwords."""
+    return {**dataclasses.asdict(job), "store_url": redacted(job.store_url)}
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    """The part of a version that is not rows.
+
+    Attributes:
+        job: The description of the job (`job_as_json`).
+        progress: Its place; `progress.version` is the version.
+        dense: Dense variables, states and optimizer variables by key.
+    """
+
+    job: Mapping[str, Any]
+    progress: Progress
+    dense: Mapping[str, Tensor]
+
+    def to_bytes(self) -> bytes:
+        """As one safetensors file; every number to the bit."""
+        progress = dataclasses.replace(self.progress, metrics=())
+        metrics = {f"metrics/{place:05d}": np.asarray(tensor) for place, tensor in enumerate(self.progress.metrics)}
+        tensors = {**metrics, **{f"dense/{key}": np.asarray(tensor) for key, tensor in self.dense.items()}}
+        told = {"format": _FORMAT, "job": dict(self.job), "progress": json.loads(progress.to_json())}
+        return b"".join(parts_of({key: [tensor] for key, tensor in tensors.items()}, {_NOTE: json.dumps(told)}))
+
+    @classmethod
+    def from_bytes(cls, record: bytes) -> Self:
+        """What `to_bytes` gave.
+
+        Raises:
+            CheckpointError: the bytes are nothing of the kind.
+        """
+        try:
+            tensors, note = tensors_in(np.frombuffer(record, np.uint8))
+            told = json.loads(note[_NOTE])
+            if told["format"] != _FORMAT:
+                raise CheckpointError(f"the store's record has format {told['format']!r}; this version reads {_FORMAT}")
+            metrics = tuple(tensors[key] for key in sorted(tensors) if key.startswith("metrics/"))
+            progress = dataclasses.replace(Progress.from_json(json.dumps(told["progress"])), metrics=metrics)
+            dense = {key.removeprefix("dense/"): tensors[key] for key in tensors if key.startswith("dense/")}
+            return cls(told["job"], progress, dense)
+        except MALFORMED as error:
+            raise CheckpointError(f"{len(record)} bytes in the store are no record of a version: {error}") from error

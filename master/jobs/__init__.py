@@ -1,0 +1,1 @@
+"""The master of a job: its state, the thread that makes versions, its hooks."""

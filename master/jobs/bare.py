@@ -1,0 +1,168 @@
+"""A parameter server without a model: clients create tables, look up, and push."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import BadInput, NotFinite
+from elastable.master.api import (
+    AsyncPushId,
+    DenseSnapshot,
+    EvaluationReport,
+    JobSpec,
+    JobStatus,
+    Lease,
+    Push,
+    PushOutcome,
+    PushReply,
+    Session,
+    Task,
+    WorkerIdentity,
+    WorkerStatus,
+)
+from elastable.master.commits.committing import Committer
+from elastable.master.commits.dense_part import NoDense
+from elastable.master.commits.pushes import Sequences
+from elastable.master.commits.version_record import VersionRecord
+from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.push_check import Expected, check_finite, check_push
+from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.sessions import LocalSession, Sessions
+
+__all__ = ["BareMaster"]
+
+
+class BareMaster:
+    """Every push is one commit, with the learning rates of the tables' own optimizers.
+
+    Keeps `elastable.master.api.MasterApi`. There are no tasks and no dense variables;
+    `stop` makes leases come back finished. In a store that keeps records the
+    sequences of clients stand with the version: a server that takes over from
+    one that died knows every push that was committed.
+
+    Args:
+        store: Where tables are created and rows change.
+        job: Its `not_finite` says what becomes of NaN and Inf.
+        options: Of them, the commit's deadline.
+    """
+
+    def __init__(self, store: EmbeddingStore, job: JobSpec | None = None, options: MasterOptions | None = None) -> None:
+        self.job = job or JobSpec(job="bare", mode="async")
+        options = options or MasterOptions()
+        self._store = store
+        self._committer = Committer(store, NoDense(), replace(self.job, average="sum"), options.commit_deadline_s)
+        before = self._taken_over()
+        self._sequences = Sequences(before.sequences)
+        self._tables: Mapping[str, TableSpec] = {}
+        self._lock = threading.Condition()
+        self._sessions = Sessions()
+        self._pushes: dict[str, int] = {}
+        self._records = before.records
+        self._stopped = False
+
+    def _taken_over(self) -> Progress:
+        if not self._store.keeps_records:
+            return Progress()
+        self._store.recover()
+        record = self._store.record()
+        return Progress() if record is None else VersionRecord.from_bytes(record).progress
+
+    def join(self, worker: WorkerIdentity) -> Session:
+        """Opens a session; it holds no leases."""
+        with self._lock:
+            self._sessions.open(worker)
+        return LocalSession(self.job, lambda: self._leave(worker.incarnation), lambda: not self._stopped)
+
+    def _leave(self, incarnation: str) -> None:
+        with self._lock:
+            self._sessions.close(incarnation)
+
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
+        """No tasks, ever; `finished` once `stop` was called."""
+        give_up = time.monotonic() + wait_s
+        with self._lock:
+            while not self._stopped and (left := give_up - time.monotonic()) > 0:
+                self._lock.wait(left)
+            return Lease(finished=self._stopped)
+
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
+        """The current version, without variables."""
+        return DenseSnapshot(self._store.version(), (), ())
+
+    def report_gradient(self, push: Push) -> PushReply:
+        """Commits the push.
+
+        Raises:
+            BadInput and its kinds: the push does not fit; nothing has changed.
+            NotFinite: NaN or Inf, unless the job skips such pushes.
+            StoreFailed, Unavailable: the store failed until the deadline.
+        """
+        name = push.id
+        if not isinstance(name, AsyncPushId):
+            raise BadInput("a parameter server without a model takes pushes named by (incarnation, sequence)")
+        expected = Expected(tables=self._known_tables(push))
+        check_push(push, expected)
+        with self._lock:
+            if self._sequences.knows(name):
+                told = f"sequence {name.sequence} of {name.incarnation!r} was counted before"
+                return PushReply(PushOutcome.DUPLICATE, told, self._store.version())
+            try:
+                check_finite(push, expected)
+            except NotFinite as error:
+                if self.job.not_finite != "skip":
+                    raise
+                self._sequences.remember(name)
+                return PushReply(PushOutcome.SKIPPED, str(error), self._store.version())
+            version = self._store.version() + 1
+            made = self._committer.commit(version, [push], lambda made: self._place_after(version, name, made.records))
+            self._records += made.records
+            self._sequences.remember(name)
+            self._pushes[name.incarnation] = self._pushes.get(name.incarnation, 0) + 1
+            return PushReply(PushOutcome.ACCEPTED, "", version)
+
+    def _place_after(self, version: int, name: AsyncPushId, records: int) -> Progress:
+        sequences = {**self._sequences.as_dict(), name.incarnation: name.sequence}
+        return Progress(version, records=self._records + records, sequences=sequences)
+
+    def _known_tables(self, push: Push) -> Mapping[str, TableSpec]:
+        if not set(push.slices) <= set(self._tables):
+            self._tables = self._store.specs()
+        return self._tables
+
+    def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
+        """Stale: nothing is evaluated here."""
+        return PushOutcome.STALE
+
+    def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
+        """Nothing: one client's failure is not another's."""
+
+    def status(self) -> JobStatus:
+        """Version, and who is connected."""
+        with self._lock:
+            workers = tuple(
+                WorkerStatus(identity, 0, self._pushes.get(identity.incarnation, 0)) for identity in self._sessions
+            )
+            return JobStatus(
+                job=self.job.job,
+                state="finished" if self._stopped else "training",
+                mode="async",
+                version=self._store.version(),
+                versions_total=0,
+                epoch=0,
+                epochs=0,
+                records_trained=self._records,
+                metrics={},
+                workers=workers,
+                store=self.job.store_url,
+            )
+
+    def stop(self, reason: str) -> None:
+        """Tells everybody who asks that it is over."""
+        with self._lock:
+            self._stopped = True
+            self._lock.notify_all()

@@ -1,0 +1,247 @@
+"""The thread that makes versions: commits, evaluations, and the hooks between them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.errors import JobFailed
+from elastable.master.api import DenseSnapshot, Tensor
+from elastable.master.commits.accumulate import Accumulated
+from elastable.master.commits.committing import Committer
+from elastable.master.commits.dense_part import DensePart
+from elastable.master.jobs.hooks import Hooks, MasterOptions
+from elastable.master.jobs.job_state import JobState, Work, as_failure
+from elastable.master.jobs.side_evaluation import LEASE_S, SideEvaluation
+from elastable.master.keras.metrics import LazyLogs, MetricBook
+from elastable.master.tasks.progress import Progress
+
+__all__ = ["Driver"]
+
+_LONGEST_WAIT_S = 0.25
+
+# Versions that are evaluated at once beside training. Before another one is begun training waits, so that
+# every version that is due is evaluated however slow the workers are, and before-images do not pile up.
+_MOST_BESIDE = 2
+
+
+class Driver:
+    """Drives a job from its start to its end in one thread.
+
+    Args:
+        state: Shared with the threads that serve workers.
+        changed: Guards `state`; told of every change.
+        committer: Makes versions.
+        dense: The dense part of the model.
+        metrics: The model's metrics.
+        options: Patience.
+        pin: Pins the version that stands, for as many seconds as given.
+    """
+
+    def __init__(
+        self,
+        state: JobState,
+        changed: threading.Condition,
+        committer: Committer,
+        dense: DensePart,
+        metrics: MetricBook,
+        options: MasterOptions,
+        pin: Callable[[float], Pin],
+    ) -> None:
+        self._state = state
+        self._changed = changed
+        self._committer = committer
+        self._dense = dense
+        self._metrics = metrics
+        self._options = options
+        self._pin = pin
+        self._hooks = Hooks()
+
+    def run(self, hooks: Hooks) -> None:
+        """Until the last version is committed and evaluated, the job is stopped, or fails.
+
+        Raises:
+            ElastableError: what made it fail; also whatever a hook raised.
+        """
+        self._hooks = hooks
+        try:
+            self._begin()
+            while not (work := self._next_work()).over:
+                if work.tickets is not None:
+                    self._make_version(work)
+                elif work.evaluated is not None:
+                    self._end_beside(work.evaluated)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            with self._changed:
+                self._state.over = True
+                self._changed.notify_all()
+            for evaluation in self._state.beside.values():
+                evaluation.end()
+        if self._state.failure is not None:
+            raise self._state.failure
+
+    def note_hooks(self) -> None:
+        """What the hooks remember now goes with the next `Progress`. By the thread of `run`, or after it."""
+        state = self._hooks.state()
+        with self._changed:
+            self._state.hooks = state
+
+    def fail(self, error: BaseException) -> None:
+        """Fails the job; the first reason stands."""
+        with self._changed:
+            if self._state.failure is None and not self._state.over:
+                self._state.failure = as_failure(error)
+            self._changed.notify_all()
+
+    def _begin(self) -> None:
+        state = self._state
+        if state.board.ends_epoch and not state.evaluated:
+            self._publish()
+            self._end_epoch(state.epoch - 1)
+        else:
+            # What was being evaluated when the job was interrupted at this very version.
+            self._begin_epoch(due=state.version > 0 and not state.evaluated)
+
+    def _make_version(self, work: Work) -> None:
+        """One commit; while it is made workers can push nothing that it would have to wait for."""
+        tickets = work.tickets or ()
+        epoch = self._state.epoch
+        pushes = [ticket.push for ticket in tickets if ticket.push is not None]
+        made = self._committer.commit(self._state.version + 1, pushes, self._place_after)
+        self._hooks.on_rows(made.updates)
+        with self._changed:
+            ended = self._state.committed(tickets, made)
+            sums = self._state.epoch_metrics
+        self._hooks.on_version(self._state.version, self._logs(sums))
+        self._publish()
+        if ended or self._hooks.stops_epoch():
+            self._end_epoch(epoch)
+        else:
+            self._evaluate_if_due()
+            self._open()
+
+    def _place_after(self, made: Accumulated) -> Progress:
+        self.note_hooks()
+        with self._changed:
+            return self._state.progress_after(made)
+
+    def _evaluate_if_due(self) -> None:
+        """Evaluates the version that stands, beside training or before it goes on, where that is due."""
+        version, snapshot = self._state.version, self._state.snapshot
+        every = self._options.evaluate_every
+        if not every or version % every or snapshot is None or not self._state.schedule.evaluation_tasks:
+            return
+        if self._options.evaluate_beside:
+            self._begin_beside(snapshot)
+        elif (total := self._evaluate()) is not None:
+            self._hooks.on_evaluation(version, self._metrics.results(total, "val_"))
+
+    def _begin_beside(self, snapshot: DenseSnapshot) -> None:
+        while len(self._state.beside) >= _MOST_BESIDE:
+            work = self._next_work()
+            if work.over or work.evaluated is None:
+                return
+            self._end_beside(work.evaluated)
+        evaluation = SideEvaluation(snapshot, self._pin(LEASE_S))
+        with self._changed:
+            self._state.begin_beside(evaluation)
+            self._changed.notify_all()
+
+    def _end_beside(self, version: int) -> None:
+        """An evaluation beside training is complete."""
+        with self._changed:
+            total = self._state.take_evaluation_total(version)
+            evaluation = self._state.beside.pop(version)
+        evaluation.end()
+        self._hooks.on_evaluation(version, self._metrics.results(total, "val_"))
+
+    def _give_up_unreadable(self) -> None:
+        """Evaluations beside training whose version cannot be read any more."""
+        for version, evaluation in tuple(self._state.beside.items()):
+            if not evaluation.stands():
+                with self._changed:
+                    self._state.take_evaluation_total(version)
+                    del self._state.beside[version]
+                evaluation.end()
+
+    def _end_epoch(self, epoch: int) -> None:
+        evaluated = self._evaluate() if self._options.evaluates(epoch) else ()
+        if evaluated is None:
+            return
+        with self._changed:
+            trained = self._state.end_epoch()
+        logs = {**self._metrics.results(trained), **self._metrics.results(evaluated, "val_")}
+        with self._changed:
+            self._state.logs = logs
+        self._hooks.on_epoch_end(epoch, logs)
+        if not self._state.ending and not self._state.board.trained:
+            self._begin_epoch()
+
+    def _evaluate(self) -> tuple[Tensor, ...] | None:
+        """Summed metric state of the validation split on the current version; None if the job is ending."""
+        if not self._state.schedule.evaluation_tasks:
+            return ()
+        version = self._state.version
+        self._hooks.on_evaluation_begin(version)
+        with self._changed:
+            self._state.board.begin_evaluation(version)
+            self._changed.notify_all()
+        while (work := self._next_work()).evaluated != version:
+            if work.over or work.evaluated is None:
+                return None
+            self._end_beside(work.evaluated)
+        with self._changed:
+            return self._state.take_evaluation_total(version)
+
+    def _begin_epoch(self, due: bool = False) -> None:
+        if not self._state.board.trained:
+            self._hooks.on_epoch_begin(self._state.epoch)
+            # Hooks may have set weights, and what is trained: no worker has begun the epoch.
+            self._publish()
+            if due:
+                self._evaluate_if_due()
+            self._open()
+
+    def _open(self) -> None:
+        with self._changed:
+            self._state.board.open()
+            self._changed.notify_all()
+        # No hook is called, and so no learning rate assigned, before the next commit.
+        self._committer.foresee(self._state.version)
+
+    def _publish(self) -> None:
+        """Shows the version that stands to workers."""
+        snapshot = self._dense.snapshot(self._state.version)
+        with self._changed:
+            self._state.snapshot = snapshot
+            self._changed.notify_all()
+
+    def _logs(self, sums: tuple[Tensor, ...]) -> LazyLogs:
+        return LazyLogs(lambda: self._metrics.results(sums))
+
+    def _next_work(self) -> Work:
+        """Waits for something to do.
+
+        Raises:
+            JobFailed: there was no worker for longer than the options allow.
+        """
+        alone_since = time.monotonic()
+        while True:
+            self._give_up_unreadable()
+            with self._changed:
+                if (work := self._state.next_work()) is not None:
+                    return work
+                if len(self._state.sessions):
+                    alone_since = time.monotonic()
+                self._refuse_loneliness(time.monotonic() - alone_since)
+                self._changed.wait(_LONGEST_WAIT_S)
+
+    def _refuse_loneliness(self, seconds: float) -> None:
+        limit = self._options.no_worker_timeout_s
+        if limit is not None and seconds > limit:
+            raise JobFailed(f"no worker for {limit} s while work remains")

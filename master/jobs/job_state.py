@@ -1,0 +1,289 @@
+"""What a master's threads share. Not thread-safe: `Master` guards it with its lock; nothing here waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed, ShardLost, StaleVersion
+from elastable.master.api import (
+    DenseSnapshot,
+    EvaluationReport,
+    JobSpec,
+    Lease,
+    Push,
+    PushOutcome,
+    Task,
+    TaskKind,
+    Tensor,
+    WorkerIdentity,
+    WorkerStatus,
+)
+from elastable.master.commits.accumulate import Accumulated, add_metrics
+from elastable.master.commits.pushes import AsyncPushes, SyncPushes, Ticket, Verdict
+from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.jobs.side_evaluation import SideEvaluation
+from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.schedule import Schedule
+from elastable.master.tasks.sessions import Sessions
+from elastable.master.tasks.task_board import TaskBoard
+from elastable.master.tasks.worker_refusals import Refusals
+
+__all__ = ["JobState", "Work"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the driving thread is to do next: one of the three.
+
+    Attributes:
+        tickets: Pushes that make the next version; None: no version is ready.
+        evaluated: The version whose evaluation is complete; None: none is.
+        over: Nothing is left to do, or the job was asked to stop.
+    """
+
+    tickets: tuple[Ticket, ...] | None = None
+    evaluated: int | None = None
+    over: bool = False
+
+
+class JobState:
+    """A job between its first version and its last.
+
+    Args:
+        job: What is computed.
+        options: Leases and look-ahead.
+        start: Where it begins or goes on.
+        now: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, job: JobSpec, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
+        sync = job.mode == "sync"
+        self.schedule = Schedule(job)
+        self.board = TaskBoard(
+            self.schedule,
+            now,
+            lease_seconds=options.lease_seconds,
+            look_ahead=options.look_ahead,
+            backup_after=options.backup_after_s,
+            place=start.version if sync else start.epoch,
+            done=start.done,
+        )
+        self.pushes: SyncPushes | AsyncPushes = (
+            SyncPushes(self.schedule, self.board, options.uneven)
+            if sync
+            else AsyncPushes(self.schedule, self.board, start.sequences)
+        )
+        self.sessions = Sessions()
+        self.version = start.version
+        self.evaluated = start.evaluated
+        self.records = start.records
+        self.epoch_metrics = start.metrics
+        self.logs: Mapping[str, float] = dict(start.logs)
+        self.hooks: Mapping[str, Any] = dict(start.hooks)
+        self.evaluations: dict[int, dict[int, tuple[Tensor, ...]]] = {}
+        self.beside: dict[int, SideEvaluation] = {}
+        self.snapshot: DenseSnapshot | None = None
+        self.counted: dict[str, int] = {}
+        self.refusals = Refusals()
+        self.stop_reason: str | None = None
+        self.failure: BaseException | None = None
+        self.over = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in work, counted from 0; after the last one, the number of epochs."""
+        return self.schedule.epoch(self.version) if self.schedule.job.mode == "sync" else self.board.place
+
+    @property
+    def ending(self) -> bool:
+        """Whether no task will ever come again."""
+        return self.over or self.stop_reason is not None or self.failure is not None
+
+    @property
+    def phase(self) -> str:
+        """The state as `JobStatus` names it."""
+        if self.failure is not None:
+            return "failed"
+        if self.over:
+            return "finished"
+        if self.stop_reason is not None:
+            return "stopping"
+        if not len(self.sessions):
+            return "waiting"
+        return "evaluating" if self.board.evaluating else "training"
+
+    def refuse_failed(self) -> None:
+        """Raises `JobFailed`, or `ShardLost`, with the reason, once the job has failed."""
+        if self.failure is not None:
+            # Of a lost shard everybody tells alike, whoever met it.
+            kind = ShardLost if isinstance(self.failure, ShardLost) else JobFailed
+            raise kind(f"the job failed: {type(self.failure).__name__}: {self.failure}") from self.failure
+
+    def join(self, worker: WorkerIdentity) -> None:
+        """The worker opens a session."""
+        self.sessions.open(worker)
+        self.board.join(worker.incarnation)
+        self.counted.setdefault(worker.incarnation, 0)
+
+    def leave(self, incarnation: str) -> None:
+        """A session of the worker ends; with its last one all it holds is free."""
+        if self.sessions.close(incarnation):
+            self.board.release(incarnation)
+
+    def lease(self, incarnation: str, want: int, holding: Collection[Task] | None) -> Lease:
+        """Tasks for a worker that has joined; see `MasterApi.lease_tasks`."""
+        if self.ending:
+            return Lease(finished=True)
+        if holding is None:
+            return Lease(self.board.lease(incarnation, want, self.version))
+        found = self.board.reconcile(incarnation, holding, self.version)
+        more = self.board.lease(incarnation, want - len(found.again), self.version)
+        return Lease((*found.again, *more), revoked=found.revoked)
+
+    def snapshot_of(self, version: int | None) -> DenseSnapshot | None:
+        """The snapshot wanted (None: the current one); None while it is not there.
+
+        Raises:
+            StaleVersion: it is past, or will never be.
+        """
+        if version is None:
+            return self.snapshot
+        if self.ending:
+            raise StaleVersion(f"version {version} is not trained on any more: the job has ended")
+        if version in self.beside:
+            return self.beside[version].snapshot
+        if version < self.version:
+            raise StaleVersion(f"version {version} is past; the current version is {self.version}")
+        there = self.snapshot is not None and self.snapshot.version == version
+        return self.snapshot if there else None
+
+    def judge(self, push: Push) -> Verdict | Ticket | None:
+        """What becomes of a push, or None where it is to be taken; see `elastable.master.commits.pushes`."""
+        if self.ending:
+            return PushOutcome.STALE, f"the job has ended: {self.stop_reason or 'all is trained'}"
+        return self.pushes.judge(push, self.version)
+
+    def take(self, push: Push, skipped: bool) -> Ticket:
+        """Counts a push that `judge` let through."""
+        ticket = self.pushes.take(push, skipped)
+        if ticket.worker is not None and not skipped:
+            self.counted[ticket.worker] = self.counted.get(ticket.worker, 0) + 1
+        return ticket
+
+    def take_evaluation(self, report: EvaluationReport) -> PushOutcome:
+        """Counts an evaluated micro-batch.
+
+        Raises:
+            FutureVersion: that version is not there yet.
+        """
+        if report.version > self.version:
+            raise FutureVersion(f"evaluation of version {report.version}; the current version is {self.version}")
+        if self.ending or report.version not in self.board.evaluations:
+            return PushOutcome.STALE
+        counts, _ = self.board.complete(TaskKind.EVALUATE, report.micro_batch, report.version, report.incarnation)
+        if counts:
+            self.evaluations.setdefault(report.version, {})[report.micro_batch] = report.metrics
+        return PushOutcome.ACCEPTED if counts else PushOutcome.DUPLICATE
+
+    def next_work(self) -> Work | None:
+        """What can be done now, if anything."""
+        if self.failure is not None or self.stop_reason is not None:
+            return Work(over=True)
+        if (evaluated := self.board.evaluated) is not None:
+            return Work(evaluated=evaluated)
+        if self.board.evaluating:
+            return None
+        tickets = self.pushes.ready()
+        if tickets is not None:
+            return Work(tickets=tuple(tickets))
+        return Work(over=True) if self.board.trained and not self.board.evaluations else None
+
+    def committed(self, tickets: tuple[Ticket, ...], made: Accumulated) -> bool:
+        """The next version stands; returns whether it ends an epoch. It is not yet to be seen by workers."""
+        self.records += self._records_of(made)
+        self.version += 1
+        self.evaluated = False
+        if made.metrics:
+            self.epoch_metrics = add_metrics(self.epoch_metrics, [made.metrics])
+        ended = self.pushes.commit()
+        for ticket in tickets:
+            ticket.committed = True
+        return ended
+
+    def begin_beside(self, evaluation: SideEvaluation) -> None:
+        """A version is to be evaluated beside training."""
+        self.beside[evaluation.snapshot.version] = evaluation
+        self.board.begin_evaluation(evaluation.snapshot.version, beside=True)
+
+    def take_evaluation_total(self, version: int) -> tuple[Tensor, ...]:
+        """The summed metric state of a version's evaluation, which is over."""
+        reports = self.evaluations.pop(version, {})
+        self.board.end_evaluation(version)
+        return add_metrics((), [reports[number] for number in sorted(reports)])
+
+    def end_epoch(self) -> tuple[Tensor, ...]:
+        """The epoch's summed metric state; the next epoch counts from zero."""
+        total, self.epoch_metrics, self.evaluated = self.epoch_metrics, (), True
+        return total
+
+    def progress(self) -> Progress:
+        """The place between two versions."""
+        sync = self.schedule.job.mode == "sync"
+        return Progress(
+            version=self.version,
+            evaluated=self.evaluated,
+            records=self.records,
+            metrics=self.epoch_metrics,
+            epoch=0 if sync else self.board.place,
+            done=self.pushes.done(),
+            sequences=self.pushes.sequences(),
+            logs=self.logs,
+            hooks=self.hooks,
+        )
+
+    def progress_after(self, made: Accumulated) -> Progress:
+        """The place once the version that is ready stands."""
+        place = self.pushes.place_after()
+        return Progress(
+            version=self.version + 1,
+            records=self.records + self._records_of(made),
+            metrics=add_metrics(self.epoch_metrics, [made.metrics]) if made.metrics else self.epoch_metrics,
+            epoch=place.epoch,
+            done=place.done,
+            sequences=place.sequences,
+            logs=self.logs,
+            hooks=self.hooks,
+        )
+
+    def _records_of(self, made: Accumulated) -> int:
+        """Records that the next version finishes: those of a step of several versions count with its last one."""
+        return made.records if self.schedule.ends_step(self.version + 1) else 0
+
+    def status_fields(self) -> dict[str, Any]:
+        """What `JobStatus` says, but for the metrics and the store."""
+        job = self.schedule.job
+        workers = tuple(
+            WorkerStatus(identity, self.board.held_by(identity.incarnation), self.counted.get(identity.incarnation, 0))
+            for identity in self.sessions
+        )
+        return {
+            "job": job.job,
+            "state": self.phase,
+            "mode": job.mode,
+            "version": self.version,
+            "versions_total": self.schedule.versions_total,
+            "epoch": min(self.epoch, job.epochs - 1),
+            "epochs": job.epochs,
+            "records_trained": self.records,
+            "workers": workers,
+            "refusals": self.refusals.latest(),
+        }
+
+
+def as_failure(error: BaseException) -> ElastableError:
+    """The error that tells of a job's failure: itself, where it is one of ours."""
+    if isinstance(error, ElastableError):
+        return error
+    return JobFailed(f"{type(error).__name__}: {error}")

@@ -1,0 +1,42 @@
+"""An evaluation of one version beside the training of later ones."""
+
+from __future__ import annotations
+
+import logging
+
+from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.engine.pins.pin_keeper import PinKeeper
+from elastable.master.api import DenseSnapshot
+
+__all__ = ["LEASE_S", "SideEvaluation"]
+
+_log = logging.getLogger(__name__)
+
+#: Of the pin: it outlives a master that died by no more.
+LEASE_S = 30.0
+_RENEW_EVERY_S = LEASE_S / 6
+
+
+class SideEvaluation:
+    """Holds what an evaluation reads, rows and dense part, at its version, until `end`.
+
+    Args:
+        snapshot: The dense part of the version.
+        pin: Keeps its rows readable; taken over.
+        renew_every_s: Seconds from one renewal of the pin to the next.
+    """
+
+    def __init__(self, snapshot: DenseSnapshot, pin: Pin, renew_every_s: float = _RENEW_EVERY_S) -> None:
+        self.snapshot = snapshot
+        self._keeper = PinKeeper(pin, renew_every_s, f"the evaluation of version {snapshot.version}")
+
+    def stands(self) -> bool:
+        """Whether the version is readable still, as far as is known."""
+        if self._keeper.gone is None:
+            return True
+        _log.warning("the evaluation of version %d is given up: %s", self.snapshot.version, self._keeper.gone)
+        return False
+
+    def end(self) -> None:
+        """Lets go of the version."""
+        self._keeper.close()

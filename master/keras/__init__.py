@@ -1,0 +1,1 @@
+"""The model on the master: its tables, its dense part, its optimizer and metrics."""

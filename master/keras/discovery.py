@@ -1,0 +1,188 @@
+"""Finds the store-backed embedding layers of a model and what tables they need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import keras
+
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import ModelError, SpecConflict, Unsupported
+from elastable.master.keras.keras_optimizer import refuse_of_table, refuse_unsupported, table_optimizer
+from elastable.master.keras.row_optimizers.constraints import constrained
+
+__all__ = ["StoreBackedLayer", "create_tables", "discover_tables", "own_optimizers", "store_backed_layers"]
+
+
+@runtime_checkable
+class StoreBackedLayer(Protocol):
+    """What a Keras layer has whose table lives in a store; it has no Keras variables.
+
+    A layer may also have `embeddings_constraint`, a Keras constraint or None; `optimizer`, a Keras optimizer of the
+    table's own or None; and `lazy`, as of `table_optimizer`, or None.
+    """
+
+    @property
+    def name(self) -> str:
+        """The layer's name."""
+
+    @property
+    def table_name(self) -> str:
+        """The table's name."""
+
+    @property
+    def table_is_explicit(self) -> bool:
+        """Whether the user named the table; then layers may share it."""
+
+    def table_spec(self, seed: int, optimizer: OptimizerSpec) -> TableSpec:
+        """The table, with initial values of `seed`, trained by `optimizer`."""
+
+
+def store_backed_layers(model: Any) -> tuple[StoreBackedLayer, ...]:
+    """Every store-backed layer of a Keras model, however nested, each object once."""
+    # Keras' own walk: it sees layers in lists, dicts, wrappers and submodels, which `model.layers` does not.
+    layers = (layer for layer in model._flatten_layers() if isinstance(layer, StoreBackedLayer))
+    # A table may have been kept on the worker: then it is a variable as any other.
+    return tuple(layer for layer in layers if not getattr(layer, "on_worker", False))
+
+
+def discover_tables(
+    model: Any,
+    seed: int,
+    optimizer: OptimizerSpec | None = None,
+    *,
+    lazy: bool | None = True,
+    optimizers: Mapping[str, Any] | None = None,
+) -> dict[str, TableSpec]:
+    """The tables that a model needs, by name, in the order in which its layers come.
+
+    None where all of them were kept on the worker.
+
+    Args:
+        model: A built Keras model.
+        seed: Of the initial values, where a layer has none of its own.
+        optimizer: Of the rows of tables without an optimizer of their own; None: what `compile()`'s becomes.
+        lazy: As of `table_optimizer`, where a layer does not say itself. None: as plain Keras would, which has tables
+            of fixed vocabularies and float32 alone, and moves all of their rows.
+        optimizers: Table name -> the Keras optimizer that trains it in the place of the one of `compile()`.
+
+    Raises:
+        ModelError: the model has no store-backed layer, or two layers have a
+            table of one name without having named it; or it is not compiled.
+        SpecConflict: layers that share a table want different ones.
+        Unsupported: a constraint that is not one of a row alone; a constraint or regularizer with `lazy=False`; or
+            something of an optimizer that cannot be honoured.
+    """
+    layers = store_backed_layers(model)
+    if not layers and not any(getattr(layer, "on_worker", False) for layer in model._flatten_layers()):
+        raise ModelError(
+            f"model {model.name!r} has no embedding layer with a table in a store: use et.Embedding in the place of "
+            "keras.layers.Embedding, or move the large ones with --offload-embeddings-above"
+        )
+    if optimizer is None:
+        refuse_unsupported(getattr(model, "optimizer", None))
+    specs: dict[str, TableSpec] = {}
+    owners: dict[str, StoreBackedLayer] = {}
+    for layer in layers:
+        given = (optimizers or {}).get(layer.table_name, getattr(model, "optimizer", None))
+        trained_by = _trained_by(layer, given, optimizer, lazy)
+        _refuse_regularizer(layer, trained_by)
+        constraint = getattr(layer, "embeddings_constraint", None)
+        spec = layer.table_spec(seed, constrained(layer.name, trained_by, constraint))
+        if spec.name in specs:
+            _refuse_unlike(owners[spec.name], layer, specs[spec.name], spec)
+        else:
+            specs[spec.name], owners[spec.name] = spec, layer
+    return specs
+
+
+def own_optimizers(model: Any) -> dict[str, Any]:
+    """The Keras optimizers of the tables that have one of their own: table name -> optimizer."""
+    layers = store_backed_layers(model)
+    return {
+        layer.table_name: layer.optimizer  # type: ignore[attr-defined]
+        for layer in layers
+        if getattr(layer, "optimizer", None) is not None
+    }
+
+
+def create_tables(store: EmbeddingStore, specs: Mapping[str, TableSpec]) -> tuple[str, ...]:
+    """Makes the tables that are not there yet; returns their names.
+
+    Raises:
+        SpecConflict: a table of that name is there with another spec.
+    """
+    return tuple(name for name, spec in specs.items() if store.create_table(spec))
+
+
+def _refuse_unlike(first: StoreBackedLayer, other: StoreBackedLayer, ours: TableSpec, theirs: TableSpec) -> None:
+    name = ours.name
+    if not (first.table_is_explicit and other.table_is_explicit):
+        raise ModelError(
+            f"layers {_where(first)} and {_where(other)} both have a table {name!r} without sharing it on purpose: "
+            f"give the layers different names, or share it with table={name!r} on both"
+        )
+    _refuse_other_optimizer(first, other)
+    differences = ours.differences(theirs)
+    if differences:
+        told = "; ".join(f"{field} {mine!r} and {other!r}" for field, (mine, other) in differences.items())
+        raise SpecConflict(
+            f"layers {_where(first)} and {_where(other)} share the table {name!r} but want different ones: {told}"
+        )
+
+
+def _trained_by(
+    layer: StoreBackedLayer, given: Any, optimizer: OptimizerSpec | None, lazy: bool | None
+) -> OptimizerSpec:
+    """The optimizer of the layer's rows: its own, or the given one; as lazy as the layer says, or the job."""
+    said, own = getattr(layer, "lazy", None), getattr(layer, "optimizer", None)
+    if lazy is None:
+        lazy = getattr(layer, "input_dim", None) is None or getattr(layer, "table_dtype", None) not in (None, "float32")
+    if own is None and optimizer is not None:
+        return optimizer if said is None else replace(optimizer, lazy=said)
+    try:
+        if own is not None:
+            refuse_of_table(own)
+        return table_optimizer(given if own is None else own, lazy if said is None else said)
+    except (ModelError, Unsupported) as error:
+        raise type(error)(f"embedding layer {layer.name!r}: {error}") from error
+
+
+def _refuse_regularizer(layer: StoreBackedLayer, optimizer: OptimizerSpec) -> None:
+    """A penalty's gradient moves every row at every step, and no optimizer with moments has a closed form of that."""
+    if getattr(layer, "embeddings_regularizer", None) is not None and not optimizer.lazy:
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: embeddings_regularizer reaches the rows that a batch touches, and "
+            "lazy=False promises that every row follows every step; give the optimizer a weight_decay, which does "
+            "(with plain SGD, L2(l) is weight_decay=2*l), or say lazy=True on the layer"
+        )
+
+
+def _refuse_other_optimizer(first: StoreBackedLayer, other: StoreBackedLayer) -> None:
+    ours, theirs = (_optimizer_config(layer) for layer in (first, other))
+    if ours != theirs:
+        raise SpecConflict(
+            f"layers {_where(first)} and {_where(other)} share the table {first.table_name!r} and train it with "
+            f"different optimizers: {_told(ours)} and {_told(theirs)}; give both layers the same optimizer="
+        )
+
+
+def _optimizer_config(layer: StoreBackedLayer) -> dict[str, Any] | None:
+    optimizer = getattr(layer, "optimizer", None)
+    if optimizer is None:
+        return None
+    config = keras.optimizers.serialize(optimizer)
+    # The name that Keras counts up says nothing about how it trains.
+    return {"class": config["class_name"], **{key: value for key, value in config["config"].items() if key != "name"}}
+
+
+def _told(config: dict[str, Any] | None) -> str:
+    return "the model's own, from compile()" if config is None else repr(config)
+
+
+def _where(layer: StoreBackedLayer) -> str:
+    path = getattr(layer, "path", None)
+    return repr(path if path else layer.name)

@@ -1,0 +1,254 @@
+"""What `compile()`'s optimizer becomes for tables, and what of it is refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
+from elastable.embedding_store.optimizers.base import KERAS_BLOCK
+from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
+from elastable.master.commits.clipping import Clipping
+from elastable.master.keras.row_optimizers.averaging import with_averages
+from elastable.master.keras.row_optimizers.keras_block import canonical_config
+
+__all__ = [
+    "accumulated_by",
+    "accumulation_of",
+    "clipping_of",
+    "inner_optimizer",
+    "learning_rate_of",
+    "refuse_of_table",
+    "refuse_unsupported",
+    "table_optimizer",
+]
+
+# Keras' own name of the variable that a table stands for: what exclude_from_weight_decay patterns are matched with.
+_TABLE_VARIABLE = "embeddings"
+
+# Exact class -> name of the fused optimizer, and the hyperparameters that make it up besides learning_rate.
+_FUSED: Mapping[type, tuple[str, tuple[str, ...]]] = {
+    keras.optimizers.SGD: ("sgd", ("momentum", "nesterov")),
+    keras.optimizers.Adagrad: ("adagrad", ("initial_accumulator_value", "epsilon")),
+    keras.optimizers.Adam: ("adam", ("beta_1", "beta_2", "epsilon", "amsgrad")),
+    keras.optimizers.AdamW: ("adamw", ("beta_1", "beta_2", "epsilon", "amsgrad")),
+    keras.optimizers.RMSprop: ("rmsprop", ("rho", "momentum", "epsilon", "centered")),
+    keras.optimizers.Ftrl: (
+        "ftrl",
+        (
+            "learning_rate_power",
+            "initial_accumulator_value",
+            "l1_regularization_strength",
+            "l2_regularization_strength",
+            "l2_shrinkage_regularization_strength",
+            "beta",
+        ),
+    ),
+    keras.optimizers.Adadelta: ("adadelta", ("rho", "epsilon")),
+    keras.optimizers.Adamax: ("adamax", ("beta_1", "beta_2", "epsilon")),
+    keras.optimizers.Nadam: ("nadam", ("beta_1", "beta_2", "epsilon")),
+    keras.optimizers.Lion: ("lion", ("beta_1", "beta_2")),
+}
+
+# What every Keras optimizer has; honoured elsewhere (clipping, schedules) or refused below.
+_COMMON = {
+    "name",
+    "learning_rate",
+    "weight_decay",
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+}
+
+
+def clipping_of(optimizer: Any) -> Clipping:
+    """How the optimizer clips; values that are not positive clip nothing, as in Keras."""
+
+    def positive(value: Any) -> float | None:
+        return float(value) if value and value > 0 else None
+
+    optimizer = inner_optimizer(optimizer)
+    clipnorm, global_clipnorm = positive(optimizer.clipnorm), positive(optimizer.global_clipnorm)
+    return Clipping(clipnorm, global_clipnorm, positive(optimizer.clipvalue))
+
+
+def learning_rate_of(optimizer: Any) -> float:
+    """The learning rate now: the schedule's at `optimizer.iterations`, or what was last assigned."""
+    return float(keras.ops.convert_to_tensor(optimizer.learning_rate))
+
+
+def refuse_unsupported(optimizer: Any) -> None:
+    """Raises where something of the optimizer cannot be honoured.
+
+    Raises:
+        ModelError: there is no optimizer.
+        Unsupported: naming what was asked for, and what to do instead.
+    """
+    if optimizer is None:
+        raise ModelError("the model has no optimizer: call model.compile(optimizer=..., loss=...)")
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        inner = optimizer.inner_optimizer
+        if accumulation_of(inner):
+            raise Unsupported(
+                f"LossScaleOptimizer (which mixed_float16 adds) of {type(inner).__name__}(gradient_accumulation_steps="
+                f"{inner.gradient_accumulation_steps}): where a gradient overflows Keras' updates no longer end with a "
+                "version; leave the argument out and say grads_to_wait"
+            )
+        refuse_unsupported(inner)
+        return
+    multi = getattr(keras.optimizers, "MultiOptimizer", None)
+    if multi is not None and isinstance(optimizer, multi):
+        raise Unsupported(
+            "MultiOptimizer is not supported: compile the model with the optimizer of its dense variables, and give "
+            "tables their own, et.Embedding(..., optimizer=keras.optimizers.Adagrad(0.1))"
+        )
+    if optimizer.use_ema and accumulation_of(optimizer):
+        raise Unsupported(
+            f"{kind}(use_ema=True, gradient_accumulation_steps={optimizer.gradient_accumulation_steps}): Keras moves "
+            "the averages with every batch, and here they move with every update; leave the latter out and say "
+            "grads_to_wait"
+        )
+    _refuse_callable_rate(optimizer, kind)
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer that updates variables: that within a `LossScaleOptimizer`, or the one itself."""
+    scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if scaling else optimizer
+
+
+def refuse_of_table(optimizer: Any) -> None:
+    """Raises where an optimizer of a table's own says what is the model's optimizer's to say.
+
+    Raises:
+        Unsupported: naming it.
+    """
+    kind = type(optimizer).__name__
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise Unsupported("LossScaleOptimizer: the loss is one for all tables and variables; give it to compile()")
+    if accumulation_of(optimizer):
+        raise Unsupported(
+            f"{kind}(gradient_accumulation_steps={optimizer.gradient_accumulation_steps}): a step of a job is one of "
+            "all its tables and variables; give it to the optimizer of compile()"
+        )
+    if getattr(optimizer, "loss_scale_factor", None) is not None:
+        raise Unsupported(
+            f"{kind}(loss_scale_factor={optimizer.loss_scale_factor}): the loss is one for all tables and variables; "
+            "give it to the optimizer of compile()"
+        )
+
+
+def accumulation_of(optimizer: Any) -> int:
+    """Batches whose gradients Keras adds up for one update; 0: one batch is one update."""
+    return int(getattr(inner_optimizer(optimizer), "gradient_accumulation_steps", None) or 0)
+
+
+def accumulated_by(optimizer: Any, micro_batches: int, grads_to_wait: int | None, average: str) -> tuple[int, str]:
+    """The job's `grads_to_wait` and `average` under the optimizer of `compile()`.
+
+    With Keras' `gradient_accumulation_steps=k` a version is k micro-batches that weigh the same.
+
+    Args:
+        optimizer: Of `compile()`.
+        micro_batches: In a pass over the records.
+        grads_to_wait: As the user said; None: not at all.
+        average: Likewise; "mean" is what stands where nothing is said.
+
+    Raises:
+        BadInput: the two contradict each other, or an update would have batches of two passes.
+    """
+    steps = accumulation_of(optimizer)
+    if not steps:
+        return grads_to_wait or 1, average
+    told = f"{type(optimizer).__name__}(gradient_accumulation_steps={steps})"
+    if grads_to_wait not in (None, steps) or average not in ("mean", "batches"):
+        raise BadInput(
+            f"{told} is an update every {steps} batches that weigh the same, and the job says "
+            f"grads_to_wait={grads_to_wait}, average={average!r}: say it in one of the two places"
+        )
+    if micro_batches % steps:
+        raise BadInput(
+            f"{told}: a pass over the records has {micro_batches} batches, which is not a multiple of it; Keras would "
+            "begin an update with the last batches of one epoch and end it in the next. Choose a batch size with which "
+            "it is one, or leave the argument out and say grads_to_wait, whose last update of a pass may have fewer"
+        )
+    return steps, "batches"
+
+
+def _refuse_callable_rate(optimizer: Any, kind: str) -> None:
+    rate = getattr(optimizer, "_learning_rate", None)
+    schedules = keras.optimizers.schedules.LearningRateSchedule
+    if callable(rate) and not isinstance(rate, schedules):
+        raise Unsupported(
+            f"{kind}(learning_rate={rate!r}): a function as learning rate is not supported, because Keras calls it "
+            "once and keeps the value; use a LearningRateSchedule, or set the rate in a callback"
+        )
+
+
+def table_optimizer(optimizer: Any, lazy: bool = True) -> OptimizerSpec:
+    """The optimizer of a model's tables.
+
+    One of Keras' own, by its exact class, becomes the fused optimizer of that
+    name. Any other is run by Keras itself on the block of rows in question,
+    where it treats rows separately. `weight_decay` is lazy: it decays the rows
+    that have a gradient, unless `lazy` is False: then every row follows every
+    step, as in Keras. Clipping is left out: it is done jointly, before. With
+    `use_ema` the rows that a step touches have a moving average each.
+
+    Args:
+        optimizer: A Keras optimizer.
+        lazy: Whether rows without a gradient stay as they are.
+
+    Raises:
+        ModelError: there is no optimizer.
+        Unsupported: naming what of it cannot be honoured.
+    """
+    refuse_unsupported(optimizer)
+    inner = inner_optimizer(optimizer)
+    if inner.use_ema and not lazy:
+        raise Unsupported(
+            f"{type(inner).__name__}(use_ema=True) with lazy=False: the average of a row moves when the row is "
+            "touched, and lazy=False promises that every row follows every step; leave one of them out, or say "
+            "lazy=True on the layer"
+        )
+    spec = _stepped_by(inner, lazy)
+    # Refuses one that cannot be other than lazy.
+    if follows_steps(spec) and inner is not optimizer:
+        raise Unsupported(
+            "LossScaleOptimizer (which mixed_float16 adds) with lazy=False: a step that overflows is no step, and "
+            "rows that no batch touches would follow it; leave one of them out"
+        )
+    return with_averages(spec, inner.ema_momentum, inner.ema_overwrite_frequency) if inner.use_ema else spec
+
+
+def _stepped_by(optimizer: Any, lazy: bool) -> OptimizerSpec:
+    """What the steps of a Keras optimizer are for tables, without averages."""
+    rate, decay = learning_rate_of(optimizer), _table_weight_decay(optimizer)
+    config = optimizer.get_config()
+    name, hyperparameters = _FUSED.get(type(optimizer), ("", ()))
+    if name and set(config) <= {*_COMMON, *hyperparameters}:
+        values = {key: float(config[key]) for key in hyperparameters}
+        return OptimizerSpec.of(name, lazy=lazy, learning_rate=rate, weight_decay=decay or 0.0, **values)
+    # JSON with sorted keys and without the name that Keras counts up, so that equal optimizers give equal specs.
+    text = json.dumps(canonical_config(optimizer, rate, decay), sort_keys=True)
+    spec = OptimizerSpec(KERAS_BLOCK, (("learning_rate", rate),), text, lazy)
+    row_optimizer(spec)  # refuses now, not at the first commit
+    return spec
+
+
+def _table_weight_decay(optimizer: Any) -> float | None:
+    decay = optimizer.weight_decay
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    excluded = pattern is not None and re.search(pattern, _TABLE_VARIABLE) is not None
+    return None if excluded or decay is None else float(decay)

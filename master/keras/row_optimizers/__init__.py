@@ -1,0 +1,1 @@
+"""Optimizers of rows beyond the store's own: Keras itself, averages, constraints."""

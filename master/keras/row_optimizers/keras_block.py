@@ -1,0 +1,202 @@
+"""Any Keras optimizer as a row optimizer: Keras itself, run on the gathered block."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.errors import BadSpec, Unsupported
+from elastable.embedding_store.optimizers.base import KERAS_BLOCK, RowOptimizer, SlotSpec
+from elastable.embedding_store.optimizers.registry import register_row_optimizer
+from elastable.master.keras.row_optimizers.optimizer_config import optimizer_config
+
+__all__ = ["KerasBlockOptimizer", "canonical_config"]
+
+# Rows that one call of Keras updates. Always as many, the last block padded: one compiled function a
+# dim, and every element takes the same vectorised path wherever its row stands.
+_BLOCK_ROWS = 1024
+
+
+def canonical_config(optimizer: Any, learning_rate: float, weight_decay: float | None) -> dict[str, Any]:
+    """The optimizer's serialised config, as it is run on rows: constant rate, no clipping, averages or counted name.
+
+    Raises:
+        Unsupported: Keras cannot make the optimizer from its config again.
+    """
+    kind = type(optimizer).__name__
+    config: dict[str, Any] = keras.saving.serialize_keras_object(optimizer)
+    config["config"] |= {
+        "name": kind.lower(),
+        "learning_rate": learning_rate,
+        "weight_decay": weight_decay,
+        "clipnorm": None,
+        "global_clipnorm": None,
+        "clipvalue": None,
+        "loss_scale_factor": None,
+        "gradient_accumulation_steps": None,
+        "use_ema": False,
+        "ema_overwrite_frequency": None,
+    }
+    try:
+        return json.loads(json.dumps(config))  # type: ignore[no-any-return]
+    except TypeError as error:
+        raise Unsupported(f"optimizer {kind}: its config is not JSON ({error}), so tables cannot use it") from error
+
+
+class KerasBlockOptimizer(RowOptimizer):
+    """Runs a Keras optimizer on blocks of rows; slots are the optimizer's variables.
+
+    Raises (from the constructor):
+        BadSpec: the spec holds no config of a Keras optimizer.
+        Unsupported: the optimizer has state that cannot be split by row, or
+            treats the rows of a table jointly.
+    """
+
+    fused = False
+
+    def __init__(self, spec: OptimizerSpec) -> None:
+        self.spec = spec
+        self._kind = type(self._optimizer()).__name__
+        self.default_learning_rate = spec.get("learning_rate", 0.001)
+        self._blocks: dict[int, _Block] = {}
+        self._lock = threading.Lock()
+        self.slots = self._find_slots()
+        self._refuse_joint_rows()
+        self.whole_rows = self._joins_columns()
+
+    @property
+    def told_name(self) -> str:
+        """The class of the Keras optimizer."""
+        return self._kind
+
+    def apply(
+        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
+    ) -> None:
+        """As in `RowOptimizer.apply`."""
+        dim = gradients.shape[1]
+        with self._lock:
+            if dim not in self._blocks:
+                self._blocks[dim] = _Block(self._optimizer(), _BLOCK_ROWS, dim)
+            for start in range(0, len(positions), _BLOCK_ROWS):
+                rows = positions[start : start + _BLOCK_ROWS]
+                block = gradients[start : start + _BLOCK_ROWS]
+                weights[rows], slots[rows] = self._blocks[dim].run(
+                    weights[rows], slots[rows], block, step, learning_rate
+                )
+
+    def _optimizer(self) -> Any:
+        reason = "it is something else"
+        try:
+            optimizer = keras.saving.deserialize_keras_object(optimizer_config(self.spec.keras_config), safe_mode=True)
+            if isinstance(optimizer, keras.optimizers.Optimizer):
+                return optimizer
+        except (ValueError, TypeError, KeyError, ImportError, AttributeError, RecursionError) as error:
+            reason = str(error)
+        raise BadSpec(
+            f"optimizer spec 'keras': {self.spec.keras_config[:200]!r} is no config of a Keras optimizer that can be "
+            f"made here ({reason}); a class of your own needs @keras.saving.register_keras_serializable()"
+        )
+
+    def _find_slots(self) -> tuple[SlotSpec, ...]:
+        block = _Block(self._optimizer(), 3, 2)
+        found = []
+        for variable in block.slots:
+            name = variable.name.removeprefix("embeddings_")
+            if tuple(variable.shape) != (3, 2):
+                raise Unsupported(
+                    f"optimizer {self._kind}: its variable {name!r} of shape {tuple(variable.shape)} for a table of "
+                    "shape (rows, dim) cannot be split by row, so tables in a store cannot use it"
+                )
+            values = np.unique(variable.numpy())
+            if len(values) != 1:
+                raise Unsupported(
+                    f"optimizer {self._kind}: its variable {name!r} does not start from a constant, so the rows of "
+                    "a table in a store cannot be given one when they are first touched"
+                )
+            found.append(SlotSpec(name, float(values[0])))
+        return tuple(found)
+
+    def _refuse_joint_rows(self) -> None:
+        """Compares rows updated together with the same rows updated alone."""
+        weights, gradients = _trial()
+        together = self._steps(weights, gradients)
+        for row in range(len(weights)):
+            if not self._agree(together[[row]], self._steps(weights[[row]], gradients[:, [row]])):
+                raise Unsupported(
+                    f"optimizer {self._kind} does not treat the rows of a table separately (a row's update depends "
+                    "on other rows), so tables in a store cannot use it"
+                )
+
+    def _joins_columns(self) -> bool:
+        """Compares columns updated together with the same columns updated alone."""
+        weights, gradients = _trial()
+        halves = [self._steps(weights[:, part], gradients[:, :, part]) for part in (slice(0, 2), slice(2, 4))]
+        return not self._agree(self._steps(weights, gradients), np.concatenate(halves, axis=1))
+
+    def _agree(self, together: Float32, alone: Float32) -> bool:
+        return np.allclose(together, alone, rtol=1e-4, atol=1e-6 * max(self.default_learning_rate, 1e-3))
+
+    def _steps(self, weights: Float32, gradients: Float32) -> Float32:
+        """float32 `[rows, dim]` after steps with gradients `[steps, rows, dim]`."""
+        block = _Block(self._optimizer(), *weights.shape)
+        slots = np.tile(self.initial_slots(weights.shape[1]), (len(weights), 1))
+        for step, gradient in enumerate(gradients):
+            weights, slots = block.run(weights, slots, gradient, step, self.default_learning_rate)
+        return weights
+
+
+def _trial() -> tuple[Float32, Float32]:
+    """Weights `[3, 4]` and two gradients of them, whose rows and columns differ in size."""
+    random = np.random.default_rng(0)
+    weights = random.normal(size=(3, 4)).astype(np.float32)
+    scales = np.array([[1], [10], [0.1]], np.float32) * np.array([1, 3, 0.3, 7], np.float32)
+    return weights, random.normal(size=(2, 3, 4)).astype(np.float32) * scales
+
+
+class _Block:
+    """A Keras optimizer built on one variable of `[rows, dim]`, as one compiled function."""
+
+    def __init__(self, optimizer: Any, rows: int, dim: int) -> None:
+        # Some optimizers (Muon) go by the name; and weights that differ show slots made from them.
+        start = np.linspace(-1.0, 1.0, rows * dim, dtype=np.float32).reshape(rows, dim)
+        self._variable = keras.Variable(start, dtype="float32", name="embeddings")
+        self._optimizer = optimizer
+        optimizer.build([self._variable])
+        own = {id(optimizer.iterations), id(optimizer.learning_rate)}
+        self.slots = [variable for variable in optimizer.variables if id(variable) not in own]
+        self._rows, self._dim = rows, dim
+        self._step = tf.function(self._traced, autograph=False)
+
+    def run(
+        self, weights: Float32, slots: Float32, gradients: Float32, step: int, learning_rate: float
+    ) -> tuple[Float32, Float32]:
+        """Weights and slots of up to `rows` rows after one step."""
+        count = len(gradients)
+        padding = ((0, self._rows - count), (0, 0))
+        parts = [weights, gradients, *np.split(slots, max(1, len(self.slots)), axis=1)[: len(self.slots)]]
+        blocks = [tf.constant(np.pad(part, padding)) for part in parts]
+        after = self._step(
+            blocks[0], blocks[1], blocks[2:], tf.constant(step, tf.int64), tf.constant(learning_rate, tf.float32)
+        )
+        arrays = [tensor.numpy()[:count] for tensor in after]
+        return arrays[0], np.concatenate([np.empty((count, 0), np.float32), *arrays[1:]], axis=1)
+
+    def _traced(self, weights: Any, gradients: Any, slots: Sequence[Any], step: Any, rate: Any) -> list[Any]:
+        self._variable.assign(weights)
+        for variable, values in zip(self.slots, slots, strict=True):
+            variable.assign(values)
+        self._optimizer.iterations.assign(step)
+        self._optimizer.learning_rate.assign(rate)
+        self._optimizer.apply([gradients], [self._variable])
+        return [tf.identity(variable.value) for variable in (self._variable, *self.slots)]
+
+
+register_row_optimizer(KERAS_BLOCK, KerasBlockOptimizer)

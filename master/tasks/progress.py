@@ -1,0 +1,72 @@
+"""How far a job is: what a checkpoint holds besides tensors and rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.contract.malformed import MALFORMED
+from elastable.embedding_store.errors import CheckpointError
+from elastable.master.api import Tensor
+
+__all__ = ["Progress"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A job's place between two versions; `Progress(version)` is enough for a sync job.
+
+    Attributes:
+        version: The version that stands; in sync mode it is the place in the
+            schedule.
+        evaluated: Whether `version` ends an epoch that has been evaluated and
+            told to the hooks.
+        records: Records trained.
+        metrics: Summed metric state of the running epoch.
+        epoch: Async: the epoch in work.
+        done: Async: its micro-batches that are in `version`.
+        sequences: Async: the last sequence of every worker incarnation.
+        logs: Results of the last epoch that ended, of both splits.
+        hooks: What the hooks remembered (`Hooks.state`) when this was noted: in a checkpoint after they were told of
+            `version`, in the record of a commit before.
+    """
+
+    version: int = 0
+    evaluated: bool = False
+    records: int = 0
+    metrics: tuple[Tensor, ...] = ()
+    epoch: int = 0
+    done: tuple[int, ...] = ()
+    sequences: Mapping[str, int] = field(default_factory=dict)
+    logs: Mapping[str, float] = field(default_factory=dict)
+    hooks: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """As one JSON object; floats are kept to the bit."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        fields |= {name: dict(fields[name]) for name in ("sequences", "logs", "hooks")}
+        fields["metrics"] = [
+            {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "values": tensor.ravel().tolist()}
+            for tensor in self.metrics
+        ]
+        return json.dumps(fields, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Progress:
+        """What `to_json` wrote.
+
+        Raises:
+            CheckpointError: the text is nothing of the kind.
+        """
+        try:
+            fields = json.loads(text)
+            metrics = tuple(
+                np.array(entry["values"], entry["dtype"]).reshape(entry["shape"]) for entry in fields.pop("metrics")
+            )
+            return cls(**{**fields, "done": tuple(fields["done"]), "metrics": metrics})
+        except MALFORMED as error:
+            raise CheckpointError(f"{text[:200]!r} is no progress of a job: {error}") from error

@@ -1,0 +1,1 @@
+"""The master on the wire: messages, client, service."""

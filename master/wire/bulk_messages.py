@@ -1,0 +1,292 @@
+"""The bulk calls of a master as frames, and back: dense variables, gradients, metric state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadGradient, BadInput
+from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.wire.shared.outbox import Letter, Outbox, Outboxes
+from elastable.master.api import (
+    AsyncPushId,
+    DenseSnapshot,
+    Divisor,
+    DivisorKind,
+    EvaluationReport,
+    GradientPart,
+    Push,
+    PushId,
+    Slices,
+    SyncPushId,
+    Tensor,
+)
+from elastable.master.v1 import master_pb2
+
+__all__ = [
+    "dense_frames",
+    "dense_from_frames",
+    "evaluation_frames",
+    "evaluation_from_frames",
+    "push_frames",
+    "push_from_frames",
+]
+
+_DTYPE_NAMES = ["float16", "float32", "float64", "int8", "int16", "int32", "int64"]
+_DTYPE_NAMES += ["uint8", "uint16", "uint32", "uint64", "bool"]
+_DTYPES = {name: np.dtype(name) for name in _DTYPE_NAMES}
+_WORTH_A_LETTER = 128 << 10  # bytes; fewer are sent as quickly
+_DIVISORS = {
+    DivisorKind.RECORDS: master_pb2.Divisor.KIND_RECORDS,
+    DivisorKind.NOTHING: master_pb2.Divisor.KIND_NOTHING,
+    DivisorKind.AMOUNT: master_pb2.Divisor.KIND_AMOUNT,
+    DivisorKind.ROWS: master_pb2.Divisor.KIND_ROWS,
+}
+_DIVISORS_BACK = {value: kind for kind, value in _DIVISORS.items()}
+_INT64, _FLOAT32 = _DTYPES["int64"], _DTYPES["float32"]
+
+T = TypeVar("T")
+
+
+def push_frames(push: Push, outbox: Outbox | None = None) -> Iterator[bytes]:
+    """The frames of one ReportGradient.
+
+    Args:
+        push: What is pushed.
+        outbox: Where to lay its arrays down, if that is worth it; None: they travel in the frames.
+
+    Raises:
+        BadGradient: an array that the wire has no place for; names its table.
+    """
+    header = master_pb2.GradientHeader(
+        push=_id_to_message(push.id),
+        records=push.records,
+        job=push.job,
+        computed_on=push.computed_on,
+        incarnation=push.incarnation,
+    )
+    if push.divisor is not None:
+        header.divisor.CopyFrom(_divisor_to_message(push.divisor))
+    _declare_losses(header.losses, push.losses)
+    arrays = _declare(header.dense, push.dense) + _declare_slices(header.slices, push.slices)
+    arrays += _declare(header.states, push.states) + _declare(header.metrics, push.metrics)
+    for part in push.parts:
+        entry = header.parts.add(divisor=_divisor_to_message(part.divisor), places=part.dense)
+        _declare_losses(entry.losses, part.losses)
+        arrays += _declare(entry.dense, tuple(part.dense.values())) + _declare_slices(entry.slices, part.slices)
+    if outbox is not None and sum(array.nbytes for array in arrays) >= _WORTH_A_LETTER:
+        letter = outbox.put(arrays)
+        header.letter.outbox, header.letter.stamp = letter.outbox, letter.stamp
+        arrays = []
+    return encode(header.SerializeToString(), arrays)
+
+
+def push_from_frames(frames: Iterable[bytes], outboxes: Outboxes | None = None) -> Push:
+    """The push that stands in the frames of one ReportGradient.
+
+    Args:
+        frames: As they came.
+        outboxes: Where its arrays may lie; None: nowhere else.
+
+    Raises:
+        BadInput: malformed frames, no PushId, a table named twice, or a size
+            or dtype that cannot be.
+        Unsupported: its arrays lie in an outbox that is not known here.
+    """
+    reader = FrameReader(frames, "GradientFrame")
+    header = reader.header(master_pb2.GradientHeader)
+    plan = BodyPlan("GradientFrame")
+    _plan_tensors(plan, "dense gradient", header.dense)
+    _plan_slices(plan, header.slices)
+    _plan_tensors(plan, "state", header.states)
+    _plan_tensors(plan, "metric", header.metrics)
+    for part in header.parts:
+        _plan_tensors(plan, "dense gradient", part.dense)
+        _plan_slices(plan, part.slices)
+    push_id = _id_from_message(header.push)
+    if header.HasField("letter"):
+        reader.read(BodyPlan("GradientFrame"))
+        letter = Letter(header.letter.outbox, header.letter.stamp)
+        arrays = iter((Outboxes() if outboxes is None else outboxes).read(letter, plan))
+    else:
+        arrays = iter(reader.read(plan))
+    return Push(
+        id=push_id,
+        records=header.records,
+        dense=tuple(next(arrays) for _ in header.dense),
+        slices={entry.table: Slices(next(arrays), next(arrays)) for entry in header.slices},
+        states=tuple(next(arrays) for _ in header.states),
+        metrics=tuple(next(arrays) for _ in header.metrics),
+        job=header.job,
+        computed_on=header.computed_on if header.HasField("computed_on") else None,
+        incarnation=header.incarnation,
+        divisor=_divisor_from_message(header.divisor) if header.HasField("divisor") else None,
+        losses=_losses(header.losses),
+        parts=_parts(header.parts, arrays),
+    )
+
+
+def dense_frames(snapshot: DenseSnapshot | None) -> Iterator[bytes]:
+    """The frames of one PullDense; None: the version is not committed yet."""
+    if snapshot is None:
+        return encode(master_pb2.DenseHeader(ready=False).SerializeToString(), ())
+    header = master_pb2.DenseHeader(ready=True, version=snapshot.version, trainable=snapshot.trainable)
+    arrays = _declare(header.variables, snapshot.variables, snapshot.variable_names)
+    arrays += _declare(header.states, snapshot.states, snapshot.state_names)
+    return encode(header.SerializeToString(), arrays)
+
+
+def dense_from_frames(frames: Iterable[bytes]) -> DenseSnapshot | None:
+    """The dense variables in the frames of one PullDense; None: not committed yet.
+
+    Raises:
+        BadInput: malformed frames.
+    """
+    reader = FrameReader(frames, "DenseFrame")
+    header = reader.header(master_pb2.DenseHeader)
+    plan = BodyPlan("DenseFrame")
+    _plan_tensors(plan, "variable", header.variables)
+    _plan_tensors(plan, "state", header.states)
+    arrays = reader.read(plan)
+    if not header.ready:
+        return None
+    count = len(header.variables)
+    return DenseSnapshot(
+        version=header.version,
+        variables=tuple(arrays[:count]),
+        states=tuple(arrays[count:]),
+        variable_names=tuple(entry.name for entry in header.variables),
+        state_names=tuple(entry.name for entry in header.states),
+        trainable=header.trainable,
+    )
+
+
+def evaluation_frames(report: EvaluationReport) -> Iterator[bytes]:
+    """The frames of one ReportEvaluation."""
+    header = master_pb2.EvaluationHeader(
+        incarnation=report.incarnation,
+        version=report.version,
+        micro_batch=report.micro_batch,
+        records=report.records,
+    )
+    arrays = _declare(header.metrics, report.metrics)
+    return encode(header.SerializeToString(), arrays)
+
+
+def evaluation_from_frames(frames: Iterable[bytes]) -> EvaluationReport:
+    """The report in the frames of one ReportEvaluation.
+
+    Raises:
+        BadInput: malformed frames.
+    """
+    reader = FrameReader(frames, "EvaluationFrame")
+    header = reader.header(master_pb2.EvaluationHeader)
+    plan = BodyPlan("EvaluationFrame")
+    _plan_tensors(plan, "metric", header.metrics)
+    metrics = tuple(reader.read(plan))
+    return EvaluationReport(header.incarnation, header.version, header.micro_batch, header.records, metrics)
+
+
+def _id_to_message(push_id: PushId) -> master_pb2.PushId:
+    if isinstance(push_id, SyncPushId):
+        return master_pb2.PushId(
+            sync_id=master_pb2.SyncPushId(version=push_id.version, micro_batch=push_id.micro_batch)
+        )
+    return master_pb2.PushId(
+        async_id=master_pb2.AsyncPushId(
+            incarnation=push_id.incarnation, sequence=push_id.sequence, micro_batch=push_id.micro_batch
+        )
+    )
+
+
+def _id_from_message(message: master_pb2.PushId) -> PushId:
+    kind = message.WhichOneof("id")
+    if kind == "sync_id":
+        return SyncPushId(message.sync_id.version, message.sync_id.micro_batch)
+    if kind == "async_id":
+        return AsyncPushId(message.async_id.incarnation, message.async_id.sequence, message.async_id.micro_batch)
+    raise BadInput("GradientFrame: its header has no PushId; set sync_id or async_id, so that it counts once")
+
+
+def _declare_slices(entries: Any, every: Mapping[str, Slices]) -> list[Tensor]:
+    """Adds an entry for each table; its arrays."""
+    arrays: list[Tensor] = []
+    for table, slices in every.items():
+        indices, values = slices.indices, slices.values
+        if indices.dtype != np.int64 or indices.ndim != 1:
+            raise BadGradient(
+                f"gradient of table {table!r}: indices must be int64 of one dimension, "
+                f"got {indices.dtype} {list(indices.shape)}"
+            )
+        if values.dtype != np.float32 or values.ndim != 2 or len(values) != len(indices):
+            raise BadGradient(
+                f"gradient of table {table!r}: values must be float32 [{len(indices)}, dim], "
+                f"got {values.dtype} {list(values.shape)}"
+            )
+        entries.add(table=table, count=len(indices), dim=values.shape[1])
+        arrays += [indices, values]
+    return arrays
+
+
+def _declare_losses(message: master_pb2.Losses, losses: Mapping[int, float]) -> None:
+    message.places.extend(losses)
+    message.means.extend(losses.values())
+
+
+def _losses(message: master_pb2.Losses) -> dict[int, float]:
+    return _by_place("metrics", message.places, message.means)
+
+
+def _by_place(what: str, places: Sequence[int], values: Sequence[T]) -> dict[int, T]:
+    if len(places) != len(values) or len(set(places)) < len(places):
+        raise BadInput(f"GradientFrame: {len(values)} {what} for the places {list(places)}; name each place once")
+    return dict(zip(places, values, strict=True))
+
+
+def _divisor_to_message(divisor: Divisor) -> master_pb2.Divisor:
+    return master_pb2.Divisor(kind=_DIVISORS[divisor.kind], amount=divisor.amount)
+
+
+def _divisor_from_message(message: master_pb2.Divisor) -> Divisor:
+    if message.kind not in _DIVISORS_BACK:
+        raise BadInput(f"GradientFrame: divisor of kind {message.kind}: known kinds are {', '.join(DivisorKind)}")
+    return Divisor(_DIVISORS_BACK[message.kind], message.amount)
+
+
+def _plan_slices(plan: BodyPlan, every: Iterable[master_pb2.SlicesEntry]) -> None:
+    tables = [entry.table for entry in every]
+    if len(set(tables)) < len(tables):
+        raise BadInput("GradientFrame: a table stands in it twice; join its slices")
+    for entry in every:
+        plan.add(f"indices of table {entry.table!r}", (entry.count,), _INT64)
+        plan.add(f"values of table {entry.table!r}", (entry.count, entry.dim), _FLOAT32)
+
+
+def _parts(parts: Iterable[master_pb2.GradientPart], arrays: Iterator[Tensor]) -> tuple[GradientPart, ...]:
+    return tuple(
+        GradientPart(
+            divisor=_divisor_from_message(part.divisor),
+            dense=_by_place("gradients", part.places, [next(arrays) for _ in part.dense]),
+            slices={entry.table: Slices(next(arrays), next(arrays)) for entry in part.slices},
+            losses=_losses(part.losses),
+        )
+        for part in parts
+    )
+
+
+def _declare(entries: Any, tensors: Sequence[Tensor], names: Sequence[str] = ()) -> list[Tensor]:
+    """Adds an entry for each tensor; the tensors."""
+    for number, tensor in enumerate(tensors):
+        if tensor.dtype.name not in _DTYPES:
+            raise BadInput(f"tensor {number} has dtype {tensor.dtype}; known dtypes are {', '.join(_DTYPES)}")
+        entries.add(name=names[number] if names else "", dtype=tensor.dtype.name, shape=tensor.shape)
+    return list(tensors)
+
+
+def _plan_tensors(plan: BodyPlan, what: str, entries: Iterable[master_pb2.TensorEntry]) -> None:
+    for number, entry in enumerate(entries):
+        if entry.dtype not in _DTYPES:
+            raise BadInput(f"{what} {number} has dtype {entry.dtype!r}; known dtypes are {', '.join(_DTYPES)}")
+        plan.add(f"{what} {number}", tuple(entry.shape), _DTYPES[entry.dtype])

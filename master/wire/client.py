@@ -1,0 +1,198 @@
+"""A master in another process, over gRPC."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from elastable.embedding_store.errors import BadInput, StoreFailed
+from elastable.embedding_store.wire.channels.credentials import Credentials
+from elastable.embedding_store.wire.channels.metadata_channel import MetadataChannel
+from elastable.embedding_store.wire.channels.server_connection import ServerConnection
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES
+from elastable.embedding_store.wire.messages.upload import Upload
+from elastable.master.api import (
+    DenseSnapshot,
+    EvaluationReport,
+    JobStatus,
+    Lease,
+    MasterApi,
+    Push,
+    PushOutcome,
+    PushReply,
+    Task,
+    WorkerIdentity,
+)
+from elastable.master.tasks.identities import SESSION_KEY
+from elastable.master.v1 import master_pb2, master_pb2_grpc
+from elastable.master.wire.bulk_messages import dense_from_frames, evaluation_frames
+from elastable.master.wire.gradient_sender import GradientSender
+from elastable.master.wire.messages import (
+    LONGEST_WAIT_S,
+    MASTER_SERVICE,
+    lease_from_message,
+    lease_request,
+    outcome_from_message,
+    push_reply_from_message,
+    status_from_message,
+)
+from elastable.master.wire.remote_session import RemoteSession
+
+__all__ = ["MasterClient"]
+
+Reply = TypeVar("Reply")
+
+_HEADER_GROWTH_BYTES = 64
+
+
+class MasterClient(MasterApi):
+    """What a worker asks of a master, over one connection. Safe to use from many threads.
+
+    A master that is not reached is tried again, with growing pauses, until the
+    deadline: every call may be repeated, as a push is named by what it
+    computed, and a worker that asks for tasks says what it holds.
+
+    Args:
+        address: `host:port` of the master; several with commas between, where
+            it may come back at another one.
+        deadline_s: Seconds for each call, on top of what it asks the master to wait.
+        credentials: Of this client; None: those of the environment.
+        session: The secret of the workers that join through this client, 16 to 64 bytes; None: a new one. Whoever
+            shows it may speak for them.
+
+    Raises:
+        BadInput: no such address or deadline can be, or it cannot be called with such credentials.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        deadline_s: float = 30.0,
+        credentials: Credentials | None = None,
+        session: bytes | None = None,
+    ) -> None:
+        self._connection = ServerConnection(address, deadline_s, credentials)
+        channel = MetadataChannel(self._connection.channel, SESSION_KEY, session or secrets.token_bytes(16))
+        self._stub = master_pb2_grpc.MasterStub(channel)
+        # Bulk frames pass as bytes. One frame goes as a unary call, which is the same on
+        # the wire: gRPC starts a thread for each call that sends a stream, and has
+        # another one hear out a stream that comes.
+        service = f"/{MASTER_SERVICE}"
+        pull = (f"{service}/PullDense", master_pb2.PullDenseRequest.SerializeToString, None)
+        self._pull, self._pull_one = channel.unary_stream(*pull), channel.unary_unary(*pull)
+        self._dense_is_small = False
+        self._join = channel.unary_stream(f"{service}/Join", master_pb2.JoinRequest.SerializeToString, None)
+        self._report = Upload(channel, f"{service}/ReportEvaluation", master_pb2.ReportEvaluationReply.FromString)
+        self._store = RemoteStore(self._connection)
+        push = Upload(channel, f"{service}/ReportGradient", master_pb2.ReportGradientReply.FromString)
+        self._gradients = GradientSender(self._connection, push, self._store)
+
+    @property
+    def address(self) -> str:
+        """`host:port` of the master."""
+        return self._connection.address
+
+    def store(self) -> RemoteStore:
+        """The rows that the master serves, over this connection; only a bare master's may be changed."""
+        return self._store
+
+    def join(self, worker: WorkerIdentity) -> RemoteSession:
+        """Opens the worker's session; it lasts until `close`, or until the connection breaks.
+
+        Raises:
+            Unavailable, DeadlineExceeded: naming address and deadline.
+        """
+        request = master_pb2.JoinRequest(incarnation=worker.incarnation, host=worker.host, pid=worker.pid)
+        return self._connection.call(lambda timeout: RemoteSession(self._join(request), self.address, timeout))
+
+    def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
+        """Up to `want` tasks, waiting up to `wait_s` seconds for the first; see `MasterApi.lease_tasks`."""
+        request = lease_request(incarnation, want, _wait_ms(wait_s), holding)
+        return lease_from_message(self._call(self._stub.LeaseTasks, request, wait_s))
+
+    def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
+        """The dense variables of `version`; see `MasterApi.pull_dense`."""
+        request = master_pb2.PullDenseRequest(incarnation=incarnation, version=version, wait_ms=_wait_ms(wait_s))
+
+        def attempt(timeout: float) -> DenseSnapshot | None:
+            frames = (
+                [self._pull_one(request, timeout=timeout)]
+                if self._dense_is_small
+                else self._pull(request, timeout=timeout)
+            )
+            sizes: list[int] = []
+            try:
+                snapshot = dense_from_frames(_measured(frames, sizes))
+            except BadInput as error:
+                raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
+            if snapshot is not None:
+                # A job's dense part keeps its size; only its header grows with the version.
+                self._dense_is_small = len(sizes) == 1 and sizes[0] <= MAX_FRAME_BYTES - _HEADER_GROWTH_BYTES
+            return snapshot
+
+        return self._connection.call(attempt, wait_s)
+
+    def share_memory(self) -> None:
+        """Lets a master on this host take gradients from memory; see `GradientSender.share_memory`."""
+        self._gradients.share_memory()
+
+    def report_gradient(self, push: Push) -> PushReply:
+        """Hands a micro-batch's gradients in; safe to repeat.
+
+        Raises:
+            BadGradient: an array that the wire has no place for; nothing was sent.
+        """
+        return push_reply_from_message(self._gradients.send(push))
+
+    def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
+        """Hands an evaluated micro-batch's metric state in; safe to repeat."""
+        reply = self._connection.call(lambda timeout: self._report(evaluation_frames(report), timeout))
+        return outcome_from_message(reply.outcome)
+
+    def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
+        """Tells why a worker fails; `fatal` where every worker would."""
+        kind, message = type(error).__name__, str(error)
+        self._call(
+            self._stub.ReportFailure,
+            master_pb2.ReportFailureRequest(incarnation=incarnation, error=kind, message=message, fatal=fatal),
+        )
+
+    def status(self) -> JobStatus:
+        """How far the job is."""
+        return status_from_message(self._call(self._stub.GetStatus, master_pb2.GetStatusRequest()))
+
+    def stop(self, reason: str) -> None:
+        """Ends the job cleanly after the version in work."""
+        self._call(self._stub.StopJob, master_pb2.StopJobRequest(reason=reason))
+
+    def close(self) -> None:
+        """Closes the connection, and with it the sessions and the store. Closing twice is harmless."""
+        self._gradients.close()
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, method: Callable[..., Reply], request: Any, wait_s: float = 0.0) -> Reply:
+        return self._connection.call(lambda timeout: method(request, timeout=timeout), wait_s)
+
+
+def _measured(frames: Iterable[bytes], sizes: list[int]) -> Iterator[bytes]:
+    """The frames, as their sizes are noted."""
+    for frame in frames:
+        sizes.append(len(frame))
+        yield frame
+
+
+def _wait_ms(wait_s: float) -> int:
+    if not 0 <= wait_s <= LONGEST_WAIT_S:
+        raise BadInput(f"wait of {wait_s} s: ask for 0 to {LONGEST_WAIT_S:g} s, and call again")
+    return round(wait_s * 1000)

@@ -1,0 +1,167 @@
+"""The Master service: decodes calls, hands them to a `MasterApi`, encodes the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.support.printable import printable
+from elastable.embedding_store.wire.channels.grpc_server import Service
+from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.shared.outbox import Outboxes
+from elastable.master.api import MasterApi, WorkerIdentity
+from elastable.master.gradient import AsyncPushId, Push
+from elastable.master.jobs.bare import BareMaster
+from elastable.master.tasks.identities import Identities
+from elastable.master.v1 import master_pb2
+from elastable.master.wire.attendance import Attendances
+from elastable.master.wire.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
+from elastable.master.wire.messages import (
+    LONGEST_WAIT_S,
+    MASTER_SERVICE,
+    failure_from_message,
+    holding_from_message,
+    lease_to_message,
+    outcome_to_message,
+    push_reply_to_message,
+    status_to_message,
+)
+
+__all__ = ["master_service"]
+
+_LONGEST_NAME = 256  # bytes
+_LONGEST_REASON = 1024  # characters
+
+
+def master_service(master: MasterApi, outboxes: Outboxes | None = None, join_first: bool | None = None) -> Service:
+    """The service that answers for `master`.
+
+    Args:
+        master: What answers.
+        outboxes: Where gradients may lie.
+        join_first: Whether a worker must join before its other calls, each of which shows the secret that it joined
+            with. Else a name is its owner's from the first push on for which a secret is shown. None: unless `master`
+            is a `BareMaster`, which has no work to hand out.
+    """
+    servicer = _MasterServicer(
+        master, outboxes, not isinstance(master, BareMaster) if join_first is None else join_first
+    )
+
+    def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
+        return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
+
+    handlers = {
+        "Join": grpc.unary_stream_rpc_method_handler(
+            servicer.join, master_pb2.JoinRequest.FromString, master_pb2.JobEvent.SerializeToString
+        ),
+        "LeaseTasks": control(servicer.lease_tasks, master_pb2.LeaseTasksRequest, master_pb2.LeaseTasksReply),
+        "PullDense": grpc.unary_stream_rpc_method_handler(
+            servicer.pull_dense, master_pb2.PullDenseRequest.FromString, None
+        ),
+        "ReportGradient": grpc.stream_unary_rpc_method_handler(
+            servicer.report_gradient, None, master_pb2.ReportGradientReply.SerializeToString
+        ),
+        "ReportEvaluation": grpc.stream_unary_rpc_method_handler(
+            servicer.report_evaluation, None, master_pb2.ReportEvaluationReply.SerializeToString
+        ),
+        "ReportFailure": control(
+            servicer.report_failure, master_pb2.ReportFailureRequest, master_pb2.ReportFailureReply
+        ),
+        "GetStatus": control(servicer.get_status, master_pb2.GetStatusRequest, master_pb2.GetStatusReply),
+        "StopJob": control(servicer.stop_job, master_pb2.StopJobRequest, master_pb2.StopJobReply),
+    }
+    return Service(MASTER_SERVICE, handlers, servicer.close, frozenset({"Join"}))
+
+
+class _MasterServicer:
+    def __init__(self, master: MasterApi, outboxes: Outboxes | None, join_first: bool) -> None:
+        self._master = master
+        self._outboxes = outboxes
+        self._attendances = Attendances(master)
+        self._identities = Identities(join_first, self._attendances.is_there)
+
+    def close(self) -> None:
+        """Ends all sessions: their streams would otherwise last as long as their workers."""
+        self._attendances.close()
+
+    def join(self, request: master_pb2.JoinRequest, context: grpc.ServicerContext) -> Iterator[master_pb2.JobEvent]:
+        with answering(context):
+            if not request.incarnation:
+                raise BadInput("JoinRequest: its incarnation is empty; name every start of a worker differently")
+            for what, name in (("incarnation", request.incarnation), ("host", request.host)):
+                if len(name.encode()) > _LONGEST_NAME:
+                    raise BadInput(
+                        f"JoinRequest: its {what} has {len(name.encode())} bytes; the most are {_LONGEST_NAME}"
+                    )
+                if not name.isprintable():
+                    raise BadInput(f"JoinRequest: its {what} holds control characters: {printable(name, lines=False)}")
+            worker = WorkerIdentity(request.incarnation, request.host, request.pid)
+            self._identities.claim(worker.incarnation, context)
+            yield from self._attendances.events(worker, context)
+
+    def lease_tasks(
+        self, request: master_pb2.LeaseTasksRequest, context: grpc.ServicerContext
+    ) -> master_pb2.LeaseTasksReply:
+        with answering(context):
+            self._identities.require(request.incarnation, self._identities.secret_of(context))
+            wait_s = _wait_s(request.wait_ms)
+            holding = holding_from_message(request)
+            return lease_to_message(self._master.lease_tasks(request.incarnation, request.want, wait_s, holding))
+
+    def pull_dense(self, request: master_pb2.PullDenseRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with answering(context):
+            self._identities.require(request.incarnation, self._identities.secret_of(context))
+            version = request.version if request.HasField("version") else None
+            yield from dense_frames(self._master.pull_dense(request.incarnation, version, _wait_s(request.wait_ms)))
+
+    def report_gradient(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> master_pb2.ReportGradientReply:
+        with answering(context):
+            secret = self._identities.secret_of(context)
+            push = push_from_frames(frames, self._outboxes)
+            for name in _names(push):
+                self._identities.require(name, secret)
+            return push_reply_to_message(self._master.report_gradient(push))
+
+    def report_evaluation(
+        self, frames: Iterator[bytes], context: grpc.ServicerContext
+    ) -> master_pb2.ReportEvaluationReply:
+        with answering(context):
+            secret = self._identities.secret_of(context)
+            report = evaluation_from_frames(frames)
+            self._identities.require(report.incarnation, secret)
+            outcome = self._master.report_evaluation(report)
+            return master_pb2.ReportEvaluationReply(outcome=outcome_to_message(outcome))
+
+    def report_failure(
+        self, request: master_pb2.ReportFailureRequest, context: grpc.ServicerContext
+    ) -> master_pb2.ReportFailureReply:
+        with answering(context):
+            self._identities.require(request.incarnation, self._identities.secret_of(context))
+            incarnation = printable(request.incarnation, _LONGEST_NAME, lines=False)
+            self._master.report_failure(incarnation, failure_from_message(request), request.fatal)
+            return master_pb2.ReportFailureReply()
+
+    def get_status(
+        self, request: master_pb2.GetStatusRequest, context: grpc.ServicerContext
+    ) -> master_pb2.GetStatusReply:
+        with answering(context):
+            return status_to_message(self._master.status())
+
+    def stop_job(self, request: master_pb2.StopJobRequest, context: grpc.ServicerContext) -> master_pb2.StopJobReply:
+        with answering(context):
+            self._master.stop(printable(request.reason, _LONGEST_REASON))
+            return master_pb2.StopJobReply()
+
+
+def _names(push: Push) -> tuple[str, ...]:
+    """The workers in whose names a push is."""
+    return (push.incarnation, push.id.incarnation) if isinstance(push.id, AsyncPushId) else (push.incarnation,)
+
+
+def _wait_s(wait_ms: int) -> float:
+    if not 0 <= wait_ms <= LONGEST_WAIT_S * 1000:
+        raise BadInput(f"wait_ms {wait_ms}: wait from 0 to {LONGEST_WAIT_S * 1000:.0f} milliseconds, and call again")
+    return wait_ms / 1000

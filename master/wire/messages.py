@@ -1,0 +1,213 @@
+"""The plain data of `elastable.master.api`'s control calls as protobuf messages, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
+from elastable.embedding_store.support.printable import printable
+from elastable.embedding_store.wire.channels.status_codes import error_class
+from elastable.master.api import (
+    JobSpec,
+    JobStatus,
+    Lease,
+    PushOutcome,
+    PushReply,
+    Refusal,
+    Task,
+    TaskKind,
+    WorkerIdentity,
+    WorkerStatus,
+)
+from elastable.master.v1 import master_pb2
+
+__all__ = [
+    "LONGEST_WAIT_S",
+    "MASTER_SERVICE",
+    "failure_from_message",
+    "holding_from_message",
+    "job_from_message",
+    "job_to_message",
+    "lease_from_message",
+    "lease_request",
+    "lease_to_message",
+    "outcome_from_message",
+    "outcome_to_message",
+    "push_reply_from_message",
+    "push_reply_to_message",
+    "status_from_message",
+    "status_to_message",
+]
+
+MASTER_SERVICE: str = master_pb2.DESCRIPTOR.services_by_name["Master"].full_name
+"""Full name of the service on the wire."""
+
+LONGEST_WAIT_S = 60.0
+"""A call may ask the master to wait for so long, as it holds one of its threads meanwhile."""
+
+_JOB_FIELDS = tuple(field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields)
+_NEW_JOB_FIELDS: dict[str, Any] = {
+    "staleness_modulation": "none",
+    "versions_per_step": 1,
+}  # as masters meant it that did not say so
+_KINDS = {TaskKind.TRAIN: master_pb2.TASK_KIND_TRAIN, TaskKind.EVALUATE: master_pb2.TASK_KIND_EVALUATE}
+_OUTCOMES = {
+    PushOutcome.ACCEPTED: master_pb2.PUSH_OUTCOME_ACCEPTED,
+    PushOutcome.DUPLICATE: master_pb2.PUSH_OUTCOME_DUPLICATE,
+    PushOutcome.STALE: master_pb2.PUSH_OUTCOME_STALE,
+    PushOutcome.SKIPPED: master_pb2.PUSH_OUTCOME_SKIPPED,
+}
+_KINDS_BACK = {value: kind for kind, value in _KINDS.items()}
+_OUTCOMES_BACK = {value: outcome for outcome, value in _OUTCOMES.items()}
+
+
+def job_to_message(job: JobSpec) -> master_pb2.JobDescription:
+    """The description of a job; the message has the fields of `JobSpec`, by name."""
+    return master_pb2.JobDescription(**{name: getattr(job, name) for name in _JOB_FIELDS})
+
+
+def job_from_message(message: master_pb2.JobDescription) -> JobSpec:
+    """The job that a master describes.
+
+    Raises:
+        BadSpec: no job can be so.
+    """
+    told = {name: getattr(message, name) or _NEW_JOB_FIELDS.get(name, getattr(message, name)) for name in _JOB_FIELDS}
+    if not message.HasField("staleness_bound"):
+        told["staleness_bound"] = None
+    return JobSpec(**told)
+
+
+def lease_request(
+    incarnation: str, want: int, wait_ms: int, holding: Iterable[Task] | None
+) -> master_pb2.LeaseTasksRequest:
+    """A worker's wish for tasks; None: it does not say what it holds."""
+    held = None if holding is None else master_pb2.Holding(tasks=map(_task_to_message, holding))
+    return master_pb2.LeaseTasksRequest(incarnation=incarnation, want=want, wait_ms=wait_ms, holding=held)
+
+
+def holding_from_message(message: master_pb2.LeaseTasksRequest) -> tuple[Task, ...] | None:
+    """What a worker says that it holds, if it says so.
+
+    Raises:
+        BadInput: a task of a kind that this program does not know.
+    """
+    return tuple(map(_task_from_message, message.holding.tasks)) if message.HasField("holding") else None
+
+
+def lease_to_message(lease: Lease) -> master_pb2.LeaseTasksReply:
+    """Tasks leased."""
+    return master_pb2.LeaseTasksReply(
+        tasks=map(_task_to_message, lease.tasks),
+        finished=lease.finished,
+        revoked=map(_task_to_message, lease.revoked),
+    )
+
+
+def lease_from_message(message: master_pb2.LeaseTasksReply) -> Lease:
+    """Tasks leased.
+
+    Raises:
+        BadInput: a task of a kind that this program does not know.
+    """
+    tasks, revoked = (tuple(map(_task_from_message, some)) for some in (message.tasks, message.revoked))
+    return Lease(tasks, message.finished, revoked)
+
+
+def push_reply_to_message(reply: PushReply) -> master_pb2.ReportGradientReply:
+    """What became of a push."""
+    return master_pb2.ReportGradientReply(
+        outcome=outcome_to_message(reply.outcome), reason=reply.reason, version=reply.version
+    )
+
+
+def push_reply_from_message(message: master_pb2.ReportGradientReply) -> PushReply:
+    """What became of a push."""
+    return PushReply(outcome_from_message(message.outcome), message.reason, message.version)
+
+
+def outcome_to_message(outcome: PushOutcome) -> master_pb2.PushOutcome.ValueType:
+    """The number of an outcome."""
+    return _OUTCOMES[outcome]
+
+
+def outcome_from_message(value: master_pb2.PushOutcome.ValueType) -> PushOutcome:
+    """The outcome of a number.
+
+    Raises:
+        BadInput: an outcome that this program does not know.
+    """
+    if value not in _OUTCOMES_BACK:
+        raise BadInput(f"push outcome {value}: known outcomes are {', '.join(PushOutcome)}; is the master newer?")
+    return _OUTCOMES_BACK[value]
+
+
+def failure_from_message(message: master_pb2.ReportFailureRequest) -> ElastableError:
+    """The error that a worker met: of its own class where that is one of ours."""
+    kind, told = error_class(message.error), printable(message.message)
+    return kind(told) if kind else JobFailed(f"{_name(message.error)}: {told}")
+
+
+def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:
+    """How far a job is; the message has the fields of `JobStatus`, by name."""
+    names = ("job", "state", "mode", "version", "versions_total", "epoch", "epochs", "records_trained", "store")
+    reply = master_pb2.GetStatusReply(**{name: getattr(status, name) for name in names}, metrics=dict(status.metrics))
+    for worker in status.workers:
+        who = worker.identity
+        reply.workers.add(
+            incarnation=who.incarnation,
+            host=who.host,
+            pid=who.pid,
+            leases=worker.leases,
+            micro_batches=worker.micro_batches,
+        )
+    for it in status.refusals:
+        reply.refusals.add(host=it.worker.host, pid=it.worker.pid, error=it.error, message=it.message, count=it.count)
+    return reply
+
+
+def status_from_message(message: master_pb2.GetStatusReply) -> JobStatus:
+    """How far a job is."""
+    return JobStatus(
+        job=_name(message.job),
+        state=_name(message.state),
+        mode=_name(message.mode),
+        version=message.version,
+        versions_total=message.versions_total,
+        epoch=message.epoch,
+        epochs=message.epochs,
+        records_trained=message.records_trained,
+        metrics={_name(name): value for name, value in message.metrics.items()},
+        workers=tuple(
+            WorkerStatus(WorkerIdentity(_name(it.incarnation), _name(it.host), it.pid), it.leases, it.micro_batches)
+            for it in message.workers
+        ),
+        store=_name(message.store),
+        refusals=tuple(
+            Refusal(WorkerIdentity("", _name(it.host), it.pid), _name(it.error), printable(it.message), it.count)
+            for it in message.refusals
+        ),
+    )
+
+
+def _name(text: str) -> str:
+    """A name or word of another process, fit for a terminal."""
+    return printable(text, 1024, lines=False)
+
+
+def _task_to_message(task: Task) -> master_pb2.Task:
+    return master_pb2.Task(
+        kind=_KINDS[task.kind],
+        version=task.version,
+        micro_batch=task.micro_batch,
+        epoch=task.epoch,
+        start=task.start,
+        stop=task.stop,
+    )
+
+
+def _task_from_message(task: master_pb2.Task) -> Task:
+    if task.kind not in _KINDS_BACK:
+        raise BadInput(f"task of kind {task.kind}: known kinds are {', '.join(TaskKind)}; is the other side newer?")
+    return Task(task.version, _KINDS_BACK[task.kind], task.micro_batch, task.epoch, task.start, task.stop)

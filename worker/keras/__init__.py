@@ -1,0 +1,1 @@
+"""Keras as it is found: backend, callbacks, seeds, threads, its methods handed over."""

@@ -1,0 +1,48 @@
+"""Methods of `keras.Model` that train, handed over for models with tables in a store.
+
+Keras' own train step knows nothing of a table in a store. So `keras.Model.fit`
+and `train_on_batch` are wrapped once, when the first store-backed layer is
+imported: for a model without such layers they are Keras' own; for one with them
+they are what the package above has registered. `evaluate`, `predict` and the
+others read rows through the layers, and stay Keras' own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from elastable.worker.keras.seeds import layers_of
+from elastable.worker.keras.trainers import trainer
+
+__all__ = ["has_tables_in_store", "wrap_model_methods"]
+
+_WRAPPED = ("fit", "train_on_batch")
+_MARK = "_elastable_wraps"
+
+
+def has_tables_in_store(model: Any) -> bool:
+    """Whether a layer of the model, built or not, has its table in a store."""
+    return any(hasattr(layer, "table_spec") and not layer.on_worker for layer in layers_of(model))
+
+
+def wrap_model_methods() -> None:
+    """Wraps the methods of `keras.Model`; a second call changes nothing."""
+    for name in _WRAPPED:
+        plain = getattr(keras.Model, name)
+        if not hasattr(plain, _MARK):
+            setattr(keras.Model, name, _wrapped(name, plain))
+
+
+def _wrapped(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not has_tables_in_store(self):
+            return plain(self, *args, **kwargs)
+        return trainer(name)(self, *args, **kwargs)
+
+    setattr(method, _MARK, plain)
+    return method

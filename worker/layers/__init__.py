@@ -1,0 +1,1 @@
+"""Keras layers whose tables live in a store."""

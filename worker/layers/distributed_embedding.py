@@ -1,0 +1,263 @@
+"""`et.DistributedEmbedding`: many features and tables in one layer, configured as keras-rs' layer of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
+from elastable.worker.layers.feature_configs import (
+    FeatureConfig,
+    TableConfig,
+    config_of_table,
+    refuse_feature,
+    table_config,
+)
+from elastable.worker.layers.table_features import TableFeatures
+
+__all__ = ["DistributedEmbedding"]
+
+# keras-rs' own mark of inputs that `preprocess` has packed; there is one placement here.
+_PREPROCESSED, _PLACEMENT = "preprocessed_inputs_per_placement", "default_device"
+_BLOCK_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Feature:
+    """A leaf of the configuration.
+
+    Attributes:
+        path: Where it lies in the nest, keys joined by dots.
+        table: Position of its table in the layer.
+        length: Of its sequence; 0: it is reduced.
+        config: As the user gave it.
+    """
+
+    path: str
+    table: int
+    length: int
+    config: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Features:
+    """The configuration as it was given, kept from Keras' tracking, which would change its types.
+
+    Attributes:
+        configs: The user's nest.
+        leaves: The same nest with a `_Feature` in the place of each description.
+        flat: The leaves in the order of the nest.
+        tables: The tables, each once.
+    """
+
+    configs: Any
+    leaves: Any
+    flat: tuple[_Feature, ...]
+    tables: tuple[TableConfig, ...]
+
+
+@keras.saving.register_keras_serializable(package="elastable")
+class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
+    """Looks a nest of features up in tables that live in an embedding store, and combines each feature's rows.
+
+    Takes what `keras_rs.layers.DistributedEmbedding` takes and returns what that returns: features of rank 1 become
+    `[batch, dim]`; of features of rank 2 the last axis is reduced by the table's combiner. Features may share a table.
+    Each table is one of the model, by its name, and is trained by its own optimizer.
+
+    Args:
+        feature_configs: A nest of `et.FeatureConfig` or `keras_rs.layers.FeatureConfig`.
+        table_stacking: Taken and not used: it lays tables out on accelerators.
+        update_stats: False; True is of keras-rs' JAX backend alone.
+
+    Call arguments:
+        inputs: Integer ids in the nest of `feature_configs`: dense, ragged or sparse; or what `preprocess` returned.
+        weights: The weight of every id in its combination, in the same nest.
+        training: As in Keras.
+
+    Returns:
+        The nest of `feature_configs` with `[batch, dim]` for each feature, or `[batch, max_sequence_length, dim]`.
+
+    Raises:
+        BadSpec: a description that is none, or of a table that cannot be.
+        Unsupported: `update_stats=True`.
+        BadInput: inputs or weights in another nest.
+    """
+
+    def __init__(
+        self,
+        feature_configs: Any,
+        *,
+        table_stacking: str | Sequence[str] | Sequence[Sequence[str]] | None = "auto",
+        update_stats: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if update_stats:
+            raise Unsupported(
+                f"layer {self.name!r}: update_stats=True measures the buffers of keras-rs' JAX backend, of which there "
+                "are none here: leave it out"
+            )
+        self._features = _read(feature_configs)
+        self._table_stacking = repr(table_stacking) if table_stacking is None else table_stacking
+        self._tables = [_table_layer(table) for table in self._features.tables]
+        # Ids are integers at every precision, and a lookup is no XLA operation.
+        self.autocast = False
+        self.supports_jit = False
+
+    def build(self, input_shapes: Any = None) -> None:
+        """Checks the tables' specs; there are no weights to make."""
+        for table in self._tables:
+            table.build()
+        self.built = True
+
+    def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
+        """Inputs and weights as one nest, which `call` takes in the place of its inputs; optional."""
+        packed = {"inputs": self._by_path("inputs", inputs)}
+        if weights is not None:
+            packed["weights"] = self._by_path("weights", weights)
+        return {_PREPROCESSED: {_PLACEMENT: packed}}
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Combined rows of every feature; see the class."""
+        packed = self._packed(inputs, weights)
+        found, scales = packed["inputs"], packed.get("weights", {})
+
+        def looked_up(feature: _Feature) -> Any:
+            table = self._tables[feature.table]
+            return table(found[feature.path], scales.get(feature.path), length=feature.length, training=training)
+
+        return keras.tree.map_structure(looked_up, self._features.leaves)
+
+    def get_embedding_tables(self) -> dict[str, Any]:
+        """All rows of every table `[vocabulary_size, dim]`, by the table's name.
+
+        Raises:
+            Unsupported: a table of any int64 ids.
+        """
+        return {table.name: tf.convert_to_tensor(_all_rows(table)) for table in self._tables}
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Symbolic output of symbolic ids."""
+        found = self._packed(inputs, weights)["inputs"]
+        return keras.tree.map_structure(
+            lambda feature: self._tables[feature.table].output_spec(found[feature.path], feature.length),
+            self._features.leaves,
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything needed to make the layer again, in keras-rs' form: tables apart, features naming them by place."""
+        features = keras.tree.map_structure(_config_of_feature, self._features.leaves)
+        return {
+            **super().get_config(),
+            "feature_configs": features,
+            "tables": [config_of_table(table) for table in self._features.tables],
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> DistributedEmbedding:
+        """The layer that `get_config` told."""
+        config = dict(config)
+        tables = [TableConfig.from_config(table) for table in config.pop("tables")]
+
+        def feature_of(part: Any) -> FeatureConfig | None:
+            if not (isinstance(part, dict) and isinstance(part.get("table"), int)):
+                return None  # a part of the nest, to be looked into
+            return FeatureConfig(**{**part, "table": tables[part["table"]]})
+
+        config["feature_configs"] = keras.tree.traverse(feature_of, config["feature_configs"])
+        return cls(**config)
+
+    def _packed(self, inputs: Any, weights: Any) -> Any:
+        if isinstance(inputs, dict) and _PREPROCESSED in inputs:
+            return inputs[_PREPROCESSED][_PLACEMENT]
+        return self.preprocess(inputs, weights)[_PREPROCESSED][_PLACEMENT]
+
+    def _by_path(self, what: str, nest: Any) -> dict[str, Any]:
+        """Path -> its tensor."""
+        tensors = _leaves_of(nest, self._features.leaves, f"layer {self.name!r}: {what}")
+        return {
+            feature.path: value if value is None or hasattr(value, "dtype") else tf.convert_to_tensor(value)
+            for feature, value in tensors
+        }
+
+
+def _leaves_of(nest: Any, features: Any, where: str) -> Iterator[tuple[_Feature, Any]]:
+    """Each feature with its part of the nest; a list and a tuple are the same, as they are in a saved model.
+
+    Raises:
+        BadInput: naming the place where the nests differ.
+    """
+    if isinstance(features, _Feature):
+        yield features, nest
+        return
+    if isinstance(features, Mapping):
+        if not isinstance(nest, Mapping) or set(nest) != set(features):
+            told = f"the keys {sorted(map(str, nest))}" if isinstance(nest, Mapping) else type(nest).__name__
+            raise BadInput(f"{where}: feature_configs have the keys {sorted(map(str, features))}, got {told}")
+        for key, part in features.items():
+            yield from _leaves_of(nest[key], part, f"{where}[{key!r}]")
+        return
+    if not isinstance(nest, list | tuple) or len(nest) != len(features):
+        told = f"{len(nest)}" if isinstance(nest, list | tuple) else type(nest).__name__
+        raise BadInput(f"{where}: feature_configs have a list of {len(features)} features here, got {told}")
+    for place, part in enumerate(features):
+        yield from _leaves_of(nest[place], part, f"{where}[{place}]")
+
+
+def _read(feature_configs: Any) -> _Features:
+    tables: list[Any] = []
+    flat = []
+    for keys, config in keras.tree.flatten_with_path(feature_configs):
+        path = ".".join(str(key) for key in keys)
+        refuse_feature(path, config)
+        # As in keras-rs it is the object that features share.
+        place = next((place for place, table in enumerate(tables) if table is config.table), len(tables))
+        if place == len(tables):
+            tables.append(config.table)
+        flat.append(_Feature(path, place, getattr(config, "max_sequence_length", 0), config))
+    if not flat:
+        raise BadSpec("feature_configs: there are no features; give a nest of et.FeatureConfig")
+    described = tuple(map(table_config, tables))
+    names = [table.name for table in described]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadSpec(f"two tables have the name {twice!r}: features that share a table are given the same TableConfig")
+    leaves = keras.tree.pack_sequence_as(feature_configs, flat)
+    return _Features(feature_configs, leaves, tuple(flat), described)
+
+
+def _table_layer(table: TableConfig) -> TableFeatures:
+    # keras-rs trains a table on the default device with the model's optimizer, and any other with the table's own.
+    own = None if table.placement == "default_device" else table.optimizer
+    return TableFeatures(
+        table.vocabulary_size,
+        table.embedding_dim,
+        embeddings_initializer=table.initializer,
+        combiner=table.combiner,
+        optimizer=own,
+        name=table.name,
+    )
+
+
+def _config_of_feature(feature: _Feature) -> dict[str, Any]:
+    config = feature.config
+    return {
+        "name": config.name,
+        "table": feature.table,
+        "input_shape": getattr(config, "input_shape", None),
+        "output_shape": getattr(config, "output_shape", None),
+        "max_sequence_length": feature.length,
+    }
+
+
+def _all_rows(table: TableFeatures) -> Any:
+    if table.input_dim is None:
+        raise Unsupported(f"table {table.name!r} takes any int64 id, so there are no rows of all ids; look some up")
+    starts = range(0, table.input_dim, _BLOCK_ROWS)
+    ends = [min(start + _BLOCK_ROWS, table.input_dim) for start in starts]
+    return np.concatenate([table.read_rows(np.arange(*ids)) for ids in zip(starts, ends, strict=True)])

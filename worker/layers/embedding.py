@@ -1,0 +1,214 @@
+"""`et.Embedding`: a Keras layer whose table lives in an embedding store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec
+from elastable.embedding_store.errors import BadSpec
+from elastable.embedding_store.rows.row_dtypes import rounded_rows
+from elastable.worker.layers.embedding_arguments import (
+    optimizer_given,
+    order_of_keras,
+    refuse_keras_only,
+    require_size,
+    require_table_dtype,
+    rows_given,
+)
+from elastable.worker.layers.integer_ids import take_integer_ids
+from elastable.worker.layers.membership import membership_config, membership_spec
+from elastable.worker.rows.combine import COMBINERS
+from elastable.worker.rows.saved_rows import load_table, refuse_legacy_file, save_table
+from elastable.worker.rows.store_backed import StoreBacked
+
+__all__ = ["Embedding"]
+
+
+@keras.saving.register_keras_serializable(package="elastable")
+class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
+    """Turns integer ids, or strings, into rows of a table that lives in an embedding store.
+
+    As `keras.layers.Embedding`, and more: any int64 ids, strings, ragged and sparse ids,
+    combiners, tables shared between layers, tables larger than this process's
+    memory. It has no Keras weights; train it with `et.fit` or `elastable train`.
+
+    Arguments come in Keras' order, so that only the name of the layer changes.
+
+    Args:
+        input_dim: Size of the vocabulary, ids are `0 <= id < input_dim`; None:
+            any int64 id, or strings, whose ids are `et.hash_ids` of them.
+        output_dim: Columns of a row.
+        embeddings_initializer: Distribution of the rows, by Keras' names.
+        embeddings_regularizer: Applied to the rows a batch touches, once a
+            layer, unlike Keras, where it reaches the whole table.
+        embeddings_constraint: Applied to the rows a batch touches, after their
+            update; a row that none has touched reads its initial value as it is.
+        mask_zero: Id 0, or the empty string, is padding: masked as in Keras, left out by a combiner.
+        weights: The rows to begin with, `[input_dim, output_dim]`, as in Keras;
+            they are written when training creates the table.
+        combiner: None, "sum", "mean" or "sqrtn": reduces the last axis of the
+            ids. Sparse ids need one; sparse integers below 0 are pruned.
+        table: Name of the table; layers that name the same one share it.
+            Default: the layer's own name.
+        admission: An `et.AdmissionSpec`: when an id gets a row of its own; until
+            then it reads its initial value, and its gradients are dropped.
+            None: at its first gradient. Not with `input_dim`.
+        eviction: An `et.EvictionSpec`: which rows are given up, and when; their
+            ids read their initial values again. None: none. Not with `input_dim`.
+        lazy: False: rows that a batch does not touch follow its step, too, as in
+            Keras; True: they stay as they are; None: as the job says (`et.fit(lazy=)`).
+        optimizer: What trains the table: a Keras optimizer, its name or its config, with a learning rate (or
+            schedule), weight decay and clipping of its own. None: the model's, as given to `compile()`.
+        table_dtype: How the store keeps the rows: None or "float32", "bfloat16"
+            or "float16". The layer reads float32 in any case; `dtype` is, as in
+            Keras, what it computes in.
+
+    Call arguments:
+        inputs: Integers or strings: a dense tensor of any rank, ragged, or sparse of
+            rank 2.
+        weights: With a combiner, the weight of every id; shaped as the ids.
+
+    Returns:
+        Ids' shape + `[output_dim]`; with a combiner, ids' shape without its
+        last axis + `[output_dim]`.
+
+    Raises:
+        BadSpec: dimensions that are not positive integers or are in another
+            order, an unknown combiner or table_dtype; admission or eviction of
+            a fixed vocabulary; an optimizer that Keras does not know.
+        Unsupported: LoRA or quantization.
+        BadIds: ids that are neither integers nor strings, or strings for a fixed vocabulary.
+        IdOutOfRange: ids outside of a fixed vocabulary.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuses `Embedding(8, input_dim=1000)`, the order of earlier versions, before Python does in its words."""
+        if args and "input_dim" in kwargs and cls.__init__ is Embedding.__init__:
+            size = kwargs["input_dim"]
+            raise BadSpec(
+                f"et.Embedding({args[0]!r}, input_dim={size!r}): {order_of_keras(f'({size!r}, {args[0]!r})')}"
+            )
+        return super().__new__(cls, *args, **kwargs)
+
+    def __init__(
+        self,
+        input_dim: int | None,
+        output_dim: int | None = None,
+        embeddings_initializer: Any = "uniform",
+        embeddings_regularizer: Any = None,
+        embeddings_constraint: Any = None,
+        mask_zero: bool = False,
+        weights: Any = None,
+        combiner: str | None = None,
+        table: str | None = None,
+        table_dtype: str | None = None,
+        admission: AdmissionSpec | Mapping[str, Any] | None = None,
+        eviction: EvictionSpec | Mapping[str, Any] | None = None,
+        lazy: bool | None = None,
+        optimizer: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        refuse_keras_only(kwargs)
+        super().__init__(**kwargs)
+        if output_dim is None:
+            raise BadSpec(
+                f"embedding layer {self.name!r}: output_dim is missing; {order_of_keras(f'(None, {input_dim!r})')}"
+            )
+        if mask_zero not in (False, True):
+            raise BadSpec(
+                f"embedding layer {self.name!r}: mask_zero must be True or False, got {mask_zero!r}; "
+                "give combiner by its name, combiner="
+            )
+        require_size(self.name, "output_dim", output_dim)
+        if input_dim is not None:
+            require_size(self.name, "input_dim", input_dim)
+        if combiner is not None and combiner not in COMBINERS:
+            raise BadSpec(
+                f"embedding layer {self.name!r}: combiner {combiner!r}; known ones are None, {', '.join(COMBINERS)}"
+            )
+        require_table_dtype(self.name, table_dtype)
+        self.output_dim = output_dim
+        self.input_dim = input_dim
+        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_regularizer = keras.regularizers.get(embeddings_regularizer)
+        self.embeddings_constraint = keras.constraints.get(embeddings_constraint)
+        self.combiner = combiner
+        self.mask_zero = mask_zero
+        self.table = table
+        self.table_dtype = table_dtype
+        self.admission = membership_spec(self.name, AdmissionSpec, admission, input_dim)
+        self.eviction = membership_spec(self.name, EvictionSpec, eviction, input_dim)
+        self.lazy = lazy
+        self.optimizer = None if optimizer is None else optimizer_given(self.name, optimizer)
+        self.pretrained = None if weights is None else rows_given(self.name, weights, input_dim, output_dim)
+        if self.pretrained is not None:
+            self.pretrained = rounded_rows(table_dtype or "float32", self.pretrained)
+        self.supports_masking = mask_zero
+        # Ids are integers at every precision, and a lookup is no XLA operation.
+        self.autocast = False
+        self.supports_jit = False
+        self.begin()
+
+    def build(self, input_shape: Any = None) -> None:
+        """Checks the table's spec; there are no weights to make."""
+        self.table_spec()
+        self.built = True
+
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """As of every layer; a Sequential model that begins with this one takes ids as integers."""
+        take_integer_ids(inputs)
+        return super().__call__(inputs, *args, **kwargs)
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Rows of `inputs`; see the class."""
+        return self.embed(inputs, weights, training)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """True where ids are not 0, and strings not empty, under `mask_zero` and without a combiner."""
+        if not self.mask_zero or self.combiner is not None:
+            return None
+        return keras.ops.not_equal(inputs, "" if inputs.dtype == "string" else 0)
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+        """Symbolic output of symbolic ids."""
+        dtype = keras.backend.standardize_dtype(inputs.dtype)
+        if dtype == "string" or "int" in dtype:  # floats are refused where they come as values
+            self._note_ids(dtype)
+        ragged = bool(getattr(inputs, "ragged", False)) and self.combiner is None
+        shape = self.output_shape_of(tuple(inputs.shape))
+        return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
+
+    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+        """Shape of the output for ids of `input_shape`."""
+        return self.output_shape_of(tuple(input_shape))
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything needed to make the layer again."""
+        refuse_legacy_file(self)
+        return {
+            **super().get_config(),
+            "input_dim": self.input_dim,
+            "output_dim": self.output_dim,
+            "embeddings_initializer": keras.initializers.serialize(self.embeddings_initializer),
+            "embeddings_regularizer": keras.regularizers.serialize(self.embeddings_regularizer),
+            "embeddings_constraint": keras.constraints.serialize(self.embeddings_constraint),
+            "mask_zero": self.mask_zero,
+            "combiner": self.combiner,
+            "table": self.table,
+            "table_dtype": self.table_dtype,
+            "admission": membership_config(self.admission),
+            "eviction": membership_config(self.eviction),
+            "lazy": self.lazy,
+            "optimizer": None if self.optimizer is None else keras.optimizers.serialize(self.optimizer),
+        }
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the table into a Keras file; raises `Unsupported` for one that is too large (`et.save`)."""
+        save_table(self, store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` wrote."""
+        load_table(self, store)

@@ -1,0 +1,83 @@
+"""One table of an `et.DistributedEmbedding`, and what it makes of the ids of a feature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from elastable.embedding_store.errors import BadIds
+from elastable.worker.layers.embedding import Embedding
+from elastable.worker.rows.combine import flatten_ids, shape_rows
+
+__all__ = ["TableFeatures"]
+
+
+class TableFeatures(Embedding):
+    """The rows of one table for features of any rank; made by `et.DistributedEmbedding` only.
+
+    As `keras_rs.layers.EmbedReduce`: ids of rank 1 are looked up, ids of a higher rank are reduced over their last
+    axis, in float32.
+    """
+
+    def call(self, inputs: Any, weights: Any = None, training: bool | None = None, length: int = 0) -> Any:
+        """The output of one feature.
+
+        Args:
+            inputs: Integer ids: dense of any rank, ragged or sparse of rank 2.
+            weights: Of each id in its combination, of the same kind and shape; None: 1.
+            training: As in Keras.
+            length: If positive, rows as a sequence of that length in the place of a combination.
+
+        Raises:
+            BadIds: a sequence with weights, or of ids of another rank than 2.
+        """
+        if length:
+            return self._sequence(inputs, weights, length, training)
+        if inputs.shape.rank is not None and inputs.shape.rank < 2:
+            return self._single(inputs, weights, training)
+        return self.embed(inputs, weights, training)
+
+    def output_spec(self, inputs: Any, length: int) -> Any:
+        """Symbolic output of the symbolic ids of one feature."""
+        kept = tuple(inputs.shape[:1]) if length else tuple(inputs.shape[:-1]) or tuple(inputs.shape)
+        shape = (*kept, length, self.output_dim) if length else (*kept, self.output_dim)
+        return keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def _single(self, ids: Any, weights: Any, training: bool | None) -> Any:
+        """One id is its own mean, whatever its weight; in a sum the weight counts."""
+        flat = flatten_ids(self.name, ids, None, None, False)
+        rows = shape_rows(flat, self._rows_of(flat.ids, training), None, self.output_dim)
+        if weights is not None and self.combiner == "sum":
+            rows *= tf.cast(tf.expand_dims(weights, -1), rows.dtype)
+        return tf.cast(rows, self.compute_dtype)
+
+    def _sequence(self, ids: Any, weights: Any, length: int, training: bool | None) -> Any:
+        if weights is not None or ids.shape.rank != 2:
+            told = "weights" if weights is not None else f"ids of rank {ids.shape.rank}"
+            raise BadIds(
+                f"table {self.name!r}: a sequence (max_sequence_length={length}) takes ids of rank 2 and no weights, "
+                f"got {told}"
+            )
+        sparse = _positions(ids, length)
+        flat = flatten_ids(self.name, sparse.values, None, None, False)
+        rows = self._rows_of(flat.ids, training)
+        shape = tf.stack([sparse.dense_shape[0], tf.constant(length, tf.int64), self.output_dim])
+        placed = tf.scatter_nd(sparse.indices, rows, shape)
+        placed.set_shape([ids.shape[0], length, self.output_dim])
+        return tf.cast(placed, self.compute_dtype)
+
+
+def _positions(ids: Any, length: int) -> Any:
+    """The first `length` ids of each row as a sparse tensor `[batch, n]`."""
+    if isinstance(ids, tf.RaggedTensor):
+        sparse = ids.to_sparse()
+    elif isinstance(ids, tf.SparseTensor):
+        sparse = ids
+    else:
+        shape = tf.shape(ids, tf.int64)
+        rows, columns = tf.meshgrid(tf.range(shape[0]), tf.range(shape[1]), indexing="ij")
+        indices = tf.stack([tf.reshape(rows, [-1]), tf.reshape(columns, [-1])], axis=1)
+        sparse = tf.SparseTensor(indices, tf.reshape(ids, [-1]), shape)
+    return tf.sparse.retain(sparse, sparse.indices[:, 1] < length)

@@ -1,0 +1,1 @@
+"""Losses: what their terms are divided by, their parts, their scale."""

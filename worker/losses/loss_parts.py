@@ -1,0 +1,122 @@
+"""The parts of a micro-batch's loss that a version combines differently, and what is shown of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.errors import Unsupported
+from elastable.master.api import DivisorKind
+from elastable.worker.losses.loss_terms import LossTerm
+from elastable.worker.losses.reductions import RecordedLoss
+
+__all__ = ["LossPart", "loss_parts", "require_rowwise", "shown_losses"]
+
+
+@dataclass(frozen=True, slots=True)
+class LossPart:
+    """Terms of a loss that are divided alike.
+
+    Attributes:
+        kind: By what; None: as the job's `average` says.
+        amount: With `DivisorKind.AMOUNT` the divisor, a float64 scalar; else None.
+        loss: Their sum.
+        losses: Place of a metric's total -> the mean that they add to it.
+    """
+
+    kind: DivisorKind | None
+    amount: Any
+    loss: Any
+    losses: Mapping[int, Any] = field(default_factory=dict)
+
+
+def loss_parts(model: Any, loss: Any, terms: Sequence[LossTerm], average: str) -> list[LossPart]:
+    """The parts of a loss, that with most of it first.
+
+    Args:
+        model: For messages.
+        loss: The whole loss.
+        terms: Its terms (`elastable.worker.losses.loss_terms`).
+        average: How the job combines micro-batches; see `JobSpec`.
+
+    Raises:
+        Unsupported: with "mean", a term of which it cannot be seen what it was divided by.
+    """
+    if average == "records":
+        return [LossPart(DivisorKind.RECORDS, None, loss)]
+    if average == "mean":
+        _refuse_unknown(model, terms)
+    groups: dict[Any, list[LossTerm]] = {}
+    for term in sorted(terms, key=lambda term: not term.of_batch):
+        groups.setdefault(_group(term, average), []).append(term)
+    if len(groups) == 1:
+        # The loss as it is: terms would be added in another order.
+        ((kind, _),) = groups
+        return [LossPart(kind, next(iter(groups.values()))[0].amount, loss)]
+    return [LossPart(kind, alike[0].amount, _sum(alike)) for (kind, _), alike in groups.items()]
+
+
+def _group(term: LossTerm, average: str) -> tuple[DivisorKind | None, Any]:
+    if average == "sum":
+        return (DivisorKind.NOTHING if term.of_batch else DivisorKind.RECORDS), None
+    return term.kind, None if term.amount is None else term.amount.ref()
+
+
+def _sum(terms: Sequence[LossTerm]) -> Any:
+    values = [term.value for term in terms]
+    return values[0] if len(values) == 1 else tf.add_n(values)
+
+
+def _refuse_unknown(model: Any, terms: Sequence[LossTerm]) -> None:
+    for term in terms:
+        if term.kind is None:
+            raise Unsupported(
+                f"model {model.name!r}: with grads_to_wait above 1 it must be known what every term of the loss is "
+                f"divided by, and of one it cannot be seen (operation {term.told}). Return one value for each record "
+                "from a loss function, so that Keras reduces them; or end a term of add_loss or compute_loss in "
+                "keras.ops.mean or keras.ops.sum over the records; or say which it is with et.averaged(term) or "
+                "et.summed(term); or let every micro-batch weigh its records: average='records' "
+                "(--average records)"
+            )
+
+
+def shown_losses(
+    model: Any, parts: Sequence[LossPart], recorded: Sequence[RecordedLoss], penalty: Any
+) -> tuple[list[LossPart], Mapping[int, Any]]:
+    """The parts with what they add to Keras' loss metrics, and what a penalty on rows adds.
+
+    A mean over records needs none: metric states of micro-batches are summed as they are.
+    """
+    if [part.kind for part in parts] == [DivisorKind.RECORDS] or parts[0].loss.shape.rank != 0:
+        return list(parts), {}
+    places = {id(variable): place for place, variable in enumerate(model.metrics_variables)}
+    own = getattr(model, "_loss_tracker", None)
+    whole = None if own is None else places.get(id(own.total))
+    trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", ()))
+    outputs = zip(trackers, recorded, strict=True) if len(trackers) == len(recorded) else ()
+    found = [{} if whole is None else {whole: part.loss} for part in parts]
+    for tracker, loss in outputs:
+        for part, losses in zip(parts, found, strict=True):
+            if (part.kind, part.amount is loss.amount) == (loss.kind, True) and loss.result.shape.rank == 0:
+                losses[places[id(tracker.total)]] = loss.result
+    shown = [LossPart(part.kind, part.amount, part.loss, losses) for part, losses in zip(parts, found, strict=True)]
+    return shown, {} if whole is None or penalty is None else {whole: penalty}
+
+
+def require_rowwise(layer: Any) -> None:
+    """Refuses a regularizer of a table that does not treat rows separately: micro-batches cannot be combined.
+
+    Raises:
+        Unsupported: naming layer and regularizer.
+    """
+    rows = tf.constant(np.random.default_rng(0).normal(size=(4, layer.output_dim)).astype(np.float32))
+    penalty = layer.embeddings_regularizer
+    if not np.isclose(penalty(rows), sum(float(penalty(half)) for half in tf.split(rows, 2)), rtol=1e-4):
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: its regularizer {type(penalty).__name__} joins the "
+            "rows of a batch, so that with grads_to_wait above 1 no micro-batch can compute it; use grads_to_wait=1"
+        )

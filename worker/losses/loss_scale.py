@@ -1,0 +1,48 @@
+"""Loss scaling: gradients of a loss times a number, and divided by it again, so that float16 does not lose small ones.
+
+The scale of `keras.optimizers.LossScaleOptimizer` is a number of the version. It comes to workers as one more state of
+the model; the master changes it with each version (`elastable.master.keras.keras_update`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+__all__ = ["scale_variables", "scaled_gradient"]
+
+_KEPT = "_elastable_loss_scale"
+
+
+def scale_variables(optimizer: Any) -> list[Any]:
+    """The variable of a scale that changes, alone; none where the optimizer has no such scale."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return []
+    if optimizer.built:
+        return [optimizer.dynamic_scale]
+    if not hasattr(optimizer, _KEPT):
+        # A worker's optimizer makes no step: it is not built, and takes no memory for moments.
+        scale = keras.Variable(optimizer.initial_scale, dtype="float32", trainable=False, name="dynamic_scale")
+        object.__setattr__(optimizer, _KEPT, scale)
+    return [getattr(optimizer, _KEPT)]
+
+
+def scaled_gradient(tape: Any, loss: Any, sources: Any, optimizer: Any) -> Any:
+    """`tape.gradient(loss, sources)`, computed at the optimizer's loss scale."""
+    dynamic = scale_variables(optimizer)
+    static = getattr(optimizer, "loss_scale_factor", None)
+    if not dynamic and static is None:
+        return tape.gradient(loss, sources)
+    scale = tf.convert_to_tensor(dynamic[0].value if dynamic else static, tf.float32)
+    found = tape.gradient(loss, sources, output_gradients=tf.ones_like(loss) * tf.cast(scale, loss.dtype))
+    return tf.nest.map_structure(lambda gradient: _divided(gradient, scale), found)
+
+
+def _divided(gradient: Any, scale: Any) -> Any:
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_divided(gradient.values, scale), gradient.indices, gradient.dense_shape)
+    return gradient / tf.cast(scale, gradient.dtype)

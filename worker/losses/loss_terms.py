@@ -1,0 +1,231 @@
+"""The terms of a traced loss, and what each was divided by.
+
+A version's gradient is that of one batch of all its records, so micro-batches
+must be combined term by term: a mean over records by records, a masked mean by
+what the mask let through, a sum by nothing. The graph of the loss is walked from
+its end: through sums and constant factors, down to terms whose divisor is
+known. What is not known is said to be so, and never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from elastable.master.api import DivisorKind
+from elastable.worker.losses.reductions import RecordedLoss
+
+__all__ = ["LossTerm", "averaged", "loss_terms", "summed"]
+
+_AVERAGED, _SUMMED = "elastable_averaged", "elastable_summed"
+
+# What a value depends on: nothing of the batch, its shape alone, or what is in it.
+_CONSTANT, _SHAPE, _BATCH = range(3)
+_SHAPE_OPS = ("Shape", "ShapeN", "Size", "Rank")
+_THROUGH = ("Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "Snapshot")
+_ARITHMETIC = ("Mul", "RealDiv", "DivNoNan", "Div", "Pow", "MulNoNan", "Xdivy", "AddV2", "Sub")
+_READS = ("ReadVariable", "ResourceGather", "EagerPyFunc", "PyFunc")
+_UNKNOWN, _BARE_SUM = "unknown", "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerm:
+    """One summand of a loss.
+
+    Attributes:
+        value: The term with its factors, a scalar.
+        kind: What it was divided by; None: that cannot be seen.
+        amount: With `DivisorKind.AMOUNT` the divisor, a float64 scalar; else None.
+        of_batch: Whether it depends on the batch; a regularizer of weights does not.
+        told: The operation where the walk ended, for messages.
+    """
+
+    value: Any
+    kind: DivisorKind | None
+    amount: Any
+    of_batch: bool
+    told: str
+
+
+def averaged(value: Any) -> Any:
+    """Marks a scalar of a loss as a mean over the records of the batch; changes no number.
+
+    For terms of `add_loss` and `compute_loss`, and losses that return one
+    number, where it cannot be seen from their operations. See docs/model-file.md.
+    """
+    return tf.identity(value, name=_AVERAGED)
+
+
+def summed(value: Any) -> Any:
+    """Marks a scalar of a loss as a sum over the records of the batch; changes no number. See `averaged`."""
+    return tf.identity(value, name=_SUMMED)
+
+
+def loss_terms(
+    loss: Any, recorded: Sequence[RecordedLoss], batch: Collection[Any], rows: Collection[Any]
+) -> list[LossTerm]:
+    """The terms of a loss that is traced into a graph.
+
+    Args:
+        loss: A scalar, or a value for each record (reduction "none"), whose gradient is that of its sum.
+        recorded: The reductions of Keras' losses in it.
+        batch: The tensors of the graph that hold data of the batch.
+        rows: Those that hold rows of tables.
+    """
+    walk = _Walk(recorded, batch, rows)
+    found = [_Leaf(loss, (), _UNKNOWN, None)] if loss.shape.rank is None else walk.leaves(loss)
+    terms = []
+    for leaf in found:
+        value = leaf.tensor if leaf.tensor.shape.rank == 0 else tf.reduce_sum(leaf.tensor)
+        # A number beside a value for each record would count once for every record.
+        mixed = loss.shape.rank != 0 and leaf.tensor.shape.rank != loss.shape.rank
+        for factor in leaf.factors:
+            value = value * tf.cast(factor, value.dtype)
+        known = not mixed and isinstance(leaf.kind, DivisorKind)
+        terms.append(
+            LossTerm(
+                tf.cast(value, loss.dtype),
+                DivisorKind(leaf.kind) if known else None,
+                leaf.amount if known else None,
+                walk.depends(leaf.tensor) != _CONSTANT,
+                f"{leaf.tensor.op.type} {leaf.tensor.op.name!r}",
+            )
+        )
+    return terms
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    tensor: Any
+    factors: tuple[Any, ...]
+    kind: DivisorKind | str
+    amount: Any
+
+
+class _Walk:
+    def __init__(self, recorded: Sequence[RecordedLoss], batch: Collection[Any], rows: Collection[Any]) -> None:
+        self._recorded = {loss.result.ref(): loss for loss in recorded}
+        self._rows = {tensor.ref() for tensor in rows}
+        self._batch = self._rows | {tensor.ref() for tensor in batch}
+        self._known: dict[Any, int] = {}
+
+    def leaves(self, tensor: Any, factors: tuple[Any, ...] = ()) -> list[_Leaf]:
+        """The summands of a tensor."""
+        if (loss := self._recorded.get(tensor.ref())) is not None:
+            return [_Leaf(tensor, factors, loss.kind, loss.amount)]
+        depends = self.depends(tensor)
+        if depends == _CONSTANT:
+            return [_Leaf(tensor, factors, DivisorKind.RECORDS, None)]
+        operation = tensor.op
+        name = operation.name.rsplit("/", 1)[-1]
+        if operation.type == "Identity" and name.startswith((_AVERAGED, _SUMMED)):
+            marked = DivisorKind.RECORDS if name.startswith(_AVERAGED) else DivisorKind.NOTHING
+            return [_Leaf(tensor, factors, marked, None)]
+        inside = self._inside(tensor, factors) if depends == _BATCH else None
+        return [_Leaf(tensor, factors, _UNKNOWN, None)] if inside is None else inside
+
+    def _inside(self, tensor: Any, factors: tuple[Any, ...]) -> list[_Leaf] | None:
+        operation, inputs = tensor.op, list(tensor.op.inputs)
+        kind = operation.type
+        if kind in _THROUGH:
+            source = inputs[0]
+            return self.leaves(source, factors) if source.shape.rank == tensor.shape.rank else None
+        if kind in ("AddV2", "Add", "AddN"):
+            return [leaf for part in inputs for leaf in self.leaves(part, factors)]
+        if kind == "Sub":
+            return [*self.leaves(inputs[0], factors), *self.leaves(inputs[1], (*factors, -1.0))]
+        if kind == "Neg":
+            return self.leaves(inputs[0], (*factors, -1.0))
+        if kind == "Mul":
+            return self._product(inputs, factors)
+        if kind in ("RealDiv", "DivNoNan"):
+            return self._quotient(tensor, inputs[0], inputs[1], factors)
+        if kind in ("Sum", "Mean"):
+            return self._reduction(tensor, inputs[0], kind, factors)
+        return None
+
+    def _product(self, inputs: Sequence[Any], factors: tuple[Any, ...]) -> list[_Leaf] | None:
+        for one, other in (inputs, inputs[::-1]):
+            if self.depends(other) == _CONSTANT and other.shape.rank == 0:
+                return self.leaves(one, (*factors, other))
+        return None
+
+    def _quotient(self, tensor: Any, above: Any, below: Any, factors: tuple[Any, ...]) -> list[_Leaf] | None:
+        depends = self.depends(below)
+        if below.shape.rank != 0:
+            return None
+        if depends == _CONSTANT:
+            return self.leaves(above, (*factors, 1.0 / below))
+        if any(leaf.kind not in (_BARE_SUM, DivisorKind.NOTHING) for leaf in self.leaves(above)):
+            return None
+        if depends == _SHAPE:
+            return [_Leaf(tensor, factors, DivisorKind.RECORDS, None)]
+        # Weights or a mask of the data, summed by hand: with them the divisor is no function of the model.
+        counts = [] if self._is_trained(below) else self.leaves(below)
+        if len(counts) == 1 and counts[0].kind == DivisorKind.NOTHING and not counts[0].factors:
+            return [_Leaf(tensor, factors, DivisorKind.AMOUNT, tf.cast(below, tf.float64))]
+        return None
+
+    def _reduction(self, tensor: Any, source: Any, kind: str, factors: tuple[Any, ...]) -> list[_Leaf] | None:
+        if source.shape.rank == 0:
+            return self.leaves(source, factors)
+        if tensor.shape.rank != 0:
+            return None
+        if source.op.type == "Pack" and source.shape.rank == 1:
+            share = (*factors, 1.0 / len(source.op.inputs)) if kind == "Mean" else factors
+            return [leaf for part in source.op.inputs for leaf in self.leaves(part, share)]
+        if source.shape.rank is None or source.shape[0] is not None:
+            return None
+        if kind == "Mean":
+            return [_Leaf(tensor, factors, DivisorKind.RECORDS, None)]
+        return [_Leaf(tensor, factors, _BARE_SUM if self._is_scaled_by_size(source) else DivisorKind.NOTHING, None)]
+
+    def depends(self, tensor: Any) -> int:
+        """What of the batch a tensor depends on."""
+        waiting = [tensor]
+        while waiting:
+            last = waiting[-1]
+            if last.ref() in self._known:
+                waiting.pop()
+                continue
+            missing = [part for part in last.op.inputs if part.ref() not in self._known]
+            if missing and last.ref() not in self._batch:
+                waiting.extend(missing)
+                continue
+            waiting.pop()
+            self._known[last.ref()] = self._own(last)
+        return self._known[tensor.ref()]
+
+    def _own(self, tensor: Any) -> int:
+        if tensor.ref() in self._batch:
+            return _BATCH
+        most = max((self._known[part.ref()] for part in tensor.op.inputs), default=_CONSTANT)
+        return min(most, _SHAPE) if tensor.op.type in _SHAPE_OPS else most
+
+    def _is_scaled_by_size(self, tensor: Any) -> bool:
+        """Whether the size of the batch went into a value by arithmetic: as in `sum(x / batch_size)`."""
+        return any(
+            operation.type in _ARITHMETIC and any(self.depends(part) == _SHAPE for part in operation.inputs)
+            for operation in _ancestors(tensor)
+        )
+
+    def _is_trained(self, tensor: Any) -> bool:
+        """Whether a value is computed from rows or variables, and so has a gradient of its own."""
+        return any(
+            operation.type.startswith(_READS) or any(part.ref() in self._rows for part in operation.outputs)
+            for operation in _ancestors(tensor)
+        )
+
+
+def _ancestors(tensor: Any) -> list[Any]:
+    """The operations that a tensor is computed by, its own first."""
+    waiting, found = [tensor.op], {}
+    while waiting:
+        operation = waiting.pop()
+        if operation.name not in found:
+            found[operation.name] = operation
+            waiting.extend(part.op for part in operation.inputs)
+    return list(found.values())

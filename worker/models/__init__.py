@@ -1,0 +1,1 @@
+"""A person's model: loaded, built, moved to the store, exported."""

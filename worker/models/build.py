@@ -1,0 +1,187 @@
+"""A model made ready to be trained: seeded, built, its metrics and loss in place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unsupported
+from elastable.worker.models.offload import offloading
+from elastable.worker.models.on_worker import keep_on_worker
+from elastable.worker.readers import RaggedArray, Reader, SparseArray
+from elastable.worker.rows.scope import PlanScope, entered
+from elastable.worker.step.batch_checks import require_like, require_parts
+from elastable.worker.step.forward import Forward, forward, update_metrics
+from elastable.worker.step.tensor_specs import batch_spec
+from elastable.worker.step.traced.own_step import overrides, rehearse
+from elastable.worker.step.train_step import store_layers
+
+__all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
+
+_log = logging.getLogger(__name__)
+
+
+def as_tensors(batch: Any, source: str = "the reader") -> Any:
+    """A batch of arrays as the same nest of tensors: RaggedArrays and SparseArrays as TensorFlow's.
+
+    Raises:
+        BadInput: no batch; `source` says where it comes from.
+    """
+    return tf.nest.map_structure(_as_tensor, require_parts(batch, source))
+
+
+def _as_tensor(value: Any) -> Any:
+    if tf.is_tensor(value):
+        return value
+    if isinstance(value, RaggedArray):
+        return tf.RaggedTensor.from_row_splits(_as_tensor(value.values), value.splits, validate=False)
+    if isinstance(value, SparseArray):
+        records = np.repeat(np.arange(len(value)), np.diff(value.splits))
+        indices = np.concatenate([records[:, np.newaxis], value.indices], axis=1)
+        return tf.SparseTensor(indices, _as_tensor(value.values), [len(value), *value.shape])
+    return tf.convert_to_tensor(value)
+
+
+def sample_batch(reader: Reader, records: int = 2) -> Any:
+    """The first records of a reader, as tensors."""
+    if len(reader) == 0:
+        raise BadInput("the training split is empty; data('train') must hold at least one record")
+    first = np.arange(min(records, len(reader)), dtype=np.int64)
+    source = f"{type(reader).__name__}.take()"
+    batch = as_tensors(reader.take(first), source)
+    require_like(batch_spec(batch), batch, len(first), source)
+    return batch
+
+
+def make_model(
+    make: Callable[[], Any], sample: Any, seed: int, offload_above: int = 0, on_worker: Collection[str] = ()
+) -> Any:
+    """Calls `make` for the model and builds it.
+
+    Args:
+        make: Returns a compiled Keras model.
+        sample: A batch, for its shapes.
+        seed: Keras' global seed, so that every process begins with equal
+            dense variables.
+        offload_above: Keras embeddings of more elements than this get their
+            tables in the store and never allocate them; 0: none.
+        on_worker: Tables that become Keras variables.
+    """
+    keras.utils.set_random_seed(seed & 0xFFFFFFFF)
+    with offloading(offload_above):
+        model = make()
+        build_model(model, sample)
+    if on_worker:
+        specs = {layer.table_name: layer.table_spec(seed) for layer in store_layers(model)}
+        keep_on_worker(model, {name: specs[name] for name in on_worker if name in specs})
+    return model
+
+
+def build_model(model: Any, sample: Any) -> None:
+    """Runs the model once on `sample`, so that all variables exist.
+
+    Raises:
+        ModelError, Unsupported: a model that is not compiled, fails on its own
+            data, or asks for what cannot be honoured.
+    """
+    _refuse_unsupported(model)
+    try:
+        if overrides(model, "train_step"):
+            # In a graph, so that nothing is computed: the step may move states and metrics.
+            with entered(PlanScope()):
+                tf.function(lambda: rehearse(model, sample), autograph=False).get_concrete_function()
+        else:
+            with _states_kept(model):
+                done = forward(model, sample, training=False)
+            update_metrics(model, done, done.loss)
+            _require_sums(model, done)
+    except ElastableError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"model {model.name!r} fails on the first records of its data: {type(error).__name__}: {error}"
+        ) from error
+    model.reset_metrics()
+
+
+def _refuse_unsupported(model: Any) -> None:
+    """Refuses by name what `compile()` or the model ask for and the step cannot honour."""
+    if not getattr(model, "compiled", False):
+        raise ModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss, ...) first")
+    strategy = getattr(model, "_distribute_strategy", None)
+    if strategy is not None:
+        raise Unsupported(
+            f"model {model.name!r} was made under tf.distribute's {type(strategy).__name__}, which copies variables by "
+            "itself: make it outside of the strategy's scope; several workers are elastable train --workers, replicas "
+            "with variables of their own et.ReplicaTrainer"
+        )
+    if model.jit_compile is True:
+        # As Keras itself does for a model that XLA cannot compile; the numbers differ by rounding alone.
+        _log.warning(
+            "model %r: compile(jit_compile=True) has no effect: its steps run without XLA, because the number of "
+            "unique ids differs from batch to batch",
+            model.name,
+        )
+
+
+@contextmanager
+def _states_kept(model: Any) -> Iterator[None]:
+    """Afterwards the layers' states are as before, or, of layers built meanwhile, as they were initialised.
+
+    A layer may count its calls or move an average whether it trains or not; this call is none of the program's.
+    """
+    values = [(variable, np.array(variable)) for variable in model.non_trainable_variables]
+    plain_add_weight = keras.Layer.add_weight
+
+    def add_weight(self: Any, *arguments: Any, **options: Any) -> Any:
+        variable = plain_add_weight(self, *arguments, **options)
+        if not variable.trainable:
+            values.append((variable, np.array(variable)))
+        return variable
+
+    keras.Layer.add_weight = add_weight
+    try:
+        yield
+    finally:
+        keras.Layer.add_weight = plain_add_weight
+        for variable, value in values:
+            variable.assign(value)
+
+
+def _require_sums(model: Any, done: Forward) -> None:
+    """Refuses a user's metric whose state is no sum over records, so that micro-batches cannot be merged.
+
+    Raises:
+        Unsupported: naming the metric: seeing the same predictions again does not double its state.
+    """
+    metrics = [part for metric in model.metrics for part in getattr(metric, "metrics", None) or [metric]]
+    own = [metric for metric in metrics if type(metric).__module__.split(".")[0] != "keras"]
+    if not own:
+        return
+    # A model that is not trained yet may predict zeros, of which every state is a multiple.
+    seen = replace(done, predicted=tf.nest.map_structure(_between_zero_and_one, done.predicted))
+    model.reset_metrics()
+    update_metrics(model, seen, seen.loss)
+    once = [[np.array(variable) for variable in metric.variables] for metric in own]
+    update_metrics(model, seen, seen.loss)
+    for metric, values in zip(own, once, strict=True):
+        for variable, value in zip(metric.variables, values, strict=True):
+            if not np.allclose(np.array(variable), 2 * value, rtol=1e-3, atol=1e-6):
+                raise Unsupported(
+                    f"metric {metric.name!r} ({type(metric).__name__}): its state {variable.path!r} is no sum over "
+                    "records (the same batch again does not double it), so micro-batches cannot be merged; "
+                    "keep sums and counts in the state and compute from them in result(), or use a callback"
+                )
+
+
+def _between_zero_and_one(value: Any) -> Any:
+    if not tf.is_tensor(value) or isinstance(value, tf.RaggedTensor) or not value.dtype.is_floating:
+        return value
+    return tf.cast(np.random.default_rng(0).uniform(0.1, 0.9, value.shape), value.dtype)

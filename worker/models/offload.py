@@ -1,0 +1,183 @@
+"""Plain Keras embeddings moved to the store, without touching the model.
+
+A `keras.layers.Embedding` above a size becomes an `OffloadedEmbedding` by
+changing its class before it is built: it is the same object in the same model,
+keeps its config to the letter, and never allocates its table. On export it
+becomes a plain layer again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import Unsupported
+from elastable.worker.keras.seeds import layers_of
+from elastable.worker.models.keras_slots import give_back_slots
+from elastable.worker.rows.saved_rows import all_rows, load_all_rows, refuse_legacy_file
+from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.whole_table import WholeTable
+
+__all__ = ["OffloadedEmbedding", "bring_back", "offload_built", "offloading"]
+
+_log = logging.getLogger(__name__)
+_LOADED = -2  # steps that no optimizer has
+
+
+class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[misc]
+    """A Keras embedding whose table lives in the store; made by `offloading` only.
+
+    To whoever asks for its `__class__`, as Keras does when it writes, clones or
+    copies a model, it is the `keras.layers.Embedding` that it was.
+
+    Attributes:
+        variable_path: Of the Keras variable that it had; None: it never had one.
+    """
+
+    variable_path: str | None = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return keras.layers.Embedding
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes no weights."""
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Rows of `inputs`; float ids are truncated, as Keras does."""
+        if not inputs.dtype.is_integer:
+            inputs = keras.ops.cast(inputs, "int64")
+        return self.embed(inputs, None, training)
+
+    def get_config(self) -> dict[str, Any]:
+        """That of the plain layer."""
+        refuse_legacy_file(self)
+        return dict(keras.layers.Embedding.get_config(self))
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the rows as the plain layer does; raises `Unsupported` where there are too many (`et.save`)."""
+        store["0"] = all_rows(self)
+        optimizer = None if self._trained_by is None else self._trained_by()
+        if optimizer is not None and isinstance(self._source, EmbeddingStore):
+            give_back_slots(optimizer, self)  # Keras writes the optimizer after the layers
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the rows of a plain layer."""
+        load_all_rows(self, np.asarray(store["0"]))
+        if self.variable_path is not None:
+            self.note_steps(_LOADED)  # slots are those that Keras loads into the optimizer
+
+
+def _elements(layer: Any) -> int:
+    return int(layer.input_dim) * int(layer.output_dim)
+
+
+def _refuse_unsupported(layer: Any) -> None:
+    if layer.lora_rank or layer.quantization_mode:
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: LoRA and quantized embeddings cannot be offloaded; "
+            "raise --offload-embeddings-above over its size"
+        )
+
+
+def _offload(layer: Any) -> None:
+    _refuse_unsupported(layer)
+    layer.__class__ = OffloadedEmbedding
+    layer.combiner = None
+    layer.table = None
+    layer.supports_jit = False
+    layer.begin()
+    _log.info("embedding layer %r (%d elements) lives in the store", layer.name, _elements(layer))
+
+
+@contextmanager
+def offloading(above: int) -> Iterator[None]:
+    """While the block runs, Keras embeddings of more than `above` elements are offloaded as they are built."""
+    if above <= 0:
+        yield
+        return
+    plain_build = keras.layers.Embedding.build
+
+    def build(self: Any, input_shape: Any = None) -> None:
+        if type(self) is keras.layers.Embedding and not self.built and _elements(self) > above:
+            _offload(self)
+            # Keras binds `build` to an instance when it is made: name the class.
+            OffloadedEmbedding.build(self, input_shape)
+            return
+        plain_build(self, input_shape)
+
+    keras.layers.Embedding.build = build
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.build = plain_build
+
+
+def offload_built(model: Any, above: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Offloads the already built embeddings of a model.
+
+    Returns:
+        Table name -> float32 `[vocabulary, dim]`: the values they had, for the store.
+    """
+    values = {}
+    for layer in layers_of(model):
+        if type(layer) is keras.layers.Embedding and layer.built and _elements(layer) > above > 0:
+            _refuse_unsupported(layer)
+            _refuse_held_elsewhere(model, layer)
+            variable = layer._embeddings
+            values[layer.name] = np.asarray(variable)
+            layer._tracker.unlock()
+            layer._trainable_variables.remove(layer._embeddings)
+            layer._embeddings = None
+            layer._tracker.lock()
+            _offload(layer)
+            layer.trainable = layer.trainable and variable.trainable
+            layer.variable_path = variable.path
+            _tie(model, variable, WholeTable(layer))
+    return values
+
+
+def _refuse_held_elsewhere(model: Any, layer: Any) -> None:
+    """Raises `Unsupported` where another layer has the variable as a weight of its own."""
+    for other in layers_of(model):
+        weights = (*other._trainable_variables, *other._non_trainable_variables)
+        if other is not layer and any(weight is layer._embeddings for weight in weights):
+            raise Unsupported(
+                f"embedding layer {layer.name!r}: layer {other.name!r} holds its variable `embeddings` as a weight of "
+                f"its own, so its table cannot be offloaded; hold the layer, and use `layer.embeddings` in call(), or "
+                "raise offload_embeddings_above over its size"
+            )
+
+
+def _tie(model: Any, variable: Any, table: WholeTable) -> None:
+    """Puts the table in the place of the variable where operations of Functional models are called with it."""
+
+    def swap(argument: Any) -> Any:
+        return table if argument is variable else argument
+
+    for part in layers_of(model):
+        for operation in getattr(part, "operations", ()):
+            for node in operation._inbound_nodes:
+                arguments = node.arguments
+                if any(argument is variable for argument in arguments._flat_arguments):
+                    arguments.args = keras.tree.map_structure(swap, arguments.args)
+                    arguments.kwargs = keras.tree.map_structure(swap, arguments.kwargs)
+                    arguments._flat_arguments = [swap(argument) for argument in arguments._flat_arguments]
+
+
+def bring_back(layer: OffloadedEmbedding, values: np.ndarray[Any, Any]) -> None:
+    """Makes the layer a plain Keras embedding again, holding `values` `[vocabulary, dim]`."""
+    object.__dict__["__class__"].__set__(layer, keras.layers.Embedding)  # past the property
+    layer.supports_jit = True
+    layer._tracker.unlock()
+    layer.built = False
+    keras.layers.Embedding.build(layer)
+    layer._tracker.lock()
+    layer.set_weights([values])

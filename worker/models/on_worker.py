@@ -1,0 +1,90 @@
+"""Tables that stay on the workers: ordinary Keras variables, trained as any other dense variable.
+
+A table so small that asking a store for its rows costs more than sending all
+of it along with the dense variables (see `elastable.embedding_store.composite.placement.locations`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.worker.models.offload import OffloadedEmbedding, bring_back
+from elastable.worker.rows.keras_draw import first_rows
+from elastable.worker.step.train_step import store_layers
+
+__all__ = ["keep_on_worker"]
+
+
+def keep_on_worker(model: Any, tables: Mapping[str, TableSpec], given: Mapping[str, Float32] | None = None) -> None:
+    """Gives the layers of these tables a Keras variable in the place of the store.
+
+    It begins with the rows that the store would have begun with: those given
+    here or to the layer, those that the layer reads already, else the initial
+    values. Layers that share a table share the variable. Must be done before
+    the optimizer is built.
+
+    Args:
+        model: A built model.
+        tables: Of fixed vocabulary, by name.
+        given: Table name -> float32 `[vocabulary, dim]`, where there are such.
+
+    Raises:
+        ModelError: the optimizer has counted its variables already.
+        Unsupported: a table with an optimizer of its own.
+    """
+    if tables and getattr(model.optimizer, "built", False):
+        raise ModelError(
+            f"model {model.name!r}: its optimizer {model.optimizer.name!r} is built, so no table can become a variable "
+            "of the workers any more; make the model anew"
+        )
+    variables: dict[str, Any] = {}
+    for layer in store_layers(model):
+        spec = tables.get(layer.table_name)
+        if spec is None:
+            continue
+        if layer.optimizer is not None:
+            raise Unsupported(
+                f"embedding layer {layer.name!r}: its table {spec.name!r} is placed on the workers, where the model's "
+                f"optimizer trains it, and has an optimizer of its own ({type(layer.optimizer).__name__}): place the "
+                "table in a store, or leave optimizer= out"
+            )
+        rows = _rows_of(layer, spec, (given or {}).get(spec.name))
+        if isinstance(layer, OffloadedEmbedding):
+            bring_back(layer, rows)
+            continue
+        if spec.name not in variables:
+            variables[spec.name] = _variable_of(layer, spec, rows)
+        layer.keep_on_worker(variables[spec.name])
+
+
+def _rows_of(layer: Any, spec: TableSpec, given: Float32 | None) -> Float32:
+    if given is not None:
+        return given
+    assert spec.vocabulary_size is not None
+    ids = np.arange(spec.vocabulary_size, dtype=np.int64)
+    if layer.source is not None:
+        return np.asarray(layer.read_rows(ids), np.float32)
+    rows = first_rows(layer, unseeded=False)
+    return initial_rows(spec, ids) if rows is None else rows
+
+
+def _variable_of(layer: Any, spec: TableSpec, rows: Float32) -> Any:
+    layer._tracker.unlock()
+    variable = layer.add_weight(
+        shape=rows.shape,
+        dtype="float32",
+        initializer="zeros",
+        name=f"{spec.name.replace('/', '_')}_rows",
+        regularizer=layer.embeddings_regularizer,
+        constraint=layer.embeddings_constraint,
+    )
+    layer._tracker.lock()
+    variable.assign(rows)
+    return variable

@@ -1,0 +1,145 @@
+"""Dict, tuple and list nests of arrays, ragged and sparse ones among them, without TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.records.ragged import Array, Leaf, RaggedArray, SparseArray, map_values
+from elastable.worker.readers.records.tensors import from_lists, from_tensor
+
+__all__ = ["Array", "Leaf", "as_arrays", "map_arrays", "named_arrays", "records_of", "refuse_large_ids"]
+
+_KINDS_KEPT = "biufSU"
+_LARGEST_ID = np.uint64(2**63 - 1)
+
+
+def as_arrays(nest: Any, name: str) -> Any:
+    """The same nest with every leaf a NumPy array of at least one axis, a RaggedArray or a SparseArray.
+
+    Floats of other widths become float32, as in `model.fit`; a memory-mapped
+    array stays one, and is cast where it is taken from. Object arrays of lists
+    or arrays, and ragged tensors, become ragged; sparse tensors and SciPy's
+    sparse matrices become sparse.
+
+    Args:
+        nest: Arrays, or dict/tuple/list nests of them.
+        name: What to call it in an error, such as "x".
+
+    Raises:
+        BadInput: a leaf that is no array of numbers or strings, integers above
+            2**63 - 1, an empty nest, a key that is no string.
+    """
+    if isinstance(nest, Mapping):
+        for key in nest:
+            if not isinstance(key, str):
+                raise BadInput(f"{name}: key {key!r} is a {type(key).__name__}; names of features are strings")
+        children: Any = {key: as_arrays(value, f"{name}[{key!r}]") for key, value in nest.items()}
+    elif isinstance(nest, tuple | list):
+        if nest and isinstance(nest[0], int | float | str | bytes):
+            raise BadInput(f"{name}: a {type(nest).__name__} of {type(nest[0]).__name__}; make it a NumPy array")
+        parts = [as_arrays(value, f"{name}[{place}]") for place, value in enumerate(nest)]
+        children = tuple(parts) if isinstance(nest, tuple) else parts
+    else:
+        return _as_array(nest, name)
+    if not children:
+        raise BadInput(f"{name}: an empty {type(nest).__name__}; it must hold at least one array")
+    return children
+
+
+def map_arrays(function: Callable[[Any], Any], nest: Any) -> Any:
+    """The nest with `function` applied to each leaf."""
+    if isinstance(nest, Mapping):
+        return {key: map_arrays(function, value) for key, value in nest.items()}
+    if isinstance(nest, tuple):
+        return tuple(map_arrays(function, value) for value in nest)
+    if isinstance(nest, list):
+        return [map_arrays(function, value) for value in nest]
+    return function(nest)
+
+
+def named_arrays(nest: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """All leaves of a nest, with names such as x['user'] or x[0]."""
+    if isinstance(nest, Mapping):
+        for key, value in nest.items():
+            yield from named_arrays(value, f"{name}[{key!r}]")
+    elif isinstance(nest, tuple | list):
+        for place, value in enumerate(nest):
+            yield from named_arrays(value, f"{name}[{place}]")
+    else:
+        yield name, nest
+
+
+def records_of(arrays: list[tuple[str, Leaf]], source: str) -> int:
+    """The length of the first axis, the same in all arrays and at least 1.
+
+    Raises:
+        BadInput: lengths that differ (all are named), or no records.
+    """
+    lengths = {name: len(array) for name, array in arrays}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise BadInput(f"{source}: arrays must have one length, but {told} records")
+    records = next(iter(lengths.values()))
+    if records == 0:
+        raise BadInput(f"{source}: empty, {next(iter(lengths))} has 0 records; there must be at least one")
+    return records
+
+
+def refuse_large_ids(array: Array, name: str) -> Array:
+    """The array itself.
+
+    Raises:
+        BadInput: a uint64 above 2**63 - 1, by name and position.
+    """
+    if array.dtype == np.uint64 and array.size and array.max() > _LARGEST_ID:
+        position = int(np.argmax(array.ravel() > _LARGEST_ID))
+        raise BadInput(
+            f"{name}: {array.ravel()[position]} at position {position} is above 2**63 - 1, the largest id; "
+            "view the column as int64, or hash it (et.hash_ids)"
+        )
+    return array
+
+
+def _as_array(value: Any, name: str) -> Leaf:
+    if isinstance(value, RaggedArray | SparseArray):
+        return map_values(lambda values: _as_plain(values, name), value)
+    found = from_tensor(value)
+    if found is None and getattr(value, "dtype", None) == np.dtype(object):
+        found = from_lists(np.asarray(value), name)
+    if found is not None:
+        return map_values(lambda values: _as_plain(values, name), found)
+    if not hasattr(value, "__array__"):
+        raise BadInput(
+            f"{name}: a {type(value).__name__} is no array; give NumPy arrays (object arrays of lists are ragged), "
+            "ragged or sparse tensors, or dicts, tuples or lists of them"
+        )
+    return _as_plain(value if isinstance(value, np.memmap) else np.asarray(value), name)
+
+
+def _as_plain(array: Array, name: str) -> Array:
+    if array.ndim == 0:
+        raise BadInput(
+            f"{name}: a single {array.dtype} value; the first axis must be the records (batch a tf.data.Dataset)"
+        )
+    if array.dtype.kind == "O":
+        _refuse_objects(array, name)
+    elif array.dtype.kind not in _KINDS_KEPT:
+        raise BadInput(f"{name}: dtype {array.dtype}; use integers, floats, booleans or strings")
+    if isinstance(array, np.memmap):
+        return array  # read, checked and cast where it is taken from
+    if array.dtype.kind == "f" and array.dtype != np.float32:
+        return array.astype(np.float32)
+    return refuse_large_ids(array, name)
+
+
+def _refuse_objects(array: Array, name: str) -> None:
+    for place, value in enumerate(array.flat):
+        if not isinstance(value, str | bytes):
+            raise BadInput(
+                f"{name}: an object array whose element {place} is a {type(value).__name__}; "
+                "objects must all be strings, or all be lists or arrays of one rank, which make ragged records"
+            )

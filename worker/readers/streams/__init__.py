@@ -1,0 +1,1 @@
+"""Streams of records, with and without an end."""

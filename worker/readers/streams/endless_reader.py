@@ -1,0 +1,166 @@
+"""Records of a stream without an end: each is trained once, and only the last few batches are kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.records.nests import as_arrays, map_arrays, named_arrays, records_of
+from elastable.worker.readers.records.ragged import concatenated, taken
+from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
+from elastable.worker.readers.streams.stream_reader import batch_parts, batches_of
+
+__all__ = ["EndlessReader"]
+
+_PARTS = ("x", "y", "sample_weight")
+_READ_THROUGH = 16  # batches; to one further on, a stream that can be opened anywhere is opened anew
+
+
+class EndlessReader(Reader):
+    """A stream of which an epoch is the next `steps_per_epoch` batches.
+
+    Nothing is stored but the last `keep_batches` batches. Records are trained
+    in the order of the stream, never shuffled; each counts once.
+
+    Args:
+        batches: What `model.fit` takes as a stream (`StreamReader` has the
+            list), which is read once, from its beginning; or a function
+            `open(start)` that returns the stream from its batch number `start`
+            on, counted from 0, the same batches each time. A model file needs
+            such a function: its workers each read their share, and one that
+            starts again, or takes over from another, goes on where it has to.
+        steps_per_epoch: Batches in an epoch.
+        keep_batches: How many stay at hand, for what is computed again.
+
+    Attributes:
+        batch_records: Records of every batch.
+        reopens: Whether the stream can be opened at any of its batches.
+
+    Raises:
+        BadInput: no stream, one that ends, batches of other sizes or structure,
+            or a batch that is asked for again when it is kept no more.
+    """
+
+    def __init__(self, batches: Any | Callable[[int], Any], steps_per_epoch: int, *, keep_batches: int = 64) -> None:
+        for name, value in (("steps_per_epoch", steps_per_epoch), ("keep_batches", keep_batches)):
+            if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+                raise BadInput(f"EndlessReader: {name}={value!r}: give a number of batches, at least 1")
+        self._steps, self._keep = int(steps_per_epoch), int(keep_batches)
+        self.reopens = callable(batches) and not isinstance(batches, Iterable)
+        self._batches = batches
+        self._name = "EndlessReader" if self.reopens else type(batches).__name__
+        self._lock = threading.Lock()
+        self._stream: Iterator[Any] = iter(())
+        self._next = 0  # the number of the stream's next batch
+        self._kept: deque[tuple[int, Batch]] = deque(maxlen=self._keep)
+        self.batch_records = 0
+        self._open(0)
+        self.batch_records = self._records(self._batch(0), 0)
+
+    def __len__(self) -> int:
+        return self._steps * self.batch_records
+
+    @property
+    def in_order(self) -> bool:
+        """True: a stream is trained as it comes."""
+        return True
+
+    def of_pass(self, number: int) -> Reader:
+        """The records of an epoch."""
+        return _Pass(self, number)
+
+    def take(self, indices: Int64) -> Batch:
+        """Records of the first epoch."""
+        return self.of_pass(0).take(indices)
+
+    def take_from(self, first: int, indices: Int64) -> Batch:
+        """Records `first + indices` of the stream; no more than one thread at a time reads on.
+
+        Raises:
+            BadInput: see the class.
+        """
+        numbers, places = np.divmod(checked_indices(indices, len(self), self._name) + first, self.batch_records)
+        wanted = numbers if len(numbers) else np.array([first // self.batch_records])
+        pieces, order = [], []
+        with self._lock:
+            for number in np.unique(wanted).tolist():
+                members = np.flatnonzero(numbers == number)
+                part = self._batch(number)
+                pieces.append(tuple(map_arrays(partial(_taken, places[members]), nest) for nest in part))
+                order.append(members)
+        back = np.argsort(np.concatenate(order), kind="stable")
+        return tuple(_joined(parts, back) for parts in zip(*pieces, strict=True))
+
+    def _open(self, start: int) -> None:
+        self._stream = iter(batches_of(self._batches(start) if self.reopens else self._batches, None, endless=True))
+        self._next = start
+        self._kept.clear()
+
+    def _batch(self, number: int) -> Batch:
+        kept = self._kept[0][0] if self._kept else self._next
+        if number < kept or (self.reopens and number > self._next + _READ_THROUGH):
+            if not self.reopens:
+                raise BadInput(
+                    f"{self._name}: batch {number} of the stream is asked for again, and only those from {kept} on are "
+                    "kept; give EndlessReader a function open(start) that returns the stream from a batch on, or a "
+                    "larger keep_batches"
+                )
+            self._open(number)
+        while self._next <= number:
+            self._kept.append((self._next, self._read()))
+            self._next += 1
+        return next(batch for at, batch in self._kept if at == number)
+
+    def _read(self) -> Batch:
+        try:
+            batch = next(self._stream)
+        except StopIteration:
+            raise BadInput(
+                f"{self._name}: the stream ended before its batch {self._next}; epochs x steps_per_epoch asks for "
+                "more: repeat it (tf.data: .repeat()), or ask for fewer"
+            ) from None
+        try:
+            parts = tuple(as_arrays(part, name) for part, name in zip(batch_parts(batch), _PARTS, strict=False))
+        except BadInput as error:
+            raise type(error)(f"{self._name}: batch {self._next}: {error}") from error
+        found = self._records(parts, self._next)
+        if found != self.batch_records and self.batch_records:
+            raise BadInput(
+                f"{self._name}: batch {self._next} holds {found} records, and the first {self.batch_records}: a stream "
+                "without an end needs batches of one size (tf.data: .repeat() before .batch(), or drop_remainder=True)"
+            )
+        return parts
+
+    def _records(self, parts: Batch, number: int) -> int:
+        leaves = [leaf for part, name in zip(parts, _PARTS, strict=False) for leaf in named_arrays(part, name)]
+        return records_of(leaves, f"{self._name}: batch {number}")
+
+
+class _Pass(Reader):
+    """The records of one epoch of a stream."""
+
+    def __init__(self, stream: EndlessReader, number: int) -> None:
+        self._stream, self._first = stream, number * len(stream)
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def take(self, indices: Int64) -> Batch:
+        return self._stream.take_from(self._first, indices)
+
+
+def _taken(rows: Int64, leaf: Any) -> Any:
+    return taken(leaf, rows)
+
+
+def _joined(parts: tuple[Any, ...], back: Int64) -> Any:
+    """One nest of the same nests of several batches, its records in the order of `back`."""
+    leaves = [[leaf for _, leaf in named_arrays(part, "")] for part in parts]
+    whole = iter([taken(concatenated(same), back) for same in zip(*leaves, strict=True)])
+    return map_arrays(lambda _: next(whole), parts[0])

@@ -1,0 +1,202 @@
+"""Records of a stream of batches, read once, so that any of them can be fetched from then on."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.records.nests import as_arrays, map_arrays, named_arrays, records_of
+from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
+from elastable.worker.readers.streams.ragged_spool import AnySpool, spool_for
+
+__all__ = ["PARTS", "StreamReader", "batch_parts", "batches_of", "is_endless", "is_iterator", "is_stream", "kinds_of"]
+
+_STREAMS = frozenset({"tensorflow.DatasetV2", "keras.PyDataset", "torch.DataLoader"})
+PARTS = ("x", "y", "sample_weight")
+_INFINITE, _UNKNOWN = -1, -2  # tf.data.INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+
+
+class StreamReader(Reader):
+    """What `model.fit` takes as a stream: a batched `tf.data.Dataset` (of TFRecord files, say), a
+    `keras.utils.PyDataset`, a torch `DataLoader`, or any iterable of batches.
+
+    A job fetches records by number, in an order of its own, so the stream is
+    read to its end when the reader is made, a batch at a time, into files that
+    take as much room as the records as arrays and are gone with the process.
+    Every epoch sees these records: what the stream would do otherwise the next
+    time (augment at random, shuffle anew) it does once. Shuffling is the job's.
+
+    In a model file every process makes its own reader, and all must see the
+    same records in the same order: leave shuffles out of the stream, or seed them.
+
+    Args:
+        batches: Batches are x, (x,), (x, y) or (x, y, sample_weight): arrays, or
+            dict/tuple/list nests of them, whose first axis is the records. Ragged
+            and sparse tensors stay what they are; nothing is padded.
+        count: Batches to take at most, of a stream without an end; None: all.
+        folder: Where the files lie; None: where the system keeps temporary ones.
+        shuffle_block: As of `Reader`. None is right while the files fit into
+            the memory that the system has left for them.
+
+    Attributes:
+        batch_records: Records of the first batch.
+        sizes: Records of each batch.
+
+    Raises:
+        BadInput: no stream, one without an end or without records, batches that
+            differ in structure, shape or dtype, no room in `folder`; names the
+            batch, counted from 0.
+    """
+
+    def __init__(
+        self,
+        batches: Any,
+        *,
+        count: int | None = None,
+        folder: str | Path | None = None,
+        shuffle_block: int | None = None,
+    ) -> None:
+        if count is not None and count < 1:
+            raise BadInput(f"count={count}: take at least one batch, or None for all")
+        if shuffle_block is not None and shuffle_block < 1:
+            raise BadInput(f"shuffle_block={shuffle_block}: records in a range, at least 1, or None")
+        self._name = type(batches).__name__
+        self._shuffle_block = shuffle_block
+        self._records = self.batch_records = 0
+        self.sizes: list[int] = []
+        place = Path(tempfile.gettempdir() if folder is None else folder)
+        self._spools: dict[str, AnySpool] = {}
+        self._like: Batch = ()
+        try:
+            for number, batch in enumerate(islice(self._opened(batches, count), count)):
+                before = self._records
+                try:
+                    self._append(batch, place)
+                except BadInput as error:
+                    raise type(error)(f"{self._name}: batch {number}: {error}") from error
+                self.sizes.append(self._records - before)
+            if not self._spools:
+                raise BadInput(f"{self._name}: the stream ended before its first batch; it must hold a record")
+            for spool in self._spools.values():
+                spool.finish(self._records)
+        finally:
+            for spool in self._spools.values():
+                spool.close()
+
+    def __len__(self) -> int:
+        return self._records
+
+    @property
+    def shuffle_block(self) -> int | None:
+        """As given."""
+        return self._shuffle_block
+
+    def take(self, indices: Int64) -> Batch:
+        """The records at `indices`, copied; strings as object arrays.
+
+        Raises:
+            BadInput: an index out of range.
+        """
+        rows = checked_indices(indices, self._records, self._name)
+        taken = (spool.take(rows) for spool in self._spools.values())
+        return tuple(map_arrays(lambda _: next(taken), part) for part in self._like)
+
+    def _opened(self, batches: Any, count: int | None) -> Iterator[Any]:
+        """The batches that are read."""
+        return batches_of(batches, count)
+
+    def _append(self, batch: Any, folder: Path) -> None:
+        named = list(zip(batch_parts(batch), PARTS, strict=False))
+        parts = tuple(as_arrays(part, name) for part, name in named)
+        leaves = [leaf for part, (_, name) in zip(parts, named, strict=True) for leaf in named_arrays(part, name)]
+        size = records_of(leaves, "arrays")
+        if not self._spools:
+            self.batch_records = size
+            self._like = tuple(map_arrays(lambda _: None, part) for part in parts)
+            for name, array in leaves:
+                self._spools[name] = spool_for(name, folder, array)
+        found = dict(leaves)
+        if found.keys() != self._spools.keys():
+            raise BadInput(f"it holds {', '.join(found)}, and the batches before held {', '.join(self._spools)}")
+        for name, spool in self._spools.items():
+            spool.append(found[name])
+        self._records += size
+
+
+def is_stream(data: Any) -> bool:
+    """Whether `data` is a stream of a kind that knows whether it ends."""
+    return bool(_STREAMS & kinds_of(data))
+
+
+def is_iterator(data: Any) -> bool:
+    """Whether `data` is read once, whoever reads it, and nobody knows whether it ends: a generator, say."""
+    return hasattr(data, "__next__")
+
+
+def is_endless(data: Any) -> bool | None:
+    """Whether a stream has no end; None: nobody knows before it is read."""
+    kinds = kinds_of(data)
+    if "tensorflow.DatasetV2" in kinds:
+        cardinality = int(data.cardinality())
+        return None if cardinality == _UNKNOWN else cardinality == _INFINITE
+    if "keras.PyDataset" in kinds:
+        return data.num_batches is None
+    try:
+        len(data)
+    except TypeError:
+        return None
+    return False
+
+
+def kinds_of(data: Any) -> set[str]:
+    """`package.Class` of its class and all that it is derived from: no package is imported to know it."""
+    return {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(data).__mro__}
+
+
+def batches_of(data: Any, count: int | None, endless: bool = False) -> Iterator[Any]:
+    """The batches of a stream, at most `count` of those of one without an end.
+
+    Args:
+        data: What `StreamReader` takes.
+        count: As there.
+        endless: Whether it may have no end: who reads it knows when to stop.
+
+    Raises:
+        BadInput: no stream, or one without an end and without a count.
+    """
+    kinds = kinds_of(data)
+    told = (
+        f"{type(data).__name__}: the stream has no end; say how many of its batches to take (count=), or where an "
+        "epoch ends (et.EndlessReader(stream, steps_per_epoch))"
+    )
+    if "tensorflow.DatasetV2" in kinds:
+        if count is None and not endless and int(data.cardinality()) == _INFINITE:
+            raise BadInput(told)
+        return iter(data)
+    if "keras.PyDataset" in kinds:
+        batches = count if data.num_batches is None else int(data.num_batches)
+        if batches is None and not endless:
+            raise BadInput(told)
+        # Its own iterator goes on until somebody raises IndexError.
+        return (data[number] for number in (range(batches) if batches is not None else itertools.count()))
+    if not isinstance(data, Iterable) or isinstance(data, str | bytes | np.ndarray | dict):
+        raise BadInput(f"{type(data).__name__}: no stream of batches; give a tf.data.Dataset, a keras.utils.PyDataset, "
+                       "a torch DataLoader or an iterable of (x, y)")  # fmt: skip
+    return iter(data)
+
+
+def batch_parts(batch: Any) -> tuple[Any, ...]:
+    """(x,), (x, y) or (x, y, sample_weight), as `keras.utils.unpack_x_y_sample_weight` has it."""
+    parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    while len(parts) > 1 and parts[-1] is None:
+        parts = parts[:-1]
+    if not 1 <= len(parts) <= len(PARTS):
+        raise BadInput(f"a tuple of {len(parts)}; batches are x, (x, y) or (x, y, sample_weight)")
+    return parts

@@ -1,0 +1,171 @@
+"""From the ids of one call to flat ids, and from flat rows back to the call's output.
+
+One call's ids come dense, ragged or sparse; everything between sees only flat
+int64 `[n]` ids and float32 `[n, dim]` rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from elastable.embedding_store.errors import BadIds, BadSpec
+from elastable.worker.rows.id_values import as_int64, refuse_weights_unlike, require_id_dtype
+
+__all__ = ["COMBINERS", "FlatIds", "flatten_ids", "shape_rows"]
+
+COMBINERS = ("sum", "mean", "sqrtn")
+
+
+@dataclass(frozen=True, slots=True)
+class FlatIds:
+    """The ids of a call, flattened, with what is needed to shape the output.
+
+    Attributes:
+        ids: int64 `[n]`.
+        source: The tensor as it was given (dense or ragged), or the sparse
+            tensor without its pruned entries.
+        weights: `[n]` or None: of each id in its combination.
+    """
+
+    ids: Any
+    source: Any
+    weights: Any
+
+
+def flatten_ids(
+    layer: str, inputs: Any, weights: Any, combiner: str | None, mask_zero: bool, input_dim: int | None = None
+) -> FlatIds:
+    """Flattens the ids of one call of the layer named `layer`.
+
+    Sparse integers below 0 are pruned, as in `tf.nn.safe_embedding_lookup_sparse`.
+    Under `mask_zero` a combiner leaves id 0, or the empty string, out.
+
+    Raises:
+        BadIds: ids that are neither integers nor strings, strings for a fixed vocabulary
+            (`input_dim`), or weights that are not one for each id or have no meaning.
+        BadSpec: sparse ids without a combiner.
+    """
+    require_id_dtype(layer, inputs.dtype.name, input_dim)
+    if weights is not None and combiner is None:
+        raise BadIds(f"embedding layer {layer!r}: weights need a combiner ({', '.join(COMBINERS)})")
+    if weights is not None:
+        refuse_weights_unlike(layer, inputs, weights)
+    if isinstance(inputs, tf.SparseTensor):
+        if combiner is None:
+            raise BadSpec(f"embedding layer {layer!r}: sparse ids need a combiner ({', '.join(COMBINERS)})")
+        return _flatten_sparse(layer, inputs, weights, mask_zero)
+    if isinstance(inputs, tf.RaggedTensor):
+        values = inputs.flat_values
+        flat_weights = None if weights is None else tf.cast(_flat(weights), tf.float32)
+    else:
+        values = tf.reshape(inputs, [-1])
+        flat_weights = None if weights is None else tf.reshape(tf.cast(weights, tf.float32), [-1])
+    if combiner is not None and mask_zero:
+        kept = tf.cast(_is_kept(values, mask_zero), tf.float32)
+        flat_weights = kept if flat_weights is None else flat_weights * kept
+    return FlatIds(as_int64(layer, values), inputs, flat_weights)
+
+
+def _is_kept(values: Any, mask_zero: bool) -> Any:
+    """Whether an id is none of padding: 0, or the empty string."""
+    if values.dtype == tf.string:
+        return tf.not_equal(values, "") if mask_zero else tf.ones_like(values, tf.bool)
+    return tf.not_equal(values, tf.zeros([], values.dtype))
+
+
+def _flat(weights: Any) -> Any:
+    return weights.flat_values if isinstance(weights, tf.RaggedTensor) else tf.reshape(weights, [-1])
+
+
+def _flatten_sparse(layer: str, inputs: Any, weights: Any, mask_zero: bool) -> FlatIds:
+    ids = as_int64(layer, inputs.values)
+    # The hashes of half the strings are below 0.
+    pruned = ids > 0 if mask_zero else ids >= 0
+    kept = _is_kept(inputs.values, mask_zero) if inputs.dtype == tf.string else pruned
+    source = tf.sparse.retain(inputs, kept)
+    values = None
+    if weights is not None:
+        flat = weights.values if isinstance(weights, tf.SparseTensor) else weights
+        values = tf.boolean_mask(tf.cast(flat, tf.float32), kept)
+    return FlatIds(tf.boolean_mask(ids, kept), source, values)
+
+
+def shape_rows(flat: FlatIds, rows: Any, combiner: str | None, dim: int) -> Any:
+    """The output of a call from its flat rows.
+
+    Args:
+        flat: What `flatten_ids` gave.
+        rows: float32 `[n, dim]`.
+        combiner: None, or how the last axis of the ids is reduced.
+        dim: Columns.
+
+    Returns:
+        Without a combiner ids' shape + `[dim]` (ragged for ragged ids); with
+        one, ids' shape without its last axis + `[dim]`. No ids give zeros.
+    """
+    source = flat.source
+    if combiner is None:
+        if isinstance(source, tf.RaggedTensor):
+            return source.with_flat_values(rows)
+        static = source.shape
+        shaped = tf.reshape(rows, tf.concat([tf.shape(source), [dim]], axis=0))
+        shaped.set_shape([*static, dim] if static.rank is not None else None)
+        return shaped
+    if isinstance(source, tf.SparseTensor):
+        count = source.dense_shape[0]
+        return _combine_segments(rows, source.indices[:, 0], count, flat.weights, combiner)
+    if isinstance(source, tf.RaggedTensor):
+        return _combine_ragged(flat, rows, combiner)
+    return _combine_dense(flat, rows, combiner, dim)
+
+
+def _combine_ragged(flat: FlatIds, rows: Any, combiner: str) -> Any:
+    # The innermost ragged axis is the one that is combined.
+    innermost = flat.source
+    while isinstance(innermost.values, tf.RaggedTensor):
+        innermost = innermost.values
+    combined = _combine_segments(rows, innermost.value_rowids(), innermost.nrows(), flat.weights, combiner)
+    if innermost is flat.source:
+        return combined
+    outer = flat.source
+    splits = []
+    while isinstance(outer.values, tf.RaggedTensor):
+        splits.append(outer.row_splits)
+        outer = outer.values
+    return tf.RaggedTensor.from_nested_row_splits(combined, splits)
+
+
+def _combine_segments(rows: Any, segments: Any, count: Any, weights: Any, combiner: str) -> Any:
+    count = tf.cast(count, tf.int64)
+    segments = tf.cast(segments, tf.int64)
+    weighted = rows if weights is None else rows * weights[:, tf.newaxis]
+    total = tf.math.unsorted_segment_sum(weighted, segments, count)
+    if combiner == "sum":
+        return total
+    ones = tf.ones([tf.shape(rows)[0]]) if weights is None else weights
+    powers = ones if combiner == "mean" else ones * ones
+    norm = tf.math.unsorted_segment_sum(powers, segments, count)
+    norm = norm if combiner == "mean" else tf.sqrt(norm)
+    return tf.math.divide_no_nan(total, norm[:, tf.newaxis])
+
+
+def _combine_dense(flat: FlatIds, rows: Any, combiner: str, dim: int) -> Any:
+    source = flat.source
+    shape = tf.shape(source)
+    shaped = tf.reshape(rows, tf.concat([shape, [dim]], axis=0))
+    weights = None if flat.weights is None else tf.reshape(flat.weights, shape)
+    if weights is not None:
+        shaped = shaped * weights[..., tf.newaxis]
+    total = tf.reduce_sum(shaped, axis=-2)
+    if source.shape.rank is not None:
+        total.set_shape([*source.shape[:-1], dim])
+    if combiner == "sum":
+        return total
+    if weights is None:
+        count = tf.cast(shape[-1], tf.float32)
+        return tf.math.divide_no_nan(total, count if combiner == "mean" else tf.sqrt(count))
+    norm = tf.reduce_sum(weights if combiner == "mean" else weights * weights, axis=-1, keepdims=True)
+    return tf.math.divide_no_nan(total, norm if combiner == "mean" else tf.sqrt(norm))

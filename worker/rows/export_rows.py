@@ -1,0 +1,208 @@
+"""Rows of a store in an exported graph, which is run where there is no store.
+
+While a model is exported (`model.export`, `tf.saved_model.save`), a lookup becomes
+constants and operations of TensorFlow: all rows of a fixed table, or the rows
+of a table of any ids with their ids, sorted, to be searched. An id that has no
+row gets its initial value from the same bits as everywhere
+(`elastable.embedding_store.rows.initial_values`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
+from elastable.embedding_store.rows.initial_values import table_key
+from elastable.worker.rows.saved_rows import all_rows
+
+__all__ = ["LARGEST_EXPORTED_BYTES", "export_format", "exported_rows", "integer_ids_in_export"]
+
+#: Rows are constants of the graph, and TensorFlow keeps graphs below 2 GiB.
+LARGEST_EXPORTED_BYTES = 1 << 28
+
+_FORMATS = {
+    "keras/src/export/onnx": "onnx",
+    "keras/src/export/openvino": "openvino",
+    "keras/src/export/litert": "litert",
+    "keras/src/export/": "tf_saved_model",
+    "tensorflow/lite/": "litert",
+    "tensorflow/python/saved_model/": "tf_saved_model",
+}
+_EXACT_FLOATS = 1 << 24
+_WORD, _SHIFT = 0xFFFFFFFF, 32
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_SHARE_BELOW = 0.02275013194817921
+_HALVES = {"float16": tf.float16, "bfloat16": tf.bfloat16}
+
+
+def export_format() -> str | None:
+    """What a model is being exported to, by whoever called; None: it is not."""
+    frame, found = sys._getframe(), None
+    while frame is not None:
+        name = frame.f_code.co_filename.replace("\\", "/")
+        for part, kind in _FORMATS.items():
+            if part in name and (found is None or kind != "tf_saved_model"):
+                found = kind
+                break
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+def integer_ids_in_export(layer: Any, inputs: Any) -> Any:
+    """The ids as they are, but where Keras exports a subclassed model with float inputs, not knowing what it takes.
+
+    Beside what it exports by the signature that it is given, Keras traces a default
+    signature of floats. There small ids are cast, as Keras casts them; where floats
+    cannot hold all ids, the default signature fails when it is called.
+
+    Raises:
+        Unsupported: floats in what is exported itself; says how to give the signature.
+    """
+    if not inputs.dtype.is_floating or export_format() is None:
+        return inputs
+    shape = [None, *inputs.shape.as_list()[1:]]
+    told = (
+        f"embedding layer {layer.name!r}: Keras exports subclassed models with float inputs, as it does not know what "
+        f"they take: model.export(path, input_signature=[tf.TensorSpec({shape}, tf.int64)]) says it, with an entry for "
+        "each input of the model"
+    )
+    if not _is_default_signature():
+        raise Unsupported(told)
+    if layer.input_dim is not None and layer.input_dim <= _EXACT_FLOATS:
+        return tf.cast(inputs, tf.int64)
+    with tf.control_dependencies([tf.debugging.Assert(False, [told])]):
+        return tf.cast(inputs, tf.int64)
+
+
+def _is_default_signature() -> bool:
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name in ("serving_default", "tf__serving_default"):  # as autograph names it
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def exported_rows(layer: Any, ids: Any, kind: str) -> Any:
+    """The rows of int64 `[n]` ids as a part of the graph that is traced, float32 `[n, dim]`.
+
+    Args:
+        layer: A layer with its table in a store.
+        ids: Symbolic.
+        kind: From `export_format`.
+
+    Raises:
+        Unsupported: the table is too large, or of any ids and the format no SavedModel.
+    """
+    rows = layer.input_dim
+    if rows is None:
+        if kind != "tf_saved_model":
+            raise Unsupported(
+                f"embedding layer {layer.name!r}: its table takes any int64 id, and format={kind!r} has no lookup for "
+                "that; export a SavedModel (model.export(path)), or give the layer input_dim"
+            )
+        return _searched(layer, ids)
+    _refuse_large(layer, rows)
+    return tf.gather(tf.constant(all_rows(layer)), ids)
+
+
+def _searched(layer: Any, ids: Any) -> Any:
+    known, weights, spec, kept = _trained(layer)
+    fresh = _initial_values(spec, ids) * tf.constant(kept)
+    if not len(known):
+        return fresh
+    place = tf.minimum(tf.searchsorted(known, ids), len(known) - 1)
+    there = tf.equal(tf.gather(tf.constant(known), place), ids)
+    return tf.where(there[:, tf.newaxis], tf.gather(tf.constant(weights), place), fresh)
+
+
+def _trained(layer: Any) -> tuple[Int64, Float32, TableSpec, np.float32]:
+    """Sorted ids, their rows, the table, and what decay has made of rows without one."""
+    source, name = layer.source, layer.table_name
+    if source is None:
+        spec = layer.table_spec(layer.seed)
+        return np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32), spec, np.float32(1)
+    if not isinstance(source, EmbeddingStore):
+        raise Unsupported(
+            f"embedding layer {layer.name!r} reads its rows from elsewhere: export the model where it is trained"
+        )
+    spec = source.specs()[name]
+    _refuse_large(layer, source.row_count(name))
+    blocks = list(source.scan(name))
+    ids = np.concatenate([np.zeros(0, np.int64), *(block.ids for block in blocks)])
+    rows = np.concatenate([np.zeros((0, spec.dim), np.float32), *(block.weights for block in blocks)])
+    order = np.argsort(ids)
+    return ids[order], rows[order], spec, _kept(source, spec)
+
+
+def _kept(source: EmbeddingStore, spec: TableSpec) -> np.float32:
+    form = row_optimizer(spec.optimizer).dense_form if follows_steps(spec.optimizer) else None
+    counters = source.sightings(spec.name)
+    if form is None or not form.decay or counters is None:
+        return np.float32(1)
+    return np.float32(np.exp(np.frombuffer(counters[-8:].tobytes(), "<f8")[0]))
+
+
+def _refuse_large(layer: Any, rows: int) -> None:
+    size = rows * layer.output_dim * 4
+    if size > LARGEST_EXPORTED_BYTES:
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: its {rows} rows take {size / 2**20:.0f} MiB, and an exported graph holds "
+            f"tables of at most {LARGEST_EXPORTED_BYTES / 2**20:.0f} MiB; write a .keras file (et.save, or "
+            "et.export_keras for et.Embedding), and export what keras.models.load_model makes of it"
+        )
+
+
+def _initial_values(spec: TableSpec, ids: Any) -> Any:
+    """`initial_rows` in TensorFlow: bits to the bit, normal values to a rounding of float32."""
+    kind, a, b = spec.initializer.kind, spec.initializer.a, spec.initializer.b
+    if kind in ("zeros", "ones", "constant"):
+        value = {"zeros": 0.0, "ones": 1.0}.get(kind, a)
+        return tf.fill([tf.shape(ids)[0], spec.dim], np.float32(value))
+    words = _philox_words(ids, spec)
+    if kind == "uniform":
+        share = tf.cast(tf.bitwise.right_shift(words, np.uint64(8)), tf.float32) * np.float32(2.0**-24)
+        values = np.float32(a) + np.float32(b - a) * share
+    else:
+        p = (tf.cast(words, tf.float64) + 0.5) * 2.0**-32
+        p = _SHARE_BELOW + p * (1.0 - 2.0 * _SHARE_BELOW) if kind == "truncated_normal" else p
+        values = tf.cast(a + b * tf.math.ndtri(p), tf.float32)
+    half = _HALVES.get(spec.dtype)
+    return values if half is None else tf.cast(tf.cast(values, half), tf.float32)
+
+
+def _philox_words(ids: Any, spec: TableSpec) -> Any:
+    """uint64 `[n, dim]`: the 32 random bits of every value; see `initial_values._philox`."""
+    unsigned = tf.bitcast(ids, tf.uint64)
+    word, shift = tf.constant(_WORD, tf.uint64), tf.constant(_SHIFT, tf.uint64)
+    low, high = tf.bitwise.bitwise_and(unsigned, word), tf.bitwise.right_shift(unsigned, shift)
+    keys = table_key(spec.seed, spec.name)
+    columns = []
+    for block in range((spec.dim + 3) // 4):
+        zeros = tf.zeros_like(low)
+        c0, c1, c2, c3 = low, high, zeros + tf.constant(block, tf.uint64), zeros
+        k0, k1 = (int(key) for key in keys)
+        for _ in range(10):
+            p0, p1 = tf.constant(_M0, tf.uint64) * c0, tf.constant(_M1, tf.uint64) * c2
+            c0, c1, c2, c3 = (
+                _mixed(tf.bitwise.right_shift(p1, shift), c1, k0),
+                tf.bitwise.bitwise_and(p1, word),
+                _mixed(tf.bitwise.right_shift(p0, shift), c3, k1),
+                tf.bitwise.bitwise_and(p0, word),
+            )
+            k0, k1 = (k0 + _W0) & _WORD, (k1 + _W1) & _WORD
+        columns += [c0, c1, c2, c3]
+    return tf.stack(columns[: spec.dim], axis=1)
+
+
+def _mixed(one: Any, other: Any, key: int) -> Any:
+    return tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(one, other), tf.constant(key, tf.uint64))

@@ -1,0 +1,93 @@
+"""From the values a layer is called on to int64 ids: integers as they are, strings by their hash."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from elastable.embedding_store.errors import BadIds
+
+__all__ = ["as_int64", "refuse_weights_unlike", "require_id_dtype"]
+
+
+def require_id_dtype(layer: str, dtype: str, input_dim: int | None) -> None:
+    """Refuses what makes no ids, by dtype.
+
+    Args:
+        layer: Name of the layer, for messages.
+        dtype: Of its inputs, as Keras writes it.
+        input_dim: Its vocabulary; None: any id.
+
+    Raises:
+        BadIds: floats, booleans, or strings where ids are below a fixed size.
+    """
+    if dtype == "string" and input_dim is not None:
+        raise BadIds(
+            f"embedding layer {layer!r}: called on strings, and input_dim={input_dim} says that ids are integers below "
+            f"it; put keras.layers.StringLookup or keras.layers.Hashing(num_bins={input_dim}) in front of it, or use "
+            "input_dim=None, with which strings are hashed to ids of 64 bits (et.hash_ids)"
+        )
+    if dtype != "string" and "int" not in dtype:
+        raise BadIds(
+            f"embedding layer {layer!r}: ids must be integers or strings, got {dtype}; "
+            'declare the input as keras.Input(..., dtype="int64") or dtype="string"'
+        )
+
+
+def as_int64(layer: str, values: Any) -> Any:
+    """int64 `[n]` ids of a flat tensor of integers or strings.
+
+    Strings become their FarmHash `Fingerprint64`, as `elastable.embedding_store.native.ids.string_ids` says.
+
+    Raises:
+        BadIds: a uint64 above 2**63 - 1, where the tensor has values. In a
+            graph it is `tf.errors.InvalidArgumentError` when the graph runs.
+    """
+    if values.dtype == tf.string:
+        return tf.bitcast(tf.fingerprint(values), tf.int64)
+    if values.dtype != tf.uint64:
+        return tf.cast(values, tf.int64)
+    ids = tf.bitcast(values, tf.int64)  # the larger ones are negative now
+    told = f"embedding layer {layer!r}: ids must be at most 2**63 - 1, the largest id of a table; got "
+    if tf.executing_eagerly():
+        large = tf.boolean_mask(values, ids < 0)
+        if len(large):
+            raise BadIds(f"{told}{large[0].numpy()}; view them as int64, or hash them (et.hash_ids)")
+        return ids
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(ids >= 0), [told, values], summarize=8)]):
+        return tf.identity(ids)
+
+
+def refuse_weights_unlike(layer: str, inputs: Any, weights: Any) -> None:
+    """Refuses weights that are not one for each id: with the ids flattened, they would weigh others.
+
+    Raises:
+        BadIds: of another kind (ragged, sparse, dense) or static shape than the ids; or, where
+            both have values, of another raggedness. In a graph the latter is
+            `tf.errors.InvalidArgumentError` when the graph runs.
+    """
+    kinds = [_kind(value) for value in (inputs, weights)]
+    if kinds[0] != kinds[1] and kinds != ["sparse", "dense"]:
+        raise BadIds(f"embedding layer {layer!r}: ids are {kinds[0]} and their weights {kinds[1]}; make both alike")
+    told = f"embedding layer {layer!r}: weights must be shaped as the ids"
+    if kinds == ["dense", "dense"] and not inputs.shape.is_compatible_with(weights.shape):
+        raise BadIds(f"{told}; ids are {inputs.shape}, weights {weights.shape}")
+    pairs: list[tuple[Any, Any]] = []
+    if kinds == ["ragged", "ragged"]:
+        if inputs.ragged_rank != weights.ragged_rank:
+            raise BadIds(f"{told}; ids have {inputs.ragged_rank} ragged axes, weights {weights.ragged_rank}")
+        pairs = list(zip(inputs.nested_row_splits, weights.nested_row_splits, strict=True))
+    elif kinds == ["sparse", "sparse"]:
+        pairs = [(inputs.indices, weights.indices)]
+    for ours, theirs in pairs:
+        try:
+            tf.debugging.assert_equal(tf.cast(ours, tf.int64), tf.cast(theirs, tf.int64), message=told)
+        except tf.errors.InvalidArgumentError as error:
+            raise BadIds(f"{told}: they differ in where records begin or lie") from error
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tf.RaggedTensor):
+        return "ragged"
+    return "sparse" if isinstance(value, tf.SparseTensor) else "dense"

@@ -1,0 +1,83 @@
+"""Keras initializers as distributions of a store's initial values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from elastable.embedding_store.contract.spec import InitializerSpec
+from elastable.embedding_store.contract.variance_scaling import variance_scaling
+from elastable.embedding_store.errors import Unsupported
+
+__all__ = ["initializer_spec", "seed_of", "was_seeded"]
+
+
+def initializer_spec(layer: str, initializer: Any, vocabulary_size: int | None, dim: int) -> InitializerSpec:
+    """The distribution that a Keras initializer draws `[vocabulary_size, dim]` from.
+
+    Raises:
+        Unsupported: an initializer that is no distribution by (id, column), or
+            one scaled by the vocabulary of a table that has none.
+    """
+    kinds = keras.initializers
+    known = (kinds.Zeros, kinds.Ones, kinds.Constant, kinds.RandomUniform, kinds.RandomNormal, kinds.TruncatedNormal)
+    # A class derived from one of them counts as that one, unless it draws in a way of its own.
+    kind = next((base for base in (*known, kinds.VarianceScaling) if _draws_as(initializer, base)), None)
+    if kind is kinds.Zeros:
+        return InitializerSpec("zeros")
+    if kind is kinds.Ones:
+        return InitializerSpec("ones")
+    if kind is kinds.Constant:
+        return InitializerSpec("constant", _scalar(layer, initializer.value))
+    if kind is kinds.RandomUniform:
+        return InitializerSpec("uniform", float(initializer.minval), float(initializer.maxval))
+    if kind in (kinds.RandomNormal, kinds.TruncatedNormal):
+        name = "normal" if kind is kinds.RandomNormal else "truncated_normal"
+        return InitializerSpec(name, float(initializer.mean), float(initializer.stddev))
+    if kind is kinds.VarianceScaling:
+        return _scaled(layer, initializer, vocabulary_size, dim)
+    name = getattr(initializer, "__name__", type(initializer).__name__)
+    raise Unsupported(
+        f"embedding layer {layer!r}: initializer {name} cannot be computed row by row; use zeros, ones, "
+        "Constant, RandomUniform, RandomNormal, TruncatedNormal or a Glorot, He, LeCun or VarianceScaling one"
+    )
+
+
+def _draws_as(initializer: Any, base: Any) -> bool:
+    return isinstance(initializer, base) and type(initializer).__call__ is base.__call__
+
+
+def _scalar(layer: str, value: Any) -> float:
+    if np.ndim(value):
+        raise Unsupported(
+            f"embedding layer {layer!r}: Constant of shape {np.shape(value)} is no one number; give rows to begin with "
+            "as weights="
+        )
+    return float(value)
+
+
+def _scaled(layer: str, initializer: Any, vocabulary_size: int | None, dim: int) -> InitializerSpec:
+    if vocabulary_size is None and initializer.mode != "fan_out":
+        raise Unsupported(
+            f"embedding layer {layer!r}: {type(initializer).__name__} scales with the size of the vocabulary, and "
+            "input_dim=None has none; give input_dim, or an initializer with a scale of its own: "
+            'VarianceScaling(mode="fan_out"), which scales with output_dim alone, or RandomUniform(-limit, limit)'
+        )
+    rows = float(vocabulary_size or 1)
+    return InitializerSpec(*variance_scaling(initializer.scale, initializer.mode, initializer.distribution, rows, dim))
+
+
+def seed_of(initializer: Any, otherwise: int) -> int:
+    """The seed that a person gave the initializer, or `otherwise`.
+
+    Keras invents a random seed where none was given, which would differ in
+    every process; the config keeps only what was given.
+    """
+    return int(initializer.get_config()["seed"]) if was_seeded(initializer) else otherwise
+
+
+def was_seeded(initializer: Any) -> bool:
+    """Whether a person gave the initializer an integer seed."""
+    return isinstance(initializer.get_config().get("seed"), int)

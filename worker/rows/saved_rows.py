@@ -1,0 +1,232 @@
+"""Rows of layers with tables in a store, as `model.save` and `save_weights` write them and as they are loaded again.
+
+An offloaded `keras.layers.Embedding` is written as the plain layer that it was:
+one array of all rows. An `et.Embedding` writes ids and rows with their slots,
+the table's spec and what it has counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from keras.src.backend.common import global_state
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
+from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.embedding_store.rows.fresh_rows import fresh_rows
+from elastable.embedding_store.rows.put_weights import put_weights
+from elastable.worker.rows.keras_draw import first_rows
+
+__all__ = [
+    "LARGEST_TABLE_BYTES",
+    "all_rows",
+    "load_all_rows",
+    "load_table",
+    "refuse_legacy_file",
+    "require_all_rows",
+    "save_table",
+    "writing_tables_of",
+]
+
+#: A table whose rows take more is not written, unless one says so.
+LARGEST_TABLE_BYTES = 1 << 30
+
+_BLOCK_ROWS = 1 << 16
+_largest: ContextVar[int] = ContextVar("largest_table_bytes", default=LARGEST_TABLE_BYTES)
+
+
+@contextmanager
+def writing_tables_of(largest_table_bytes: int) -> Iterator[None]:
+    """While the block runs, tables of up to so many bytes (float32 rows) are written into files of Keras."""
+    token = _largest.set(largest_table_bytes)
+    try:
+        yield
+    finally:
+        _largest.reset(token)
+
+
+def all_rows(layer: Any) -> Float32:
+    """float32 `[vocabulary, dim]`: every row of a layer's fixed table, as it reads them now.
+
+    Raises:
+        Unsupported: the table is larger than what is written, or takes any id.
+    """
+    require_all_rows(layer)
+    _refuse_large(layer, layer.input_dim * layer.output_dim * 4)
+    rows = np.empty((layer.input_dim, layer.output_dim), np.float32)
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        block = rows[start : start + _BLOCK_ROWS]
+        block[:] = layer.read_rows(np.arange(start, start + len(block), dtype=np.int64))
+    return rows
+
+
+def require_all_rows(layer: Any) -> None:
+    """Raises `Unsupported` for a layer whose table takes any id."""
+    if layer.input_dim is None:
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: its table takes any int64 id, so it has no array of all rows; read rows "
+            "by id with layer.read_rows(ids), or give the layer input_dim"
+        )
+
+
+def load_all_rows(layer: Any, rows: Float32) -> None:
+    """Gives a fixed table these rows; slots stay as they are, as of a Keras variable that is assigned.
+
+    Args:
+        layer: A layer whose table lives in a store, or is going to.
+        rows: float32 `[vocabulary, dim]`.
+
+    Raises:
+        BadInput: rows of another shape.
+        Unsupported: the layer reads from where it cannot write.
+    """
+    rows = np.ascontiguousarray(rows, np.float32)
+    if rows.shape != (layer.input_dim, layer.output_dim):
+        raise BadInput(
+            f"embedding layer {layer.name!r}: got rows of shape {rows.shape}, its table has "
+            f"({layer.input_dim}, {layer.output_dim})"
+        )
+    if layer.source is None:
+        layer.pretrained = rows
+        return
+    source = _writable(layer)
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        ids = np.arange(start, min(start + _BLOCK_ROWS, len(rows)), dtype=np.int64)
+        put_weights(source, layer.table_name, ids, rows[ids])
+
+
+def save_table(layer: Any, store: Any) -> None:
+    """Writes the table of an `et.Embedding` into its part of a Keras file.
+
+    Raises:
+        Unsupported: the table is larger than what is written, or is not at hand here.
+    """
+    if layer.on_worker or (layer.source is None and first_rows(layer, unseeded=True) is not None):
+        store["all_rows"] = all_rows(layer)
+        return
+    if layer.source is None:
+        return  # initial values, which follow from the config and the seed
+    source, name = _writable(layer), layer.table_name
+    _refuse_large(layer, source.row_count(name) * layer.output_dim * 4)
+    spec = source.specs()[name]
+    blocks = [fresh_rows(spec, np.zeros(0, np.int64), np.zeros((0, spec.dim), np.float32)), *source.scan(name)]
+    store["spec"] = np.frombuffer(spec_to_json(spec).encode(), np.uint8)
+    store["ids"] = np.concatenate([block.ids for block in blocks])
+    store["rows"] = np.concatenate([block.weights for block in blocks])
+    store["slots"] = np.concatenate([block.slots for block in blocks])
+    store["steps"] = np.array(layer.steps_trained, np.int64)
+    counters = source.sightings(name)
+    if counters is not None:
+        store["counters"] = counters
+
+
+def load_table(layer: Any, store: Any) -> None:
+    """Reads what `save_table` wrote.
+
+    A layer that has no store yet gets one of its own, one that has keeps it. Slots
+    are those of the file where it holds an optimizer like the layer's, as Keras
+    loads the optimizer with the weights.
+
+    Raises:
+        BadInput: the file is of another table.
+    """
+    if "all_rows" in store:
+        load_all_rows(layer, np.asarray(store["all_rows"]))
+        return
+    if "spec" not in store:
+        return
+    saved, steps = _saved_table(layer, store), int(np.asarray(store["steps"]))
+    there = layer.source.specs().get(layer.table_name) if isinstance(layer.source, EmbeddingStore) else None
+    if there is None or (saved.vocabulary is None and there.seed != saved.spec.seed):
+        layer.attach(saved.store)
+        layer.note_steps(steps)
+        return
+    source, name = _writable(layer), layer.table_name
+    for block in list(source.scan(name)):
+        gone = np.setdiff1d(block.ids, saved.ids)
+        if len(gone):
+            source.delete(name, gone)
+    with_slots = steps >= 0 and there.optimizer.same_but_rate(saved.spec.optimizer)
+    for block in saved.store.scan(name):
+        if with_slots:
+            source.put(name, [replace(block, touches=None)])
+        else:
+            put_weights(source, name, block.ids, block.weights)
+    _put_untouched(source, saved)
+    if with_slots:
+        layer.note_steps(steps)
+
+
+def _put_untouched(source: EmbeddingStore, saved: _Saved) -> None:
+    """Ids of a fixed table that had no row when it was saved read what they read then."""
+    name = saved.spec.name
+    for start in range(0, saved.vocabulary or 0, _BLOCK_ROWS):
+        ids = np.arange(start, min(start + _BLOCK_ROWS, saved.vocabulary or 0), dtype=np.int64)
+        ids = np.setdiff1d(ids, saved.ids)
+        read, expected = source.lookup({name: ids})[name], saved.store.lookup({name: ids})[name]
+        other = np.flatnonzero((read != expected).any(axis=1))
+        if len(other):
+            put_weights(source, name, ids[other], expected[other])
+
+
+class _Saved:
+    """A table read from a file into a store of its own."""
+
+    def __init__(self, spec: TableSpec, ids: Int64, store: MemoryStore) -> None:
+        self.spec, self.ids, self.store = spec, ids, store
+        self.vocabulary = spec.vocabulary_size
+
+
+def _saved_table(layer: Any, store: Any) -> _Saved:
+    spec = replace(spec_from_json(np.asarray(store["spec"], np.uint8).tobytes()), name=layer.table_name)
+    ours = layer.table_spec()
+    for what in ("dim", "vocabulary_size", "dtype"):
+        mine, theirs = getattr(ours, what), getattr(spec, what)
+        if mine != theirs:
+            raise BadInput(f"embedding layer {layer.name!r}: its table has {what} {mine}, the file's has {theirs}")
+    own = MemoryStore()
+    own.create_table(spec)
+    ids = np.asarray(store["ids"], np.int64)
+    rows, slots = np.asarray(store["rows"], np.float32), np.asarray(store["slots"], np.float32)
+    own.put(spec.name, [RowBlock(ids, rows, slots)])
+    if "counters" in store:
+        own.put_sightings(spec.name, np.asarray(store["counters"], np.uint8))
+    return _Saved(spec, ids, own)
+
+
+def _writable(layer: Any) -> EmbeddingStore:
+    if not isinstance(layer.source, EmbeddingStore):
+        raise Unsupported(
+            f"embedding layer {layer.name!r} reads its rows from elsewhere, and cannot save or load them here: save "
+            "the model where it is trained, or take a checkpoint of the job"
+        )
+    return layer.source
+
+
+def refuse_legacy_file(layer: Any) -> None:
+    """Raises `Unsupported` while Keras writes a file of its old HDF5 format, which has no place for rows of a store."""
+    if global_state.get_global_attribute("use_legacy_config", None):
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: a legacy HDF5 file cannot hold a table of a store; save to a .keras "
+            "file, or the weights to a .weights.h5 file"
+        )
+
+
+def _refuse_large(layer: Any, size: int) -> None:
+    largest = _largest.get()
+    if size > largest:
+        raise Unsupported(
+            f"embedding layer {layer.name!r}: its rows take {size / 2**20:.0f} MiB, and tables of at most "
+            f"{largest / 2**20:.0f} MiB are written whole: et.save(model, path, largest_table_bytes={size}) writes it; "
+            "a checkpoint of a job (docs/checkpoints.md) holds tables of any size"
+        )

@@ -1,0 +1,166 @@
+"""Where an embedding call gets its rows from: the scope that is current while a model runs.
+
+* no scope: the layer's own source, or initial values (eager use, `predict`);
+* `PlanScope`: a step is traced to learn which ids every call needs;
+* `StepScope`: rows come from the Batch Embedding Tensors handed to the step;
+* `elastable.worker.step.traced.tape_scope.TapeScope`: rows are read at the call, for tapes of one's own.
+
+A scope lasts for the whole step: the model, its loss and its metrics.
+
+Scopes are per thread, because tracing is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import tensorflow as tf
+
+from elastable.embedding_store.errors import ModelError, Unsupported
+
+__all__ = [
+    "EmbeddingCall",
+    "PlanScope",
+    "RowScope",
+    "StepScope",
+    "StoreLayer",
+    "current_scope",
+    "entered",
+    "refuse_inner_call",
+]
+
+#: Marks the rows a plan pretends to have looked up, so that ids computed from
+#: them are recognised as not plannable.
+PLANNED_ROWS = "elastable_planned_rows"
+
+
+class StoreLayer(Protocol):
+    """The part of a store-backed layer that scopes use."""
+
+    name: str
+    output_dim: int
+    embeddings_regularizer: Any
+
+    @property
+    def table_name(self) -> str:
+        """Name of the table in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingCall:
+    """One call of one layer in a step.
+
+    Attributes:
+        layer: The layer called.
+        ids: int64 `[n]` tensor of the trace it was recorded in.
+    """
+
+    layer: StoreLayer
+    ids: Any
+
+
+class PlanScope:
+    """Records the ids of every embedding call and answers zeros."""
+
+    def __init__(self) -> None:
+        self.calls: list[EmbeddingCall] = []
+
+    def rows(self, layer: StoreLayer, ids: Any) -> Any:
+        """Zeros `[n, dim]` in the place of the rows, after recording `ids`."""
+        self.calls.append(EmbeddingCall(layer, ids))
+        zeros = tf.zeros([tf.shape(ids)[0], layer.output_dim])
+        return tf.identity(zeros, name=PLANNED_ROWS)
+
+
+@dataclass(slots=True)
+class StepScope:
+    """Gives every planned call its gather, and looks the others up in the graph.
+
+    Attributes:
+        layers: The layer of every call, in call order, as the plan saw them.
+        inverses: For every call an int32 `[n]` tensor of positions in its
+            table's BET; None for a call that could not be planned.
+        bets: Table name -> float32 `[unique ids, dim]`, watched by the tape.
+        lookup: What an unplanned call asks: (table, ids) -> rows.
+        tape: Watches the BETs of unplanned calls before they are used; a watch
+            after the use would yield no gradient at all.
+        unplanned: (table, unique ids, BET) of every unplanned call.
+    """
+
+    layers: Sequence[StoreLayer]
+    inverses: Sequence[Any]
+    bets: dict[str, Any]
+    lookup: Callable[[str, Any], Any] | None = None
+    tape: Any = None
+    unplanned: list[tuple[str, Any, Any]] = field(default_factory=list)
+    _next: int = 0
+
+    def rows(self, layer: StoreLayer, ids: Any) -> Any:
+        """float32 `[n, dim]`: the rows of this call's ids."""
+        call = self._next
+        self._next += 1
+        if call >= len(self.layers) or self.layers[call] is not layer:
+            seen = "no call" if call >= len(self.layers) else f"layer {self.layers[call].name!r}"
+            raise ModelError(
+                f"embedding layer {layer.name!r}: call {call} of the step was planned as {seen}; "
+                "a step must make the same embedding calls every time it is traced"
+            )
+        if self.inverses[call] is None:
+            return self._look_up_in_graph(layer, ids)
+        return tf.gather(self.watched(layer, self.bets[layer.table_name], None), self.inverses[call])
+
+    def watched(self, layer: StoreLayer, rows: Any, in_graph: int | None) -> Any:
+        """The rows of a call, or of the `in_graph`th that could not be planned, as they are gathered from."""
+        return rows
+
+    def _look_up_in_graph(self, layer: StoreLayer, ids: Any) -> Any:
+        if self.lookup is None:
+            raise ModelError(f"embedding layer {layer.name!r}: its ids cannot be planned and no lookup is at hand")
+        lookup = self.lookup
+        unique, inverse = tf.unique(ids)
+        rows = tf.numpy_function(lambda asked: lookup(layer.table_name, asked), [unique], tf.float32)
+        bet = tf.ensure_shape(rows, [None, layer.output_dim])
+        if self.tape is not None:
+            self.tape.watch(bet)
+        self.unplanned.append((layer.table_name, unique, bet))
+        return tf.gather(self.watched(layer, bet, len(self.unplanned) - 1), inverse)
+
+
+def refuse_inner_call(layer: StoreLayer) -> NoReturn:
+    """Raises `Unsupported` for a layer whose ids are computed in a graph within the step's."""
+    raise Unsupported(
+        f"embedding layer {layer.name!r} is called inside of a loop, a condition or a compiled function; call it "
+        "outside and hand its output in"
+    )
+
+
+class RowScope(Protocol):
+    """Answers the embedding calls of a step."""
+
+    def rows(self, layer: Any, ids: Any) -> Any:
+        """float32 `[n, dim]`: the rows of a call's int64 `[n]` ids."""
+
+
+Scope = TypeVar("Scope", bound=RowScope)
+_standing = threading.local()
+
+
+def current_scope() -> RowScope | None:
+    """The scope of this thread, if any."""
+    scope: RowScope | None = getattr(_standing, "scope", None)
+    return scope
+
+
+@contextmanager
+def entered(scope: Scope) -> Iterator[Scope]:
+    """Makes `scope` the thread's scope while the block runs."""
+    before = current_scope()
+    _standing.scope = scope
+    try:
+        yield scope
+    finally:
+        _standing.scope = before

@@ -1,0 +1,249 @@
+"""What every Keras layer with its table in a store shares."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import record
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.errors import BadIds, ModelError
+from elastable.embedding_store.rows.checks import require_ids
+from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.worker.keras.keras_methods import wrap_model_methods
+from elastable.worker.keras.seeds import global_seed
+from elastable.worker.rows.combine import flatten_ids, shape_rows
+from elastable.worker.rows.export_rows import export_format, exported_rows, integer_ids_in_export
+from elastable.worker.rows.id_values import require_id_dtype
+from elastable.worker.rows.initializers import initializer_spec, seed_of
+from elastable.worker.rows.keras_draw import first_rows
+from elastable.worker.rows.saved_rows import require_all_rows
+from elastable.worker.rows.scope import current_scope
+from elastable.worker.rows.whole_table import WholeTable
+
+__all__ = ["StoreBacked"]
+
+
+class StoreBacked:
+    """What every layer with its table in a store shares; mixed into Keras layers.
+
+    The layer has no Keras weights. Where its rows come from is decided at each
+    call: from the scope that stands (`elastable.worker.rows.scope`), else from the attached
+    source, else they are the initial values.
+    """
+
+    name: str
+    output_dim: int
+    input_dim: int | None
+    embeddings_initializer: Any
+    embeddings_regularizer: Any
+    embeddings_constraint: Any
+    combiner: str | None
+    mask_zero: bool
+    table: str | None
+    table_dtype: str | None = None
+    pretrained: Float32 | None = None
+    admission: AdmissionSpec | None = None
+    eviction: EvictionSpec | None = None
+    lazy: bool | None = None
+    optimizer: Any = None
+    compute_dtype: Any
+    _source: RowSource | None
+    _seed: int | None
+    _keras_seed: int
+    """Keras' global seed when the layer was made: it is kept by thread, and graphs read rows in other threads."""
+    _trained_by: Any = None
+    _steps: int | None = None
+    _id_kind: str | None = None
+    _here: tuple[Any, ...] = ()
+    """The variable of a table that stays on the worker."""
+
+    @property
+    def table_name(self) -> str:
+        """Name of the table in the store."""
+        return self.table if self.table is not None else self.name
+
+    @property
+    def table_is_explicit(self) -> bool:
+        """Whether the table was named by the user, and so may be shared."""
+        return self.table is not None
+
+    def table_spec(self, seed: int | None = None, optimizer: OptimizerSpec | None = None) -> TableSpec:
+        """The table this layer needs.
+
+        Args:
+            seed: Of the initial values, unless the initializer carries its own. None: Keras' global seed when the
+                layer was made, else 0.
+            optimizer: Of the rows.
+        """
+        spec = initializer_spec(self.name, self.embeddings_initializer, self.input_dim, self.output_dim)
+        return TableSpec(
+            name=self.table_name,
+            dim=self.output_dim,
+            vocabulary_size=self.input_dim,
+            dtype=self.table_dtype or "float32",
+            initializer=spec,
+            seed=seed_of(self.embeddings_initializer, self._keras_seed if seed is None else seed),
+            optimizer=self._own(optimizer or OptimizerSpec()),
+            admission=self.admission,
+            eviction=self.eviction,
+            ids=self._id_kind or "int64",
+        )
+
+    def _own(self, optimizer: OptimizerSpec) -> OptimizerSpec:
+        return optimizer if self.lazy is None else replace(optimizer, lazy=self.lazy)
+
+    @property
+    def on_worker(self) -> bool:
+        """Whether the table is a Keras variable here, and not in a store."""
+        return bool(self._here)
+
+    def keep_on_worker(self, variable: Any) -> None:
+        """Reads rows from a Keras variable `[input_dim, output_dim]` from now on, and never from a store."""
+        # Past Keras' tracking: the variable belongs to the first of the layers that share it.
+        object.__setattr__(self, "_here", (variable,))
+
+    def begin(self) -> None:
+        """Reads initial values from now on, of the seed that Keras has now."""
+        self._keras_seed = global_seed()
+        self.attach(None)
+
+    def attach(self, source: RowSource | None, seed: int | None = None) -> None:
+        """Reads rows from `source` from now on (None: initial values of `seed`, see `table_spec`)."""
+        self._source = source
+        self._seed = seed
+
+    @property
+    def was_trained(self) -> bool:
+        """Whether an optimizer of this process trained the table, or the one that a file holds."""
+        return self._trained_by is not None or self._steps is not None
+
+    def trained_by(self, optimizer: Any) -> bool:
+        """Whether this very optimizer trained the table last: then the rows' slots are its own, and it goes on.
+
+        Of rows that were loaded it is the one that was loaded with them, which has as many steps behind it.
+        """
+        if self._steps is not None:
+            return int(optimizer.iterations) == self._steps
+        return self._trained_by is not None and self._trained_by() is optimizer
+
+    def note_trained_by(self, optimizer: Any) -> None:
+        """This optimizer trains the table from now on."""
+        # Past Keras' tracking.
+        object.__setattr__(self, "_trained_by", weakref.ref(optimizer))
+        self._steps = None
+
+    @property
+    def steps_trained(self) -> int:
+        """Steps of the optimizer that trained the table, for whoever loads both; -1: it is gone."""
+        optimizer = None if self._trained_by is None else self._trained_by()
+        held = -1 if self._steps is None else self._steps
+        return held if optimizer is None else int(optimizer.iterations)
+
+    def note_steps(self, steps: int) -> None:
+        """The rows were loaded, with the slots of an optimizer that has so many steps behind it."""
+        self._steps = steps
+
+    @property
+    def embeddings(self) -> Any:
+        """All rows of a fixed table, in the place of the variable that a `keras.layers.Embedding` has."""
+        return self._here[0] if self._here else WholeTable(self)
+
+    def all_rows_tensor(self) -> Any:
+        """Every row, looked up like those of any other call; raises `Unsupported` for a table of any id."""
+        require_all_rows(self)
+        return self._rows_of(tf.range(self.input_dim, dtype=tf.int64), None)
+
+    @property
+    def seed(self) -> int:
+        """Of the initial values, where no source is attached."""
+        return self._keras_seed if self._seed is None else self._seed
+
+    @property
+    def source(self) -> RowSource | None:
+        """Where rows are read from outside of training, if attached."""
+        return self._source
+
+    def read_rows(self, ids: Int64) -> Float32:
+        """The rows of int64 `[n]` ids as float32 `[n, dim]`."""
+        ids = np.ascontiguousarray(ids, dtype=np.int64)
+        if self._here:
+            require_ids(self.table_spec(self._seed), ids)
+            return self.worker_rows()[ids]
+        if self._source is None:
+            spec = self.table_spec(self._seed)
+            require_ids(spec, ids)
+            rows = first_rows(self, unseeded=self._seed is None)
+            return initial_rows(spec, ids) if rows is None else rows[ids]
+        return self._source.lookup({self.table_name: ids})[self.table_name]
+
+    def embed(self, inputs: Any, weights: Any, training: bool | None) -> Any:
+        """The forward pass of one call."""
+        inputs = integer_ids_in_export(self, inputs)
+        self._note_ids(inputs.dtype.name)
+        flat = flatten_ids(self.name, inputs, weights, self.combiner, self.mask_zero, self.input_dim)
+        rows = self._rows_of(flat.ids, training)
+        return tf.cast(shape_rows(flat, rows, self.combiner, self.output_dim), self.compute_dtype)
+
+    def _note_ids(self, dtype: str) -> None:
+        """Learns from the first call what the table's ids are.
+
+        Raises:
+            BadIds: no ids, or strings after integers or the other way round.
+        """
+        require_id_dtype(self.name, dtype, self.input_dim)
+        kind = "farmhash64" if dtype == "string" else "int64"
+        if self._id_kind not in (None, kind):
+            raise BadIds(
+                f"embedding layer {self.name!r}: called on strings and on integers, and a row cannot be both's; hash "
+                "the strings before (et.hash_ids), or use two layers"
+            )
+        # Past Keras' tracking, and its refusal of changes to a layer that is built.
+        object.__setattr__(self, "_id_kind", kind)
+
+    def worker_rows(self) -> Float32:
+        """A copy of all rows `[input_dim, output_dim]` of a table that stays on the worker."""
+        return np.array(self._here[0], np.float32)
+
+    def _rows_of(self, ids: Any, training: bool | None) -> Any:
+        if self._here:
+            return tf.gather(self._here[0].value, ids)
+        scope = current_scope()
+        return scope.rows(self, ids) if scope is not None else self._read_in_graph(ids, training)
+
+    def _read_in_graph(self, ids: Any, training: bool | None) -> Any:
+        if training:
+            raise ModelError(
+                f"embedding layer {self.name!r}: its table lives in a store, which Keras' own train step "
+                "cannot train; use et.fit(model, x, y, ...) or elastable train. Where you did, the model does not know "
+                "the layer, as where a Lambda or a function calls it: make it an attribute of the layer that calls it"
+            )
+        if getattr(self, "trainable", True) and record.could_possibly_record():
+            # Its rows would be constants to the tape, and the table would never learn.
+            raise ModelError(
+                f"embedding layer {self.name!r} is called under a tf.GradientTape outside of a step that trains its "
+                "table; use model.fit, et.fit(model, x, y, ...), or et.step(model) for a loop of your own, or set "
+                "trainable=False on the layer where its rows are meant to be constants"
+            )
+        if tf.executing_eagerly():
+            return tf.convert_to_tensor(self.read_rows(ids.numpy()))
+        kind = export_format()
+        if kind is not None:
+            return exported_rows(self, ids, kind)
+        unique, inverse = tf.unique(ids)
+        rows = tf.numpy_function(self.read_rows, [unique], tf.float32, stateful=True)
+        return tf.gather(tf.ensure_shape(rows, [None, self.output_dim]), inverse)
+
+    def output_shape_of(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+        """Shape of the output for ids of this shape."""
+        kept = shape if self.combiner is None else shape[:-1]
+        return (*kept, self.output_dim)
+
+
+wrap_model_methods()

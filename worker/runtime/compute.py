@@ -1,0 +1,212 @@
+"""One micro-batch, from its task to its gradients: everything but the waiting."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Unavailable
+from elastable.embedding_store.support.retry import retry
+from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
+from elastable.master.tasks.record_order import RecordOrder, record_order
+from elastable.worker.models.build import as_tensors, sample_batch
+from elastable.worker.readers import Reader
+from elastable.worker.runtime.dense_mirror import DenseMirror
+from elastable.worker.step.batch_checks import not_finite_columns, require_like
+from elastable.worker.step.id_plan import IdPlan, plan_ids
+from elastable.worker.step.id_set import IdSets, make_id_sets
+from elastable.worker.step.model_step import EvaluateStep
+from elastable.worker.step.own_train_step import OwnTrainStep
+from elastable.worker.step.tensor_specs import batch_spec, records_in
+from elastable.worker.step.traced.step_plan import plan_step
+from elastable.worker.step.train_step import StepResult, TrainStep, dense_parts
+
+__all__ = ["MicroBatchComputer", "Prepared", "require_same_records"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A task with its records read and its ids known: ready for any version.
+
+    Attributes:
+        task: The task.
+        batch: (x, ...) as tensors.
+        ids: Its id sets.
+        records: Records in it.
+    """
+
+    task: Task
+    batch: Any
+    ids: IdSets
+    records: int
+
+
+def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> None:
+    """Refuses splits that are not as long as the master's.
+
+    Raises:
+        BadInput: naming the split and both lengths.
+    """
+    for kind, split, expected in (
+        (TaskKind.TRAIN, "train", job.train_records),
+        (TaskKind.EVALUATE, "validation", job.validation_records),
+    ):
+        found = len(readers[kind]) if kind in readers else 0
+        if found != expected:
+            raise BadInput(
+                f"data({split!r}) holds {found} records here and {expected} at the master; "
+                "every process must see the same data"
+            )
+
+
+def _require_same_turns(model: Any, job: JobSpec, turns: int) -> None:
+    if turns != job.versions_per_step:
+        raise ModelError(
+            f"model {model.name!r}: its train_step makes {turns} versions of a step here, and {job.versions_per_step} "
+            "at the master; run the same model file everywhere"
+        )
+
+
+class MicroBatchComputer:
+    """Reads, plans and computes micro-batches of one job with one model.
+
+    `prepare` may run in another thread than `train` and `evaluate`.
+
+    Args:
+        model: A built model.
+        job: What is computed.
+        readers: The splits.
+        sample: A batch, for its shapes.
+        source: Where calls whose ids cannot be planned look rows up.
+        specs: Of the tables.
+        deadline_s: How long the source may be away when a step looks up ids that could not be planned.
+        keras_draws: Whether random layers draw on from where they are, as in
+            `model.fit`: for one process alone, which computes every micro-batch in
+            its order. False: by the job's seed and the micro-batch.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        job: JobSpec,
+        readers: Mapping[TaskKind, Reader],
+        sample: Any,
+        source: RowSource,
+        specs: Mapping[str, TableSpec],
+        deadline_s: float = 30.0,
+        keras_draws: bool = False,
+    ) -> None:
+        require_same_records(job, readers)
+        self._model = model
+        self._job = job
+        self._readers = readers
+        self._specs = specs
+        self._spec = batch_spec(sample)
+        self._likes = {TaskKind.TRAIN: self._spec}
+        if TaskKind.EVALUATE in readers:
+            validation = sample_batch(readers[TaskKind.EVALUATE])
+            require_like(self._spec[:2], validation[:2], int(records_in(validation)), "the validation data")
+            # Either of the two may be weighted alone, as in Keras.
+            self._likes[TaskKind.EVALUATE] = (*self._spec[:2], *batch_spec(validation)[2:])
+        steps = plan_step(model, self._spec)
+        self._turns = 1 if steps is None else steps.turns
+        _require_same_turns(model, job, self._turns)
+        self._mirror = DenseMirror(*dense_parts(model, steps))
+
+        def look_up_in(rows: RowSource, table: str, ids: Any) -> Any:
+            return retry(lambda: rows.lookup({table: ids})[table], "a lookup", deadline_s, on=(Unavailable,))
+
+        look_up = partial(look_up_in, source)
+        look_up_quietly = partial(look_up_in, source.unpromoted())
+
+        several = job.mode == "sync" and job.grads_to_wait > 1 and job.average != "batches"
+        average = job.average if several else None
+        self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}
+        # Several micro-batches that come in turn cannot each go on from where the one before left the generators.
+        alone = self._turns == 1 or job.grads_to_wait == 1
+        seed = None if keras_draws and alone else job.seed
+        given = (model, self._spec, self._plans[TaskKind.TRAIN], look_up, seed, average)
+        self._train = TrainStep(*given) if steps is None else OwnTrainStep(*given, steps)
+        if TaskKind.EVALUATE in readers:
+            like = self._likes[TaskKind.EVALUATE]
+            self._plans[TaskKind.EVALUATE] = plan_ids(model, like, training=False)
+            self._evaluate = EvaluateStep(model, like, self._plans[TaskKind.EVALUATE], look_up_quietly)
+
+    def prepare(self, task: Task) -> Prepared:
+        """Reads the task's records and finds the ids they need."""
+        reader, records = self._readers[task.kind], task.stop - task.start
+        if reader.batches is None:
+            source = f"{type(reader).__name__}.take()"
+            taken = reader.of_pass(task.epoch).take(self._order(task).take(task.start, task.stop))
+        else:
+            number = task.micro_batch % reader.batches
+            source = f"batch {number} of pass {task.epoch}, counted from 0,"
+            taken = reader.of_pass(task.epoch).batch(number)
+        batch = as_tensors(taken, source)
+        if reader.batches is not None:
+            records = int(records_in(batch))
+        require_like(self._likes[task.kind], batch, records, source)
+        plan = self._plans[task.kind]
+        ids = make_id_sets(plan.tables, plan.ids(batch), self._specs)
+        return Prepared(task, batch, ids, records)
+
+    def _order(self, task: Task) -> RecordOrder:
+        """The records of the task's epoch, in the order in which they are computed."""
+        reader = self._readers[task.kind]
+        shuffled = self._job.shuffle and task.kind is TaskKind.TRAIN and not reader.in_order
+        return record_order(len(reader), task.epoch, self._job.seed, shuffled, reader.shuffle_block)
+
+    def hold(self, snapshot: DenseSnapshot) -> None:
+        """Computes on this version's dense part from now on, and trains what that version trains."""
+        self._mirror.assign(snapshot)
+        self._train.hold(snapshot.trainable)
+
+    def train(self, prepared: Prepared, bets: Mapping[str, Float32]) -> StepResult:
+        """Gradients, states and metric state of a micro-batch."""
+        task, job = prepared.task, self._job
+        of_pass = -(-job.train_records // job.micro_batch_size)
+        # Alike in every turn: what is drawn belongs to the records.
+        number = task.epoch * of_pass + task.start // job.micro_batch_size
+        turn = task.version % self._turns if self._turns > 1 else 0
+        result = self._train(prepared.batch, bets, prepared.ids, number, turn)
+        if not math.isfinite(result.loss):
+            self._blame_data(prepared, result.loss)
+        return result
+
+    def _blame_data(self, prepared: Prepared, loss: float) -> None:
+        """Says which columns made a loss of NaN or Inf; where none did, the master names the gradient.
+
+        Raises:
+            NotFinite: the job refuses what is not finite.
+        """
+        columns = not_finite_columns(prepared.batch)
+        if not columns:
+            return
+        task = prepared.task
+        own = self._readers[task.kind].batches is not None
+        rows = range(prepared.records) if own else self._order(task).take(task.start, task.stop)
+        told = "; ".join(
+            f"{name} holds NaN or Inf in {len(found)} of its {prepared.records} records, such as "
+            f"record {rows[found[0]]}"
+            for name, found in columns.items()
+        )
+        told = f"the loss of micro-batch {task.micro_batch} is {loss}: {told}"
+        if self._job.not_finite == "refuse":
+            raise NotFinite(
+                f"{told}. Drop or fill these values; or leave such micro-batches out with not_finite='skip' "
+                "(--not-finite skip)"
+            )
+        _log.warning("%s; it is left out (not_finite='skip')", told)
+
+    def evaluate(self, prepared: Prepared, bets: Mapping[str, Float32]) -> tuple[Tensor, ...]:
+        """Metric state of a micro-batch."""
+        return self._evaluate(prepared.batch, bets, prepared.ids)

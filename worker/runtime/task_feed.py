@@ -1,0 +1,175 @@
+"""Tasks leased, read and planned ahead of their turn, in a thread of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from elastable.embedding_store.errors import ElastableError, NotJoined
+from elastable.master.api import MasterApi, Task, TaskKind
+from elastable.worker.runtime.compute import Prepared
+
+__all__ = ["TaskFeed"]
+
+_LOOK_EVERY_S = 0.25
+_LEASE_WAIT_S = 1.0
+_IDLE_WAIT_S = 0.1
+_FEW = 3  # evaluations at hand, below which the master is asked for more
+
+
+class TaskFeed:
+    """Keeps a few prepared tasks ready, the earliest first.
+
+    Ahead of time go data and ids only, never values: rows and dense variables
+    are read when a task's version is there. The master is told what is held
+    whenever it is asked for more, so that an answer that was lost is given
+    again, and what is done elsewhere is dropped.
+    """
+
+    def __init__(self, master: MasterApi, incarnation: str, prepare: Callable[[Task], Prepared], ahead: int) -> None:
+        self._master = master
+        self._incarnation = incarnation
+        self._prepare = prepare
+        self._ahead = ahead
+        self._ready: dict[Task, Prepared] = {}
+        self._life = 0  # sessions joined since the first
+        self._outside = False
+        self._idle = False
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._finished = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="elastable-task-feed", daemon=True)
+
+    def start(self) -> None:
+        """Starts leasing."""
+        self._thread.start()
+
+    def head(self, wait_s: float) -> Prepared | None:
+        """The earliest prepared task, waiting up to `wait_s` seconds for one.
+
+        Raises:
+            ElastableError: what leasing or preparing failed with.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._ready or self._finished or self._failure or self._outside, timeout=wait_s
+            )
+            if self._failure is not None:
+                raise self._failure
+            return self._ready[min(self._ready)] if self._ready else None
+
+    def refuse_failed(self) -> None:
+        """Raises what leasing or preparing failed with, where it did: the job may be over."""
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+
+    def following(self, prepared: Prepared) -> Prepared | None:
+        """The earliest prepared task behind `prepared`, if there is one already."""
+        with self._changed:
+            behind = [task for task in self._ready if task > prepared.task]
+            return self._ready[min(behind)] if behind else None
+
+    def idle(self) -> None:
+        """Is told that nothing of what is prepared can be done yet: the master may have something that can."""
+        with self._changed:
+            self._idle = True
+            self._changed.notify_all()
+
+    def finished(self) -> bool:
+        """Whether no task is left and none will come; not after a failure, which `head` raises."""
+        with self._changed:
+            return self._finished and not self._ready and self._failure is None
+
+    def done(self, prepared: Prepared) -> None:
+        """Takes a task out, computed or dropped."""
+        with self._changed:
+            self._ready.pop(prepared.task, None)
+            if prepared.task.kind is TaskKind.EVALUATE:
+                # There may be more; what is ahead would leave no room for them, and may have to wait for them.
+                self._idle |= sum(task.kind is TaskKind.EVALUATE for task in self._ready) < _FEW
+            self._changed.notify_all()
+
+    @property
+    def outside(self) -> bool:
+        """Whether the master has said that this worker has no session."""
+        return self._outside
+
+    def begin_anew(self, keep: bool) -> None:
+        """Is told that a session was opened, perhaps with another master.
+
+        Args:
+            keep: Whether what is prepared may be of use: the master is told of
+                it, and says what is not.
+        """
+        with self._changed:
+            self._outside = False
+            self._life += 1
+            if not keep:
+                self._ready.clear()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Ends the thread; waits for it a few seconds."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        try:
+            while self._lease_more():
+                pass
+        except ElastableError as error:
+            self._end(error)
+        except Exception as error:  # noqa: BLE001 - a reader may raise anything; the loop re-raises it
+            self._end(error)
+
+    def _lease_more(self) -> bool:
+        with self._changed:
+            # Several at a time: a call for every task would cost the master more than its answer is worth.
+            self._changed.wait_for(
+                lambda: self._stopping or self._idle or 2 * len(self._ready) <= self._ahead, timeout=_LOOK_EVERY_S
+            )
+            if self._stopping:
+                return False
+            want = max(0, self._ahead - len(self._ready))
+            wait_s = _LEASE_WAIT_S if want else _IDLE_WAIT_S if self._idle else 0.0
+            self._idle = False
+            holding, life = tuple(self._ready), self._life
+        # With nothing wanted the call is made now and then all the same: a task
+        # of the version in work may be handed on from a worker that died.
+        try:
+            lease = self._master.lease_tasks(self._incarnation, want, wait_s, holding)
+        except NotJoined:
+            # The session broke, or the master is another process now: the loop joins again.
+            with self._changed:
+                self._outside = life == self._life
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._stopping, timeout=_LOOK_EVERY_S)
+            return True
+        self._drop(lease.revoked)
+        for task in lease.tasks:
+            prepared = self._prepare(task)
+            with self._changed:
+                if life != self._life:
+                    return True  # they are the master's of before; the new one knows best
+                self._ready[task] = prepared
+                self._changed.notify_all()
+        if lease.finished:
+            self._end(None)
+        return not lease.finished
+
+    def _drop(self, revoked: Iterable[Task]) -> None:
+        """Done by others, or of versions that the master does not hand out."""
+        with self._changed:
+            for task in revoked:
+                self._ready.pop(task, None)
+
+    def _end(self, failure: BaseException | None) -> None:
+        with self._changed:
+            self._finished = True
+            self._failure = failure
+            self._changed.notify_all()

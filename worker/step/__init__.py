@@ -1,0 +1,1 @@
+"""A step: from a batch to ids, from rows to loss and gradients."""

@@ -1,0 +1,95 @@
+"""Refusing batches that are not what the model was built for, or that hold NaN: by the name of the column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.records.nests import named_arrays
+from elastable.worker.step.tensor_specs import batch_spec, records_in
+
+__all__ = ["PARTS", "not_finite_columns", "require_like", "require_parts"]
+
+PARTS = ("x", "y", "sample_weight")
+
+
+def require_parts(batch: Any, source: str) -> tuple[Any, ...]:
+    """A batch as a tuple of one to three parts; those at its end that are None are left out.
+
+    Raises:
+        BadInput: anything else.
+    """
+    if not isinstance(batch, tuple | list):
+        raise BadInput(f"{source} gave a {type(batch).__name__}; a batch is (x,), (x, y) or (x, y, sample_weight)")
+    parts = tuple(batch)
+    while len(parts) > 1 and parts[-1] is None:
+        parts = parts[:-1]
+    if not 1 <= len(parts) <= len(PARTS):
+        raise BadInput(f"{source} gave a tuple of {len(parts)}; a batch is (x,), (x, y) or (x, y, sample_weight)")
+    for part, name in zip(parts, PARTS, strict=False):
+        for leaf, value in named_arrays(part, name):
+            if value is None:
+                raise BadInput(f"{source}: {leaf} is None; leave it out, or give an array")
+    return parts
+
+
+def require_like(spec: Any, batch: Sequence[Any], records: int, source: str) -> None:
+    """Refuses a batch that a step of `spec` cannot take.
+
+    Args:
+        spec: `batch_spec` of the first records of the training data.
+        batch: Tensors.
+        records: How many were asked for.
+        source: Where the batch comes from, for messages.
+
+    Raises:
+        BadInput: other columns, another dtype or shape, or another number of records; by the name of the column.
+    """
+    wanted, given = _named(spec), _named(batch)
+    if list(wanted) != list(given):
+        raise BadInput(
+            f"{source}: holds {', '.join(given)}, and the first records of the training data {', '.join(wanted)}"
+        )
+    for name, value in given.items():
+        if not wanted[name].is_compatible_with(value):  # also where one is ragged and the other is not
+            told, first = (_told(part) for part in (batch_spec(value), wanted[name]))
+            raise BadInput(f"{source}: {name} is {told}, and {first} in the first records of the training data")
+        if value.shape.rank == 0:
+            raise BadInput(f"{source}: {name} is a single value; the first axis must be the records")
+        found = int(records_in(value))
+        if found != records:
+            raise BadInput(f"{source}: {name} holds {found} records, and {records} were asked for")
+
+
+def not_finite_columns(batch: Sequence[Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Name of each column with NaN or Inf -> the records (positions in the batch, ascending) that hold them."""
+    found = {}
+    for name, value in _named(batch).items():
+        if not value.dtype.is_floating:
+            continue
+        flat = value.flat_values if isinstance(value, tf.RaggedTensor) else getattr(value, "values", value)
+        bad = ~np.isfinite(np.asarray(flat))
+        if not bad.any():
+            continue
+        records = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))  # of a ragged or sparse column: elements
+        if isinstance(value, tf.RaggedTensor):
+            for rows in reversed(value.nested_value_rowids()):
+                records = np.unique(rows.numpy()[records])
+        elif isinstance(value, tf.SparseTensor):
+            records = np.unique(value.indices.numpy()[records, 0])
+        found[name] = records
+    return found
+
+
+def _named(batch: Sequence[Any]) -> dict[str, Any]:
+    return {leaf: value for part, name in zip(batch, PARTS, strict=False) for leaf, value in named_arrays(part, name)}
+
+
+def _told(spec: Any) -> str:
+    shape = ", ".join("n" if place == 0 else str(size) for place, size in enumerate(spec.shape))
+    kind = {"RaggedTensorSpec": "ragged ", "SparseTensorSpec": "sparse "}.get(type(spec).__name__, "")
+    return f"{kind}{spec.dtype.name} [{shape}]"

@@ -1,0 +1,58 @@
+"""What Keras computes on one batch: the model, its loss and its metrics.
+
+This is `keras.Model.train_step` without the gradient, and `test_step`. The id
+plan and the compiled steps both run it, so an embedding may be called wherever
+Keras runs a model's code: in `call`, `compute_loss`, `compute_metrics`, in what
+`add_loss` is given, and in activity regularizers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+import elastable.worker.keras.traced_files  # noqa: F401 - AutoGraph leaves no files from here on
+from elastable.worker.step.tensor_specs import records_in
+
+__all__ = ["Forward", "forward", "update_metrics"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """A batch, what the model predicts for it, and its loss.
+
+    Attributes:
+        x, y, weight: The batch; `y` and `weight` may be None.
+        predicted: The model's output.
+        loss: What `compute_loss` returned.
+    """
+
+    x: Any
+    y: Any
+    weight: Any
+    predicted: Any
+    loss: Any
+
+
+def forward(model: Any, batch: Any, training: bool) -> Forward:
+    """The forward pass and the loss of a batch (x,), (x, y) or (x, y, sample_weight)."""
+    x, y, weight = (*batch, None, None)[:3]
+    predicted = model(x, training=training)
+    if getattr(model, "_compute_loss_has_training_arg", True):
+        loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
+    else:
+        # An override written for Keras before 3.3, which had no such argument; Keras calls it by position.
+        loss = model.compute_loss(x, y, predicted, weight)
+    return Forward(x, y, weight, predicted, loss)
+
+
+def update_metrics(model: Any, done: Forward, loss: Any) -> None:
+    """Counts a batch in the metrics of the model, and its loss in Keras' own loss metric."""
+    records = records_in(done.x)
+    tracker = getattr(model, "_loss_tracker", None)
+    # A model may leave Keras' tracker out of `metrics`, and keep one of its own.
+    if tracker is not None and any(metric is tracker for metric in model.metrics):
+        tracker.update_state(loss, sample_weight=tf.cast(records, tf.float32))
+    model.compute_metrics(done.x, done.y, done.predicted, done.weight)

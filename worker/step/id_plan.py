@@ -1,0 +1,140 @@
+"""The id plan: the part of a step that leads from a batch to ids, cut out and compiled.
+
+The whole step (model, loss and metrics) is traced once with its embedding calls
+recording the ids they are asked for and answering zeros. What those ids need,
+and nothing else, becomes a function of its own; so a worker knows every id of a
+micro-batch before, and apart from, the step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.errors import BadIds, ModelError
+from elastable.worker.keras.seeds import layers_of
+from elastable.worker.rows.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, StoreLayer, entered, refuse_inner_call
+from elastable.worker.step.forward import forward, update_metrics
+from elastable.worker.step.tensor_specs import flat_spec, pack_flat
+from elastable.worker.step.traced.own_step import overrides, rehearse
+
+__all__ = ["IdPlan", "plan_ids"]
+
+_log = logging.getLogger(__name__)
+
+#: Operations that keep state and yet give the same answer for the same input.
+_CONSTANT_STATE = ("Placeholder", "LookupTable", "HashTable", "VarHandleOp", "AnonymousHashTable", "Assert")
+
+
+@dataclass(frozen=True, slots=True)
+class IdPlan:
+    """Ids of every embedding call as a function of the batch.
+
+    Attributes:
+        layers: The layer of every call, in call order.
+        planned: For every call whether its ids can be known beforehand.
+    """
+
+    layers: tuple[StoreLayer, ...]
+    planned: tuple[bool, ...]
+    _function: Any
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The table of every planned call, in call order."""
+        return tuple(layer.table_name for layer, known in zip(self.layers, self.planned, strict=True) if known)
+
+    def ids(self, batch: Any) -> list[Int64]:
+        """int64 `[n]` ids of every planned call for the batch (x, ...), shaped as the plan was told."""
+        if self._function is None:
+            return []
+        flat = [tf.convert_to_tensor(part) for part in tf.nest.flatten(batch, expand_composites=True)]
+        try:
+            return [np.ascontiguousarray(ids.numpy()) for ids in self._function(*flat)]
+        except tf.errors.InvalidArgumentError as error:
+            raise BadIds(f"the ids of a batch cannot be computed from its features: {_cause(error)}") from error
+
+
+def _cause(error: Any) -> str:
+    """What an operation said, without the trace of where it was made."""
+    lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
+    told = next((line for line in lines if line.startswith("assertion failed:")), lines[-1] if lines else "")
+    return told.removeprefix("assertion failed:").strip().replace("\\'", "'").replace("] [", " ").strip("[]")
+
+
+def plan_ids(model: Any, spec: Any, training: bool) -> IdPlan:
+    """Traces the step of `model` on a batch of `spec` and cuts its id plan out.
+
+    Args:
+        model: A compiled and built model.
+        spec: TypeSpecs of a batch (x,), (x, y) or (x, y, sample_weight); ids may come from any of them.
+        training: Whether it is a training step, or one of evaluation.
+
+    Raises:
+        ModelError: an embedding that is no layer of the model.
+        Unsupported: an embedding called inside of a loop or a condition.
+    """
+    scope, method = PlanScope(), "train_step" if training else "test_step"
+
+    def trace(*flat: Any) -> Any:
+        batch = pack_flat(spec, flat)
+        with entered(scope):
+            if overrides(model, method):
+                rehearse(model, batch) if training else model.test_step(batch)
+            else:
+                done = forward(model, batch, training)
+                update_metrics(model, done, done.loss)
+        return []
+
+    wrapped = tf.compat.v1.wrap_function(trace, flat_spec(spec))
+    of_model = {layer.table_name for layer in layers_of(model) if hasattr(layer, "table_spec")}
+    for call in scope.calls:
+        if call.ids.graph is not wrapped.graph:
+            refuse_inner_call(call.layer)
+        if call.layer.table_name not in of_model:
+            raise ModelError(
+                f"embedding layer {call.layer.name!r}: the model does not know the layer, as where a Lambda or a "
+                "function calls it, so it would not be trained: make it an attribute of the layer that calls it"
+            )
+    planned = tuple(_is_plannable(call) for call in scope.calls)
+    for call, known in zip(scope.calls, planned, strict=True):
+        if not known:
+            _log.warning(
+                "embedding layer %r: its ids depend on values of the model and cannot be planned; "
+                "it is looked up inside of the step, which is slower",
+                call.layer.name,
+            )
+    layers = tuple(call.layer for call in scope.calls)
+    fetched = [call.ids for call, known in zip(scope.calls, planned, strict=True) if known]
+    if not fetched:
+        return IdPlan(layers, planned, None)
+    feeds = wrapped.inputs[: len(flat_spec(spec))]
+    return IdPlan(layers, planned, _pruned(wrapped, feeds, fetched))
+
+
+def _pruned(wrapped: Any, feeds: Sequence[Any], fetched: Sequence[Any]) -> Any:
+    # Only what the ids need survives: no dropout, no moving averages, no rows.
+    return wrapped.prune(list(feeds), list(fetched))
+
+
+def _is_plannable(call: EmbeddingCall) -> bool:
+    """Whether ids come from the batch alone: from no row, variable or chance."""
+    waiting, seen = [call.ids.op], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        if operation.type == "Identity" and PLANNED_ROWS in operation.name.rsplit("/", 1)[-1]:
+            return False
+        stateful = operation.op_def is not None and operation.op_def.is_stateful
+        if stateful and not operation.type.startswith(_CONSTANT_STATE):
+            return False
+        waiting.extend(tensor.op for tensor in operation.inputs)
+    return True

@@ -1,0 +1,59 @@
+"""Id sets: the unique ids of a batch, and where every position finds its row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.errors import TableNotFound
+from elastable.embedding_store.rows.checks import require_ids
+from elastable.embedding_store.tables.grouping import unique_ids
+
+__all__ = ["IdSets", "make_id_sets"]
+
+
+@dataclass(frozen=True, slots=True)
+class IdSets:
+    """All ids of one micro-batch.
+
+    Attributes:
+        unique: Table name -> int64 `[u]`, sorted by first appearance.
+        inverses: For every planned embedding call, in call order, int32 `[n]`:
+            position i of the call reads row `inverses[call][i]` of its table's BET.
+    """
+
+    unique: Mapping[str, Int64]
+    inverses: Sequence[npt.NDArray[np.int32]]
+
+
+def make_id_sets(tables: Sequence[str], calls: Sequence[Int64], specs: Mapping[str, TableSpec]) -> IdSets:
+    """One id set a table, over all of its calls together.
+
+    Args:
+        tables: The table of every planned call, in call order.
+        calls: int64 `[n]` ids of every planned call.
+        specs: The tables of the job.
+
+    Raises:
+        TableNotFound: the store does not hold it, or lost it.
+        IdOutOfRange: an id that a fixed table does not have, naming table, id
+            and position.
+    """
+    unique: dict[str, Int64] = {}
+    inverses: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(calls)
+    for table in dict.fromkeys(tables):
+        if table not in specs:
+            raise TableNotFound(f"no table {table!r} in the job's store (tables: {', '.join(sorted(specs)) or 'none'})")
+        of_table = [call for call, name in enumerate(tables) if name == table]
+        ids = calls[of_table[0]] if len(of_table) == 1 else np.concatenate([calls[call] for call in of_table])
+        require_ids(specs[table], ids)
+        unique[table], inverse = unique_ids(ids)
+        ends = np.cumsum([len(calls[call]) for call in of_table])
+        for call, part in zip(of_table, np.split(inverse, ends[:-1]), strict=True):
+            inverses[call] = part
+    return IdSets(unique, inverses)

@@ -1,0 +1,135 @@
+"""What training and evaluation share: a model's step with Batch Embedding Tensors in the place of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.master.api import Tensor
+from elastable.worker.rows.scope import StepScope, entered
+from elastable.worker.step.forward import forward, update_metrics
+from elastable.worker.step.id_plan import IdPlan
+from elastable.worker.step.id_set import IdSets
+from elastable.worker.step.tensor_specs import flat_spec, pack_flat
+from elastable.worker.step.traced.own_step import overrides
+from elastable.worker.step.trainable import is_trained
+
+__all__ = ["EvaluateStep", "Lookup", "ModelStep", "arrays"]
+
+#: (table, int64 ids) -> float32 rows: for calls that could not be planned.
+Lookup = Callable[[str, Int64], Float32]
+
+
+class ModelStep:
+    """A compiled call of a model with BETs in the place of tables.
+
+    Args:
+        model: A compiled and built model.
+        spec: TypeSpecs of its batches.
+        plan: Its id plan.
+        lookup: For calls that could not be planned.
+        training: Whether the model trains.
+    """
+
+    def __init__(self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, training: bool) -> None:
+        self._model = model
+        self._plan = plan
+        self._lookup = lookup
+        self._training = training
+        self._dims = {layer.table_name: layer.output_dim for layer in plan.layers}
+        self._tables = tuple(dict.fromkeys(plan.tables))
+        self._spec = spec
+        inputs = [
+            *flat_spec(spec),
+            *(tf.TensorSpec([None, self._dims[table]], tf.float32) for table in self._tables),
+            *(tf.TensorSpec([None], tf.int32) for _ in plan.tables),
+            tf.TensorSpec([], tf.int64),
+        ]
+        self._inputs = inputs
+        self._function: Any = self._untraced()
+
+    def _untraced(self) -> Any:
+        return self._body if getattr(self._model, "run_eagerly", False) else None
+
+    def _body(self, *flat: Any) -> Any:
+        raise ModelError("a step without a body")
+
+    def _call(self, batch: Any, bets: Mapping[str, Any], ids: IdSets, micro_batch: int) -> Any:
+        if self._function is None:
+            # Concrete: nothing is traced anew, so nothing has to be looked up for every call.
+            self._function = tf.function(self._body, input_signature=self._inputs).get_concrete_function()
+        flat = tf.nest.flatten(batch, expand_composites=True)
+        arrays = [*(bets[table] for table in self._tables), *ids.inverses, np.int64(micro_batch)]
+        return self._function(*flat, *map(tf.convert_to_tensor, arrays))
+
+    def _unpack(self, flat: Sequence[Any]) -> tuple[Any, dict[str, Any], list[Any], Any]:
+        """(batch, BETs by table, an inverse or None for every call, micro-batch)."""
+        parts = len(flat_spec(self._spec))
+        tables = len(self._tables)
+        batch = pack_flat(self._spec, flat[:parts])
+        bets = dict(zip(self._tables, flat[parts : parts + tables], strict=True))
+        planned = iter(flat[parts + tables : -1])
+        inverses = [next(planned) if known else None for known in self._plan.planned]
+        return batch, bets, inverses, flat[-1]
+
+    def _forward(self, batch: Any, scope: StepScope) -> tuple[Any, Any]:
+        """The loss, and the penalty on rows that comes to it (None: there is none); with metrics updated from reset."""
+        for metric in self._model.metrics:
+            metric.reset_state()
+        with entered(scope):
+            done = forward(self._model, batch, self._training)
+            penalty = self._penalty(scope.bets)
+            if penalty is not None and done.loss.shape.rank != 0:
+                raise Unsupported(
+                    f"model {self._model.name!r}: a loss of a value for each record (reduction 'none') and an "
+                    "embeddings_regularizer, which Keras cannot add either; use reduction='sum'"
+                )
+            update_metrics(self._model, done, done.loss if penalty is None else done.loss + penalty)
+        return done.loss, penalty
+
+    def _penalty(self, bets: Mapping[str, Any]) -> Any:
+        # Once a layer, over the rows of its table that this batch touches.
+        layers = dict.fromkeys(layer for layer in self._plan.layers)
+        terms = [
+            layer.embeddings_regularizer(bets[layer.table_name])
+            for layer in layers
+            if layer.embeddings_regularizer is not None and layer.table_name in bets and is_trained(self._model, layer)
+        ]
+        return tf.add_n(terms) if terms else None
+
+    def _metric_state(self) -> list[Any]:
+        return [tf.convert_to_tensor(variable.value) for variable in self._model.metrics_variables]
+
+
+class EvaluateStep(ModelStep):
+    """Forward pass and metrics of one micro-batch, as in inference."""
+
+    def __init__(self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None) -> None:
+        super().__init__(model, spec, plan, lookup, training=False)
+
+    def __call__(self, batch: Any, bets: Mapping[str, Float32], ids: IdSets) -> tuple[Tensor, ...]:
+        """Metric state (from reset) of the micro-batch alone; arguments as in `TrainStep`."""
+        return arrays(self._call(batch, bets, ids, 0))
+
+    def _body(self, *flat: Any) -> Any:
+        batch, bets, inverses, _ = self._unpack(flat)
+        scope = StepScope(self._plan.layers, inverses, bets, self._lookup)
+        if overrides(self._model, "test_step"):
+            for metric in self._model.metrics:
+                metric.reset_state()
+            with entered(scope):
+                self._model.test_step(batch)
+        else:
+            self._forward(batch, scope)
+        return self._metric_state()
+
+
+def arrays(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+    """As NumPy arrays."""
+    # A scalar tensor's numpy() is no array.
+    return tuple(np.asarray(tensor.numpy()) for tensor in tensors)

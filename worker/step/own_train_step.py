@@ -1,0 +1,134 @@
+"""The compiled step of a model with a `train_step` of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from elastable.embedding_store.errors import Unsupported
+from elastable.worker.keras.seeds import set_seeds
+from elastable.worker.losses.reductions import recorded_losses
+from elastable.worker.rows.scope import entered
+from elastable.worker.step.id_plan import IdPlan
+from elastable.worker.step.model_step import Lookup
+from elastable.worker.step.tensor_specs import flat_spec
+from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope, collecting
+from elastable.worker.step.traced.step_plan import StepPlan
+from elastable.worker.step.traced.step_trace import metric_updates
+from elastable.worker.step.traced.tape_scope import seen_by_tapes
+from elastable.worker.step.traced.turn_scope import TurnScope
+from elastable.worker.step.train_step import TrainStep, as_slices, dense_gradient, dense_parts
+from elastable.worker.step.trainable import frozen_tables
+
+__all__ = ["OwnTrainStep"]
+
+
+class OwnTrainStep(TrainStep):
+    """Runs the model's `train_step`, whose `step.apply` yields the gradients. As `TrainStep` otherwise.
+
+    Args:
+        model, spec, plan, lookup, seed, average: As of `TrainStep`.
+        steps: What the step does.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        spec: Any,
+        plan: IdPlan,
+        lookup: Lookup | None,
+        seed: int | None,
+        average: str | None,
+        steps: StepPlan,
+    ) -> None:
+        for layer in plan.layers:
+            if layer.embeddings_regularizer is not None:
+                raise Unsupported(
+                    f"embedding layer {layer.name!r}: in a train_step of its own the loss is the model's; leave "
+                    "embeddings_regularizer out, and add it to the loss for the rows that the layer returned"
+                )
+        seen_by_tapes(tf.zeros([1, 1]))  # makes its variable, outside of any graph
+        self._steps = steps
+        super().__init__(model, spec, plan, lookup, seed, average, dense_parts(model, steps))
+
+    def _refuse_eager(self) -> None:
+        """Nothing: `Gathering` refuses it in the first step."""
+
+    def _body(self, *flat: Any) -> Any:
+        batch, bets, inverses, micro_batch = self._unpack(flat)
+        scope = OwnStepScope(self._plan.layers, inverses, bets, self._lookup)
+        data = flat[: len(flat_spec(self._spec))]
+        with self._states_of_turn() as values, recorded_losses() as recorded:
+            set_seeds(self._seed_states, self._seed, micro_batch)
+            for metric in self._model.metrics:
+                metric.reset_state()
+            gathering = Gathering(
+                self._model, self._steps.applies, self._turn, scope, self._average, recorded, data, list(bets.values())
+            )
+            with entered(scope), collecting(gathering), metric_updates(self._model, self._counting()):
+                self._model.train_step(batch)
+            gathering.end()
+            states, metrics, draws = map(values, (self._states, self._model.metrics_variables, self._seed_states))
+        if self._steps.turns > 1 and self._seed is None and self._turn == self._steps.turns - 1:
+            # Keras' own draws go on from where the whole step leaves them.
+            for state, value in zip(self._seed_states, draws, strict=True):
+                state.assign(value)
+        self._unplanned = [table for table, _, _ in scope.unplanned]
+        self._kinds[self._trainable, self._turn] = [applied.kind for applied in gathering.applied]
+        return (
+            tf.add_n([tf.reduce_mean(applied.loss) for applied in gathering.applied]),
+            [self._pushed(applied, scope, first=applied is gathering.applied[0]) for applied in gathering.applied],
+            states,
+            metrics,
+        )
+
+    @contextmanager
+    def _states_of_turn(self) -> Iterator[Callable[[Sequence[Any]], list[Any]]]:
+        """Holds states to what the turn changes; yields what reads their values at the end of the block."""
+        if self._steps.turns == 1:
+            yield lambda variables: [tf.convert_to_tensor(variable.value) for variable in variables]
+            return
+        with TurnScope(self._model, self._steps.states, self._steps.assigned, self._turn) as scope:
+            yield scope.values
+            scope.end()
+
+    def _counting(self) -> Callable[[Any, Any], bool]:
+        """Says of each update of a metric, as they come, whether the turn counts it."""
+        turns = iter(self._steps.metrics)
+        return lambda metric, arguments: next(turns, self._turn) == self._turn
+
+    def _pushed(self, applied: Applied, scope: OwnStepScope, first: bool) -> tuple[Any, ...]:
+        """(amount, losses, dense, planned, unplanned) as `TrainStep` gives them."""
+        frozen = frozen_tables(self._model, list(self._plan.layers))
+        planned: dict[str, list[tuple[Any, Any]]] = {table: [] for table in self._tables}
+        unplanned: dict[int, tuple[Any, Any]] = {}
+        for call, gradient in applied.rows.items():
+            layer, number, rows = scope.seen[call]
+            found = None if layer.table_name in frozen else gradient
+            if number is None:
+                planned[layer.table_name].append(as_slices(found, rows))
+            else:
+                dense = tf.zeros_like(rows) if found is None else tf.convert_to_tensor(found)
+                unplanned[number] = (dense, scope.unplanned[number][1])
+        return (
+            tf.constant(0.0, tf.float64) if applied.amount is None else applied.amount,
+            {},
+            {
+                place: dense_gradient(applied.dense.get(id(variable)), variable.value)
+                for place, variable in enumerate(self._variables)
+                if first or id(variable) in applied.dense
+            },
+            _joined(planned),
+            unplanned,
+        )
+
+
+def _joined(planned: Mapping[str, Sequence[tuple[Any, Any]]]) -> dict[str, tuple[Any, Any]]:
+    return {
+        table: (tf.concat([values for values, _ in parts], 0), tf.concat([positions for _, positions in parts], 0))
+        for table, parts in planned.items()
+        if parts
+    }

@@ -1,0 +1,246 @@
+"""A model's own `train_step`, written with `et.step`, as the step of a worker.
+
+`step.apply` yields a gradient that is pushed, in the place of an update; the
+plan of the step says in which turn (`elastable.worker.step.traced.step_plan`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+import keras
+import tensorflow as tf
+
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.master.api import DivisorKind
+from elastable.worker.losses.loss_parts import loss_parts
+from elastable.worker.losses.loss_terms import loss_terms
+from elastable.worker.losses.reductions import RecordedLoss
+from elastable.worker.rows.scope import StepScope, StoreLayer
+from elastable.worker.step.traced.tape_scope import seen_by_tapes
+
+__all__ = [
+    "Applied",
+    "Collector",
+    "Gathering",
+    "OwnStepScope",
+    "Planned",
+    "collecting",
+    "current_collector",
+    "overrides",
+    "refuse_own_updates",
+    "rehearse",
+]
+
+_current = threading.local()
+_CHANGES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
+
+
+class Collector(Protocol):
+    """Takes what `step.apply` is called with, where a worker runs the step."""
+
+    def apply(self, model: Any, tape: Any, loss: Any, of: Any, optimizer: Any) -> None:
+        """See `elastable.in_process.tape_step.TapeStep.apply`."""
+
+
+def current_collector() -> Collector | None:
+    """The collector of this thread, if a worker runs a model's own step in it."""
+    collector: Collector | None = getattr(_current, "collector", None)
+    return collector
+
+
+@contextmanager
+def collecting(collector: Collector) -> Iterator[None]:
+    """Hands every `step.apply` of this thread to the collector while the block runs."""
+    before = current_collector()
+    _current.collector = collector
+    try:
+        yield
+    finally:
+        _current.collector = before
+
+
+def overrides(model: Any, method: str) -> bool:
+    """Whether a model has a `train_step` or `test_step` of its own."""
+    return getattr(type(model), method, None) is not getattr(keras.Model, method)
+
+
+class _Rehearsal:
+    """Applies nothing, while a step is traced for its ids or to build the model."""
+
+    calls = 0
+
+    def apply(self, model: Any, tape: Any, loss: Any, of: Any, optimizer: Any) -> None:
+        self.calls += 1
+
+
+def rehearse(model: Any, batch: Any) -> None:
+    """Runs a model's own `train_step` in a graph that is thrown away, or from which ids are cut.
+
+    Raises:
+        Unsupported: it is not written with `et.step`.
+    """
+    rehearsal = _Rehearsal()
+    with collecting(rehearsal):
+        model.train_step(batch)
+    if not rehearsal.calls:
+        raise Unsupported(
+            f"model {model.name!r} overrides train_step without et.step: in a job the master changes the weights. "
+            "Write `with et.step(self) as step:` and `step.apply(tape, loss)` in the place of the optimizer's apply, "
+            "once for each loss (docs/own-steps.md)"
+        )
+
+
+def refuse_own_updates(model: Any, graph: Any) -> None:
+    """Raises `Unsupported` where a traced step changes trainable variables itself: the master would not hear of it."""
+    handles = {id(weight.value.handle): weight.path for weight in model.trainable_weights}
+    inside = {inner.ref(): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
+    for operation in graph.get_operations():
+        changed = inside.get(operation.inputs[0].ref()) if operation.inputs else None
+        if changed is not None and operation.type.startswith(_CHANGES):
+            raise Unsupported(
+                f"model {model.name!r}: its train_step changes {changed!r} itself, which no other worker and not the "
+                "master would hear of; leave all updates to step.apply"
+            )
+
+
+@dataclass(slots=True)
+class OwnStepScope(StepScope):
+    """A step's rows, as tapes see them that the model opens.
+
+    Attributes:
+        seen: (layer, number of the call among those in the graph or None, rows) of every call, in order.
+    """
+
+    seen: list[tuple[Any, int | None, Any]] = field(default_factory=list)
+
+    def watched(self, layer: StoreLayer, rows: Any, in_graph: int | None) -> Any:
+        """The rows of one call."""
+        rows = seen_by_tapes(rows)
+        self.seen.append((layer, in_graph, rows))
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a `step.apply` yields.
+
+    Attributes:
+        kind, amount: What the loss is divided by; see `elastable.worker.losses.loss_parts.LossPart`.
+        loss: The loss.
+        dense: id of a variable -> its gradient.
+        rows: Number of a call in `OwnStepScope.seen` -> the gradient of its rows, or None.
+    """
+
+    kind: DivisorKind | None
+    amount: Any
+    loss: Any
+    dense: dict[int, Any]
+    rows: dict[int, Any]
+
+
+class Planned(Protocol):
+    """What a `step.apply` is to do; see `elastable.worker.step.traced.step_plan.PlannedApply`."""
+
+    @property
+    def turn(self) -> int:
+        """In which it is computed."""
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """Whose lookups it trains."""
+
+    @property
+    def variables(self) -> tuple[Any, ...]:
+        """Those that it trains."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Those that it trains."""
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Collects the gradients of one turn of a step.
+
+    Attributes:
+        model: The job's model.
+        planned: What the step applies.
+        turn: The turn.
+        scope: Of the step.
+        average: As of `TrainStep`.
+        recorded: The reductions of Keras' losses so far.
+        batch, rows: Tensors with data of the batch, and with rows.
+        applied: What came of it.
+    """
+
+    model: Any
+    planned: Sequence[Planned]
+    turn: int
+    scope: OwnStepScope
+    average: str | None
+    recorded: Sequence[RecordedLoss]
+    batch: Sequence[Any]
+    rows: Sequence[Any]
+    applied: list[Applied] = field(default_factory=list)
+    _calls: int = 0
+
+    def apply(self, model: Any, tape: Any, loss: Any, of: Any, optimizer: Any) -> None:
+        """The gradient of the loss for what it trains, where it belongs to the turn.
+
+        Raises:
+            ModelError: the step applies more often than it was planned.
+            Unsupported: a loss whose micro-batches cannot be combined.
+        """
+        number, self._calls = self._calls, self._calls + 1
+        if number >= len(self.planned):
+            self._refuse_other_calls()
+        planned = self.planned[number]
+        if planned.turn != self.turn:
+            return
+        # A train_step is converted by AutoGraph, with what it calls.
+        kind, amount = tf.autograph.experimental.do_not_convert(self._divisor)(loss)
+        trained = {id(variable) for variable in self.model.trainable_weights}
+        variables = [variable for variable in planned.variables if id(variable) in trained]
+        layers = {id(layer) for layer in planned.layers}
+        calls = [
+            call
+            for call, (layer, _, _) in enumerate(self.scope.seen)
+            if layer.table_name in planned.tables and id(layer) in layers
+        ]
+        sources = ([variable.value for variable in variables], [self.scope.seen[call][2] for call in calls])
+        dense, rows = tape.gradient(loss, sources)
+        found = {id(variable): gradient for variable, gradient in zip(variables, dense, strict=True)}
+        self.applied.append(Applied(kind, amount, loss, found, dict(zip(calls, rows, strict=True))))
+
+    def end(self) -> None:
+        """The step is over. Raises `ModelError` where it did not apply as it was planned."""
+        if self._calls != len(self.planned):
+            self._refuse_other_calls()
+
+    def _refuse_other_calls(self) -> NoReturn:
+        raise ModelError(
+            f"model {self.model.name!r}: its train_step called step.apply {self._calls} times, and was planned with "
+            f"{len(self.planned)}; it must do the same every time that it is traced"
+        )
+
+    def _divisor(self, loss: Any) -> tuple[DivisorKind | None, Any]:
+        if self.average is None:
+            return None, None
+        if tf.executing_eagerly():
+            raise Unsupported(
+                f"model {self.model.name!r}: compile(run_eagerly=True), a train_step of its own and grads_to_wait "
+                "above 1; leave run_eagerly out"
+            )
+        parts = loss_parts(self.model, loss, loss_terms(loss, self.recorded, self.batch, self.rows), self.average)
+        if len(parts) > 1:
+            raise Unsupported(
+                f"model {self.model.name!r}: the loss given to step.apply has terms that are divided by different "
+                f"numbers ({', '.join(str(part.kind) for part in parts)}), and grads_to_wait is above 1; override "
+                "compute_loss instead of train_step, or use average='records' (--average records)"
+            )
+        return parts[0].kind, parts[0].amount

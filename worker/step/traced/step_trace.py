@@ -1,0 +1,146 @@
+"""A model's own `train_step`, traced: what it looks up, what it applies, which metrics it updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.worker.keras.seeds import layers_of
+from elastable.worker.rows.scope import refuse_inner_call
+from elastable.worker.step.traced.step_graph import here
+from elastable.worker.step.traced.tape_scope import seen_by_tapes
+from elastable.worker.step.trainable import is_trained
+
+__all__ = ["StepTrace", "TracedApply", "metric_updates"]
+
+
+@contextmanager
+def metric_updates(model: Any, count: Callable[[Any, Any], bool]) -> Iterator[None]:
+    """While the block runs `count(metric, arguments)` is asked before each update of a metric whether it is made."""
+    inside: list[Any] = []
+
+    def asking(metric: Any) -> Any:
+        update = metric.update_state
+
+        def update_state(*args: Any, **kwargs: Any) -> Any:
+            # A metric of several updates them within its own update.
+            if inside:
+                return update(*args, **kwargs)
+            if not count(metric, (args, kwargs)):
+                return None
+            inside.append(metric)
+            try:
+                return update(*args, **kwargs)
+            finally:
+                inside.pop()
+
+        return tf.autograph.experimental.do_not_convert(update_state)
+
+    metrics = list({id(metric): metric for metric in model.metrics}.values())
+    for metric in metrics:
+        metric.__dict__["update_state"] = asking(metric)  # past Keras' tracking
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            del metric.__dict__["update_state"]
+
+
+@dataclass(slots=True)
+class TracedApply:
+    """One `step.apply` as it was traced.
+
+    Attributes:
+        optimizer, roots, layers, weights, variables, tables: As of `step_plan.PlannedApply`.
+        gradients: Tensors of the graph.
+        position: Operations that were there then.
+    """
+
+    optimizer: Any
+    roots: tuple[Any, ...]
+    layers: tuple[Any, ...]
+    weights: tuple[Any, ...]
+    variables: tuple[Any, ...]
+    tables: tuple[str, ...]
+    gradients: Any
+    position: int
+
+
+@dataclass(slots=True)
+class StepTrace:
+    """Records a step: a scope of rows, and a collector of what is applied.
+
+    Attributes:
+        model: A built model.
+        applies: Every `step.apply`.
+        metrics: (name, arguments) of every update of a metric.
+        lookups: Name of the operation that yields the rows of a call -> (table, operations that were there then).
+    """
+
+    model: Any
+    applies: list[TracedApply] = field(default_factory=list)
+    metrics: list[tuple[str, Any]] = field(default_factory=list)
+    lookups: dict[str, tuple[Hashable, int]] = field(default_factory=dict)
+    _seen: list[tuple[Any, Any]] = field(default_factory=list)
+    _graph: Any = None
+
+    def rows(self, layer: Any, ids: Any) -> Any:
+        """Rows of the shape of those of the ids."""
+        graph = tf.compat.v1.get_default_graph()
+        self._graph = self._graph or graph
+        if graph is not self._graph or ids.graph is not graph:
+            refuse_inner_call(layer)
+        place = here()
+        rows = seen_by_tapes(tf.zeros([tf.shape(ids)[0], layer.output_dim]))
+        self.lookups[rows.op.name] = (layer.table_name, place)
+        self._seen.append((layer, rows))
+        return rows
+
+    def count(self, metric: Any, arguments: Any) -> bool:
+        """Every metric is updated."""
+        self.metrics.append((metric.name, arguments))
+        return True
+
+    def apply(self, model: Any, tape: Any, loss: Any, of: Any, optimizer: Any) -> None:
+        """See `elastable.in_process.tape_step.TapeStep.apply`."""
+        roots = (self.model,) if of is None else tuple(of) if isinstance(of, list | tuple) else (of,)
+        layers = tuple(dict.fromkeys(layer for root in roots for layer in layers_of(root)))
+        weights = tuple({id(weight): weight for root in roots for weight in root.trainable_weights}.values())
+        self._refuse_strangers(weights)
+        chosen = optimizer if optimizer is not None else self.model.optimizer
+        if chosen is None:
+            raise ModelError(
+                f"model {self.model.name!r} has no optimizer: call model.compile(optimizer=...), or "
+                "step.apply(tape, loss, optimizer=...)"
+            )
+        inside = {id(layer) for layer in layers}
+        seen = [each for each in self._seen if id(each[0]) in inside and is_trained(self.model, each[0])]
+        dense, rows = tape.gradient(loss, ([weight.value for weight in weights], [rows for _, rows in seen]))
+        reached = tuple(weight for weight, found in zip(weights, dense, strict=True) if found is not None)
+        tables = dict.fromkeys(
+            layer.table_name for (layer, _), found in zip(seen, rows, strict=True) if found is not None
+        )
+        if not reached and not tables:
+            names = ", ".join(repr(root.name) for root in roots)
+            raise ModelError(
+                f"model {self.model.name!r}: the loss of step.apply number {len(self.applies) + 1} depends on no "
+                f"variable and on no table of {names}; compute it within `with tf.GradientTape() as tape:` inside of "
+                "`with et.step(self)`"
+            )
+        gradients = [found for found in (*dense, *rows) if found is not None]
+        found = TracedApply(chosen, roots, layers, weights, reached, tuple(tables), gradients, here())
+        self.applies.append(found)
+
+    def _refuse_strangers(self, weights: Sequence[Any]) -> None:
+        known = {id(weight) for weight in self.model.weights}
+        strangers = [weight.path for weight in weights if id(weight) not in known]
+        if strangers:
+            raise Unsupported(
+                f"model {self.model.name!r}: step.apply trains {strangers[0]!r}, which is no part of the model; keep "
+                "the layer as an attribute of the model, so that workers and checkpoints have it"
+            )

@@ -1,0 +1,296 @@
+"""The compiled step: features, BETs and inverses in; loss and gradients out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.errors import Unsupported
+from elastable.embedding_store.tables.grouping import sum_by_position
+from elastable.master.api import Divisor, DivisorKind, GradientPart, Slices, Tensor
+from elastable.worker.keras.seeds import layers_of, seed_states, set_seeds
+from elastable.worker.losses.loss_parts import LossPart, loss_parts, require_rowwise, shown_losses
+from elastable.worker.losses.loss_scale import scale_variables, scaled_gradient
+from elastable.worker.losses.loss_terms import loss_terms
+from elastable.worker.losses.reductions import RecordedLoss, recorded_losses
+from elastable.worker.rows.keras_draw import first_rows
+from elastable.worker.rows.scope import StepScope
+from elastable.worker.step.id_plan import IdPlan
+from elastable.worker.step.id_set import IdSets
+from elastable.worker.step.model_step import Lookup, ModelStep, arrays
+from elastable.worker.step.tensor_specs import flat_spec
+from elastable.worker.step.traced.step_plan import StepPlan
+from elastable.worker.step.trainable import frozen_tables, imposed
+
+__all__ = [
+    "StepResult",
+    "TrainStep",
+    "as_slices",
+    "dense_gradient",
+    "dense_parts",
+]
+
+
+#: Keeps AutoGraph away from a function: it is for what users write.
+as_written = tf.autograph.experimental.do_not_convert
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one micro-batch yields; see `elastable.master.api.Push` for the shapes."""
+
+    loss: float
+    dense: tuple[Tensor, ...]
+    slices: Mapping[str, Slices]
+    states: tuple[Tensor, ...]
+    metrics: tuple[Tensor, ...]
+    divisor: Divisor | None = None
+    losses: Mapping[int, float] = field(default_factory=dict)
+    parts: tuple[GradientPart, ...] = ()
+
+
+class TrainStep(ModelStep):
+    """Forward, backward and metrics of one micro-batch.
+
+    Args:
+        model: A compiled and built model.
+        spec: TypeSpecs of its batches.
+        plan: Its id plan.
+        lookup: For calls that could not be planned.
+        seed: Of dropout; None: random layers draw on from where they are, as in Keras.
+        average: How its micro-batches are combined with others (`JobSpec.average`); None: each is a version alone.
+        parts: Its variables and states; None: `dense_parts(model)`.
+
+    Raises:
+        Unsupported: a regularizer of a table that cannot be combined; in the first call, a loss that cannot be.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        spec: Any,
+        plan: IdPlan,
+        lookup: Lookup | None,
+        seed: int | None,
+        average: str | None = None,
+        parts: tuple[Sequence[Any], Sequence[Any]] | None = None,
+    ) -> None:
+        self._seed = seed
+        self._variables, self._states = dense_parts(model) if parts is None else parts
+        self._trainable, self._turn = b"", 0
+        self._traces: dict[tuple[bytes, int], Any] = {}
+        self._average = average
+        self._seed_states = seed_states(model, seed)
+        self._unplanned: list[str] = []
+        self._kinds: dict[tuple[bytes, int], list[DivisorKind | None]] = {}
+        super().__init__(model, spec, plan, lookup, training=True)
+        _refuse_unplanned_regularizers(plan)
+        if average is not None:
+            for layer in plan.layers:
+                if layer.embeddings_regularizer is not None:
+                    require_rowwise(layer)
+            if self._function is not None:
+                self._refuse_eager()
+
+    def hold(self, trainable: bytes) -> None:
+        """Trains from now on what `read_trainable` said is trained; b"": as the model is."""
+        self._trace_of(trainable, self._turn)
+
+    def _trace_of(self, trainable: bytes, turn: int) -> None:
+        if (trainable, turn) != (self._trainable, self._turn):
+            self._traces[self._trainable, self._turn] = self._function
+            self._trainable, self._turn = trainable, turn
+            self._function = self._traces.get((trainable, turn), self._untraced())
+
+    def __call__(
+        self, batch: Any, bets: Mapping[str, Float32], ids: IdSets, micro_batch: int, turn: int = 0
+    ) -> StepResult:
+        """Computes one micro-batch.
+
+        Args:
+            batch: (x,), (x, y) or (x, y, sample_weight), as tensors.
+            bets: Table name -> float32 `[u, dim]`: the rows of `ids.unique`.
+            ids: The id sets of the batch.
+            micro_batch: Its number within the job, alike in every turn of its step; seeds dropout.
+            turn: Of the step; see `elastable.worker.step.traced.step_plan`.
+        """
+        self._trace_of(self._trainable, turn)
+        with imposed(self._model, self._trainable):  # it may be traced, or run, now
+            loss, parts, states, metrics = self._call(batch, bets, ids, micro_batch)
+        kinds = self._kinds[self._trainable, self._turn]
+        gradients = [self._as_part(kind, part, ids) for kind, part in zip(kinds, parts, strict=True)]
+        first = gradients[0]
+        return StepResult(
+            loss=float(np.mean(loss)),
+            dense=tuple(first.dense.values()),
+            slices=first.slices,
+            states=arrays(states),
+            metrics=arrays(metrics),
+            divisor=first.divisor if kinds[0] is not None else None,
+            losses=first.losses,
+            parts=tuple(gradients[1:]),
+        )
+
+    def _as_part(self, kind: DivisorKind | None, part: Any, ids: IdSets) -> GradientPart:
+        amount, losses, dense, planned, unplanned = part
+        gathered: dict[str, list[Slices]] = {}
+        for table, (values, positions) in planned.items():
+            unique = ids.unique[table]
+            present, sums = sum_by_position(np.asarray(positions), np.asarray(values), len(unique))
+            indices = unique if len(present) == len(unique) else unique[present]
+            gathered.setdefault(table, []).append(Slices(indices, sums))
+        for number, (values, unique) in unplanned.items():
+            gathered.setdefault(self._unplanned[number], []).append(Slices(unique.numpy(), values.numpy()))
+        return GradientPart(
+            divisor=Divisor(kind or DivisorKind.RECORDS, float(amount)),
+            dense={place: np.asarray(gradient.numpy()) for place, gradient in dense.items()},
+            slices={table: _joined(parts) for table, parts in gathered.items()},
+            losses={place: float(value) for place, value in losses.items()},
+        )
+
+    def _body(self, *flat: Any) -> Any:
+        batch, bets, inverses, micro_batch = self._unpack(flat)
+        set_seeds(self._seed_states, self._seed, micro_batch)
+        frozen = frozen_tables(self._model, list(self._plan.layers))
+        # Persistent where a graph is made: there may be several parts to differentiate.
+        with tf.GradientTape(persistent=not tf.executing_eagerly()) as tape, recorded_losses() as recorded:
+            # Before their use: a watch that comes later finds no path to the loss.
+            tape.watch([bet for table, bet in bets.items() if table not in frozen])
+            scope = StepScope(self._plan.layers, inverses, bets, self._lookup, tape)
+            loss, penalty = self._forward(batch, scope)
+            parts = as_written(self._parts_of)(loss, penalty, recorded, flat, scope)
+        self._unplanned = [table for table, _, _ in scope.unplanned]
+        self._kinds[self._trainable, self._turn] = [part.kind for part in parts]
+        return (
+            loss if penalty is None else loss + penalty,
+            [self._gradient(tape, part, scope, first=part is parts[0]) for part in parts],
+            [tf.convert_to_tensor(variable.value) for variable in self._states],
+            self._metric_state(),
+        )
+
+    def _parts_of(
+        self, loss: Any, penalty: Any, recorded: Sequence[RecordedLoss], flat: Sequence[Any], scope: StepScope
+    ) -> list[LossPart]:
+        if self._average is None:
+            return [LossPart(None, None, loss if penalty is None else loss + penalty)]
+        shown: Mapping[int, Any] = {}
+        if tf.executing_eagerly():
+            parts = [LossPart(self._kinds[b"", 0][0], None, loss)]
+        else:
+            rows = [*scope.bets.values(), *(bet for _, _, bet in scope.unplanned)]
+            terms = loss_terms(loss, recorded, flat[: len(flat_spec(self._spec))], rows)
+            parts = loss_parts(self._model, loss, terms, self._average)
+            if self._average == "mean":
+                parts, shown = shown_losses(self._model, parts, recorded, penalty)
+        return parts if penalty is None else [*parts, LossPart(DivisorKind.ROWS, None, penalty, shown)]
+
+    def _gradient(self, tape: Any, part: LossPart, scope: StepScope, first: bool) -> tuple[Any, ...]:
+        """(amount, losses, dense, planned, unplanned) of a part; the first has a gradient for every dense variable."""
+        trained = {id(variable) for variable in self._model.trainable_weights}
+        variables = [variable.value for variable in self._variables if id(variable) in trained]
+        bets = [scope.bets[table] for table in self._tables]
+        in_graph = [bet for _, _, bet in scope.unplanned]
+        dense, planned, unplanned = scaled_gradient(tape, part.loss, (variables, bets, in_graph), self._model.optimizer)
+        gradients = iter(dense)
+        every = [next(gradients) if id(variable) in trained else None for variable in self._variables]
+        return (
+            tf.constant(0.0, tf.float64) if part.amount is None else part.amount,
+            dict(part.losses),
+            {
+                place: dense_gradient(gradient, variable.value)
+                for place, (gradient, variable) in enumerate(zip(every, self._variables, strict=True))
+                if first or gradient is not None
+            },
+            {
+                table: as_slices(gradient, bet)
+                for table, gradient, bet in zip(self._tables, planned, bets, strict=True)
+                if first or gradient is not None
+            },
+            {
+                number: (tf.zeros_like(bet) if gradient is None else tf.convert_to_tensor(gradient), unique)
+                for number, (gradient, (_, unique, bet)) in enumerate(zip(unplanned, scope.unplanned, strict=True))
+                if first or gradient is not None
+            },
+        )
+
+    def _refuse_eager(self) -> None:
+        """Without a graph no terms are seen: it is traced once, and a loss of one part is what it must have."""
+        tf.function(self._body, input_signature=self._inputs).get_concrete_function()
+        plain = (DivisorKind.RECORDS, DivisorKind.NOTHING)
+        first, *others = self._kinds[b"", 0]
+        if first not in plain or any(kind is not DivisorKind.ROWS for kind in others):
+            raise Unsupported(
+                f"model {self._model.name!r}: compile(run_eagerly=True) with grads_to_wait above 1 and a loss whose "
+                "terms are divided by different numbers; leave run_eagerly out"
+            )
+
+
+def _refuse_unplanned_regularizers(plan: IdPlan) -> None:
+    for layer, known in zip(plan.layers, plan.planned, strict=True):
+        if not known and layer.embeddings_regularizer is not None:
+            raise Unsupported(
+                f"embedding layer {layer.name!r}: its ids depend on values of the model, so the rows that "
+                "embeddings_regularizer is applied to are not known before the step; leave it out, and add it to the "
+                "loss for the rows that the layer returned"
+            )
+
+
+def dense_parts(model: Any, steps: StepPlan | None = None) -> tuple[list[Any], list[Any]]:
+    """The weights of a model in model order: those that its optimizer knows, or is going to know, and all others.
+
+    With the others goes the loss scale, where it changes from version to version (`loss_scale`).
+
+    Args:
+        model: A built model.
+        steps: What its own `train_step` does; those that one of its updates changes are the first.
+    """
+    if steps is not None and steps.several:
+        return list(steps.variables), list(steps.states)
+    optimizer: Any = getattr(model, "optimizer", None)
+    weights = model.weights
+    variables = optimizer._trainable_variables if getattr(optimizer, "built", False) else model.trainable_weights
+    known = {id(variable) for variable in variables}
+    others = [each for each in weights if id(each) not in known]
+    return [each for each in weights if id(each) in known], [*others, *scale_variables(optimizer)]
+
+
+def store_layers(model: Any) -> list[Any]:
+    """Every layer of the model whose table lives in a store."""
+    return [layer for layer in layers_of(model) if hasattr(layer, "table_spec") and not layer.on_worker]
+
+
+def pretrained_rows(layers: Sequence[Any], unseeded: bool = False) -> dict[str, Float32]:
+    """Table name -> `[vocabulary, dim]` rows that it begins with: given to a layer, or drawn by Keras' initializer.
+
+    Args:
+        layers: Store-backed ones; of those that share a table the first counts. Those that read a store do not.
+        unseeded: Whether initializers without a seed of their own draw, too.
+    """
+    new = [layer for layer in reversed(layers) if layer.source is None]
+    found = ((layer.table_name, first_rows(layer, unseeded)) for layer in new)
+    return {name: rows for name, rows in found if rows is not None}
+
+
+def dense_gradient(gradient: Any, variable: Any) -> Any:
+    """The gradient of a variable; zero where the loss does not reach it."""
+    return tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+
+
+def as_slices(gradient: Any, bet: Any) -> tuple[Any, Any]:
+    """(values `[n, dim]`, BET positions `[n]`) of a gradient of any form."""
+    if gradient is None:
+        return tf.zeros([0, bet.shape[1]]), tf.zeros([0], tf.int32)
+    if isinstance(gradient, tf.IndexedSlices):
+        return gradient.values, tf.cast(gradient.indices, tf.int32)
+    return gradient, tf.range(tf.shape(bet)[0])
+
+
+def _joined(parts: Sequence[Slices]) -> Slices:
+    if len(parts) == 1:
+        return parts[0]
+    return Slices(np.concatenate([part.indices for part in parts]), np.concatenate([part.values for part in parts]))
