@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def test_replicas_that_cannot_be_started_are_named(tmp_path: Path) -> None:
         "replicas", "-n", "2", "--deadline", "20", "--hosts", "no.such.host.invalid", PROGRAM, "add", ".", new=True
     )
     assert ran.code == ExitCode.JOB_FAILED
-    assert "JobFailed: rank 0, 1 did not start; mpiexec says: " in ran.err
+    assert re.search("JobFailed: rank 0, 1 did not start; .*mpiexec says: ", ran.err)
     assert "no.such.host.invalid" in ran.err
 
 
