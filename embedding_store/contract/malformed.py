@@ -12,6 +12,7 @@ MALFORMED: tuple[type[Exception], ...] = (
     AttributeError,  # a number where an object should be
     OverflowError,  # JSON has infinities
     RecursionError,  # and may be nested to any depth
+    SyntaxError,  # NumPy reads a dtype's name as Python reads its own numbers
 )
 """For code that takes apart what somebody else wrote, and does nothing else: each becomes an error with a name."""
 
