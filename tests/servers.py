@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import redis
+
+from tests.ports import free_port
 
 __all__ = ["Server", "redis_binary", "running_cluster", "running_server", "valkey_binary"]
 
@@ -71,7 +72,7 @@ class Server:
     def start(self) -> None:
         """Starts the process and waits until it answers; again on the same port after `kill`."""
         for _ in range(1 if self.port else _STARTS):
-            self.launch(self.port or _free_port())
+            self.launch(self.port or free_port())
             if self._answers():
                 return
             self.kill()
@@ -85,7 +86,7 @@ class Server:
         command = [str(self.binary), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(self.directory)]
         command += ["--save", "", "--logfile", str(self.directory / "log"), *self.options]
         if "--cluster-enabled" in self.options:
-            command += ["--cluster-port", str(_free_port())]
+            command += ["--cluster-port", str(free_port())]
         self.process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=_die_with_parent
         )
@@ -169,9 +170,3 @@ def _die_with_parent() -> None:
     """In the child: no server outlives a test run that crashes."""
     if platform.system() == "Linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -15,7 +15,7 @@ from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
-from elastable.master.api import JobSpec, Push, Slices, SyncPushId
+from elastable.master.api import JobSpec, Push, Slices, SyncPushId, WorkerIdentity
 from elastable.master.commits.dense_part import NoDense
 from elastable.master.jobs.core import Master
 from elastable.master.wire.client import MasterClient
@@ -192,9 +192,10 @@ class TestPushes:
         with (
             GrpcServer("127.0.0.1:0", [store_service(store), master_service(master)]) as server,
             MasterClient(server.address, deadline_s=30) as client,
-            pytest.raises(error, match=told),
         ):
-            client.report_gradient(Push(SyncPushId(version, 2 * version), 2, slices=given))
+            client.join(WorkerIdentity("w"))
+            with pytest.raises(error, match=told):
+                client.report_gradient(Push(SyncPushId(version, 2 * version), 2, slices=given))
         np.testing.assert_array_equal(store.lookup({"t": np.arange(9)})["t"], before)
 
     def test_a_gradient_of_another_dtype(self) -> None:

@@ -16,9 +16,9 @@ from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.process.exit_codes import ExitCode
 from tests.elastable.processes import CLICK_JOB, Hold, Running, elastable
 from tests.elastable.test_partial_loss import resume
-from tests.elastable.test_restarts import free_address
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, created, dense_of, progress_of, rows, train
 from tests.master.checkpoints.jobs import JOB as SAVED
+from tests.ports import free_address
 from tests.servers import running_server
 
 LAST_OF_EPOCH = 20  # behind it the epoch is evaluated, and nobody commits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from elastable.master.wire.client import MasterClient
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, Hold, Running, elastable, wait_until
 from tests.elastable.test_interrupted import assert_same_model
+from tests.ports import free_address
 
 LEASE_S = 2
 
@@ -30,11 +30,6 @@ class Restarts:
     masters: list[Running]
     workers: list[Running]
     codes: list[int]
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")

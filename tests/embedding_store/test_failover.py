@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -28,6 +27,7 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.outbox import Outbox, Outboxes
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from tests.ports import free_address
 
 SPEC = TableSpec("t", 4, optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
 IDS = np.arange(20)
@@ -61,11 +61,7 @@ def rows(store: MemoryStore) -> Float32:
 
 def free_addresses(count: int) -> list[str]:
     """Addresses at which nobody listens."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{taken.getsockname()[1]}" for taken in sockets]
-    for taken in sockets:
-        taken.close()
-    return addresses
+    return [free_address() for _ in range(count)]
 
 
 def test_calls_of_every_shape_go_to_the_address_that_answers(held: ExitStack) -> None:

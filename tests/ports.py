@@ -1,0 +1,30 @@
+"""Ports for servers that must come back at the address that they had."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from random import SystemRandom
+
+__all__ = ["free_address", "free_port"]
+
+# Below the ports that the system gives to connections of its own (from 32768 on Linux): whatever else this machine
+# does, nobody is given one of them between our asking and the server's start.
+_PORTS = range(12_000, 32_000)
+
+
+def free_port() -> int:
+    """A port of this host at which nobody listens; it is asked for anew until one is free."""
+    while True:
+        port = SystemRandom().choice(_PORTS)
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+
+
+def free_address() -> str:
+    """`127.0.0.1:port` of a free port."""
+    return f"127.0.0.1:{free_port()}"
