@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unsupported
+from elastable.worker.keras.patched import patched
 from elastable.worker.models.offload import offloading
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
@@ -137,22 +138,25 @@ def _states_kept(model: Any) -> Iterator[None]:
 
     A layer may count its calls or move an average whether it trains or not; this call is none of the program's.
     """
-    values = [(variable, np.array(variable)) for variable in model.non_trainable_variables]
-    plain_add_weight = keras.Layer.add_weight
+    values: list[tuple[Any, Any]] = [(variable, np.array(variable)) for variable in model.non_trainable_variables]
 
-    def add_weight(self: Any, *arguments: Any, **options: Any) -> Any:
-        variable = plain_add_weight(self, *arguments, **options)
-        if not variable.trainable:
-            values.append((variable, np.array(variable)))
-        return variable
+    def notes(plain_add_weight: Any) -> Any:
+        def add_weight(self: Any, *arguments: Any, **options: Any) -> Any:
+            variable = plain_add_weight(self, *arguments, **options)
+            if not variable.trainable:
+                # Where Keras builds a model by calling it on shapes, a variable has no value yet.
+                initial = variable._initializer if variable._value is None else np.array(variable)
+                values.append((variable, initial))
+            return variable
 
-    keras.Layer.add_weight = add_weight
+        return add_weight
+
     try:
-        yield
+        with patched(keras.Layer, "add_weight", notes):
+            yield
     finally:
-        keras.Layer.add_weight = plain_add_weight
         for variable, value in values:
-            variable.assign(value)
+            variable.assign(value(variable.shape, dtype=variable.dtype) if callable(value) else value)
 
 
 def _require_sums(model: Any, done: Forward) -> None:

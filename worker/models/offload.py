@@ -18,6 +18,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
+from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.models.keras_slots import give_back_slots
 from elastable.worker.rows.saved_rows import all_rows, load_all_rows, refuse_legacy_file
@@ -103,21 +104,20 @@ def offloading(above: int) -> Iterator[None]:
     if above <= 0:
         yield
         return
-    plain_build = keras.layers.Embedding.build
 
-    def build(self: Any, input_shape: Any = None) -> None:
-        if type(self) is keras.layers.Embedding and not self.built and _elements(self) > above:
-            _offload(self)
-            # Keras binds `build` to an instance when it is made: name the class.
-            OffloadedEmbedding.build(self, input_shape)
-            return
-        plain_build(self, input_shape)
+    def offloads(plain_build: Any) -> Any:
+        def build(self: Any, input_shape: Any = None) -> None:
+            if type(self) is keras.layers.Embedding and not self.built and _elements(self) > above:
+                _offload(self)
+                # Keras binds `build` to an instance when it is made: name the class.
+                OffloadedEmbedding.build(self, input_shape)
+                return
+            plain_build(self, input_shape)
 
-    keras.layers.Embedding.build = build
-    try:
+        return build
+
+    with patched(keras.layers.Embedding, "build", offloads):
         yield
-    finally:
-        keras.layers.Embedding.build = plain_build
 
 
 def offload_built(model: Any, above: int) -> dict[str, np.ndarray[Any, Any]]:

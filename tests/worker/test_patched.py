@@ -1,0 +1,64 @@
+"""Methods of Keras are replaced for one thread and one block, whatever other threads do."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import numpy as np
+
+import elastable as et
+from elastable.worker.keras.patched import patched
+
+
+class Told:
+    def say(self, word: str) -> str:
+        return word
+
+
+def _louder(plain: Any) -> Any:
+    return lambda self, word: plain(self, word).upper()
+
+
+def test_other_threads_have_the_method_as_it_was() -> None:
+    with ThreadPoolExecutor(1) as other, patched(Told, "say", _louder):
+        assert Told().say("a") == "A"
+        assert other.submit(Told().say, "a").result(30) == "a"
+    assert Told().say("a") == "a"
+
+
+def test_nothing_stays_where_two_threads_patch_at_once() -> None:
+    plain, begun = Told.say, threading.Event()
+
+    def other() -> str:
+        begun.set()
+        with patched(Told, "say", _louder):
+            return Told().say("b")
+
+    with ThreadPoolExecutor(1) as pool:
+        with patched(Told, "say", _louder):
+            came = pool.submit(other)
+            assert begun.wait(30)
+        assert came.result(30) == "B"
+    assert Told.say is plain
+
+
+def test_a_model_that_keras_builds_by_calling_it_on_shapes_begins_with_its_initial_states() -> None:
+    class Model(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = et.Embedding(None, 4, name="items")
+            self.normal = keras.layers.BatchNormalization()
+            self.head = keras.layers.Dense(1)
+
+        def call(self, inputs: Any, training: Any = None) -> Any:
+            return self.head(self.normal(self.rows(inputs["id"]), training=training))
+
+    model = Model()
+    model.compile("sgd", "mse")
+    ids = {"id": np.arange(8)}
+    model.fit(ids, np.ones((8, 1), np.float32), epochs=1, verbose=0, batch_size=8)
+    # One batch: the moving variance is its start, 1, and a hundredth of the way to the batch's own.
+    np.testing.assert_allclose(model.normal.moving_variance, 0.99, atol=0.001)
