@@ -63,7 +63,7 @@ class _Job:
     def port(self) -> int:
         return int(self.server.address.rpartition(":")[2])
 
-    def worker(self, port: int, deadline_s: float = 20.0) -> Worker:
+    def worker(self, port: int, deadline_s: float = 60.0) -> Worker:
         client = MasterClient(f"127.0.0.1:{port}", deadline_s=deadline_s)
         identity = WorkerIdentity(f"worker-{port}")
         model = _model()
