@@ -324,7 +324,7 @@ STRAY.build((None, 4))
         (mixed, r"step\.apply number 2 is computed from .* in a tape of its own after that step\.apply; or add"),
         (measured_late, r"metric 'error' is updated with what its train_step computes of .* after step\.apply"),
         (drawn_once, r"drawn once in its train_step and used on both sides .* keras\.random\.SeedGenerator"),
-        (metric_in_loss, r"computed from the metric variable '.*total"),
+        (metric_in_loss, r"computed from the metric variable '.*(total|count)"),
         (two_optimizers, r"table 'rows' is trained by two optimizers"),
         (not_its_own, r"trains '.*kernel', which is no part of the model"),
     ],
