@@ -45,6 +45,24 @@ def test_nothing_stays_where_two_threads_patch_at_once() -> None:
     assert Told.say is plain
 
 
+def test_blocks_of_two_threads_run_side_by_side() -> None:
+    # Replicas in threads exchange rows while each builds its model: a block may wait for another's.
+    plain, meeting = Told.say, threading.Barrier(2)
+
+    def replica(word: str) -> tuple[str, str]:
+        with patched(Told, "say", _louder):
+            meeting.wait(30)
+            outer = Told().say(word)
+            with patched(Told, "say", lambda below: lambda self, said: below(self, said) + "!"):
+                meeting.wait(30)
+                return outer, Told().say(word)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(replica, "ab"))
+    assert results == [("A", "A!"), ("B", "B!")]
+    assert Told.say is plain
+
+
 def test_a_model_that_keras_builds_by_calling_it_on_shapes_begins_with_its_initial_states() -> None:
     class Model(keras.Model):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A method of Keras that is another one for a while, in one thread."""
+"""Replaces a method of Keras for a while, in one thread only."""
 
 from __future__ import annotations
 
@@ -10,31 +10,66 @@ from typing import Any
 
 __all__ = ["patched"]
 
-# Two threads that replace and restore by turns would leave the one's method behind for good.
-_PATCHING = threading.RLock()
+
+class _Patch:
+    """A class's method that looks up, at each call, what the calling thread has put in its place."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.plain: Callable[..., Any] = getattr(owner, name)
+        self.blocks = 0  # that use it, nested or in several threads
+        self._local = threading.local()
+
+    @property
+    def replacements(self) -> list[Callable[..., Any]]:
+        """Those of the calling thread, the innermost last."""
+        stack: list[Callable[..., Any]] = self._local.__dict__.setdefault("stack", [])
+        return stack
+
+    def install(self) -> None:
+        @functools.wraps(self.plain)  # Keras reads the arguments of `build`
+        def method(*arguments: Any, **options: Any) -> Any:
+            stack = self.replacements
+            return (stack[-1] if stack else self.plain)(*arguments, **options)
+
+        setattr(self.owner, self.name, method)
+
+    def remove(self) -> None:
+        setattr(self.owner, self.name, self.plain)
+
+
+# Held only while a patch is installed or removed. A block may wait for another thread's block: replicas that
+# build one model each exchange rows within it.
+_LOCK = threading.Lock()
+_PATCHES: dict[tuple[type, str], _Patch] = {}
 
 
 @contextmanager
-def patched(owner: type, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """While the block runs, calls of `owner.name` in this thread are those of `made(the method as it was)`.
+def patched(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Within the block, calls of `owner.name` from this thread go to `make(the method as it was)`.
 
-    Calls in other threads are those of the method as it was; other threads that patch wait.
+    Calls from other threads go where they went before; blocks of several threads run side by side.
 
     Args:
         owner: A class.
-        name: Of one of its methods.
-        made: Takes the method as it was, and gives what stands in its place.
+        name: The name of one of its methods.
+        make: Takes the method that the calling thread sees, and returns its replacement.
     """
-    with _PATCHING:
-        plain, here = getattr(owner, name), threading.get_ident()
-        mine = made(plain)
-
-        @functools.wraps(mine)  # Keras reads the arguments of `build`
-        def method(*arguments: Any, **options: Any) -> Any:
-            return (mine if threading.get_ident() == here else plain)(*arguments, **options)
-
-        setattr(owner, name, method)
-        try:
-            yield
-        finally:
-            setattr(owner, name, plain)
+    key = (owner, name)
+    with _LOCK:
+        patch = _PATCHES.get(key)
+        if patch is None:
+            patch = _PATCHES[key] = _Patch(owner, name)
+            patch.install()
+        patch.blocks += 1
+    stack = patch.replacements
+    stack.append(make(stack[-1] if stack else patch.plain))
+    try:
+        yield
+    finally:
+        stack.pop()
+        with _LOCK:
+            patch.blocks -= 1
+            if not patch.blocks:
+                patch.remove()
+                del _PATCHES[key]
