@@ -256,6 +256,23 @@ def test_a_package_has_few_loose_modules() -> None:
     assert many == MANY_LOOSE_MODULES
 
 
+MOST_LOOSE_TESTS = 24
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_tests_lie_in_the_room_of_what_they_test(package: str) -> None:
+    """A test folder is named after a room; only tests of a loose module, or of the package, lie next to the rooms."""
+    home = ROOT / "tests" / package
+    source = ROOT / package
+    folders = {path.parent.relative_to(home) for path in home.rglob("test_*.py")} - {Path()}
+    strangers = sorted(str(folder) for folder in folders if not (source / folder / "__init__.py").is_file())
+    assert not strangers, f"no room of {package} has these names"
+    loose = {path.stem.removeprefix("test_") for path in home.glob("test_*.py")}
+    assert loose <= {path.stem for path in source.glob("*.py")} | {"public_names"}, "each belongs into a room"
+    crowded = [str(folder) for folder in folders if len(list((home / folder).glob("*.py"))) - 1 > MOST_LOOSE_TESTS]
+    assert not crowded, f"more than {MOST_LOOSE_TESTS} files"
+
+
 def test_a_module_name_says_which_module() -> None:
     names = [path.stem for path in EVERY_MODULE if path.name != "__init__.py"]
     assert [name for name in sorted(set(names)) if names.count(name) > 2] == []

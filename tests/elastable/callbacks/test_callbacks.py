@@ -1,0 +1,142 @@
+"""Keras callbacks in `et.fit`: those that are honoured, and those that are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import elastable as et
+from elastable.embedding_store.errors import Unsupported
+from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
+
+RECORDS = clicks(64)
+VERSIONS = 4  # to an epoch of 64 records
+
+
+class Counted(keras.callbacks.Callback):
+    """Notes every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.logs: list[dict[str, float]] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.seen.append("begin")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.seen.append("end")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(f"epoch {epoch}")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(f"/epoch {epoch}")
+        self.logs.append(dict(logs))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert np.isfinite(logs["loss"])
+        self.seen.append(f"batch {batch} after {int(self.model.optimizer.iterations)}")
+
+
+class TestHonoured:
+    def test_epochs_and_versions_are_counted(self) -> None:
+        counted = Counted()
+        history = trained(2, counted, validation_data=RECORDS)
+        assert counted.seen == [
+            "begin",
+            *(["epoch 0", *(f"batch {batch} after {batch + 1}" for batch in range(4)), "/epoch 0"]),
+            *(["epoch 1", *(f"batch {batch} after {batch + 5}" for batch in range(4)), "/epoch 1"]),
+            "end",
+        ]
+        assert set(counted.logs[0]) == {"loss", "val_loss"}
+        assert [logs["loss"] for logs in counted.logs] == history.history["loss"]
+        assert history.epoch == [0, 1]
+
+    def test_a_lambda_callback_sees_versions(self) -> None:
+        """Its hooks are its own, and not its class's."""
+        seen: list[tuple[int, float]] = []
+        note = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append((batch, logs["loss"])))
+        trained(1, note)
+        assert [batch for batch, _ in seen] == [0, 1, 2, 3]
+        assert np.isfinite([loss for _, loss in seen]).all()
+
+    def test_early_stopping(self) -> None:
+        counted = Counted()
+        stopping = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=100.0)
+        history = trained(10, counted, stopping)
+        assert len(history.history["loss"]) == 2
+        assert counted.seen[-2:] == ["/epoch 1", "end"]
+
+    def test_learning_rates_reach_tables_and_dense_variables(self) -> None:
+        # A rate of 0 in the second epoch: nothing moves any more.
+        model = store_model()
+        snapshots: list[dict[str, Any]] = []
+        note = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: snapshots.append(tables_and_weights(model)))
+        trained(2, note, keras.callbacks.LearningRateScheduler(lambda epoch: (0.5, 0.0)[epoch]), model=model)
+        for name, values in snapshots[0].items():
+            np.testing.assert_array_equal(snapshots[1][name], values, err_msg=name)
+        assert np.abs(snapshots[0]["users"] - 1).max() > 0.01
+
+    def test_reduce_on_plateau(self) -> None:
+        model = store_model()
+        reducing = keras.callbacks.ReduceLROnPlateau("val_loss", factor=0.1, patience=1, min_delta=100.0)
+        history = trained(3, reducing, model=model, validation_data=RECORDS)
+        assert float(model.optimizer.learning_rate) < 0.5
+        assert "learning_rate" in history.history
+
+    def test_model_checkpoint_holds_the_rows(self, tmp_path: Path) -> None:
+        model = store_model()
+        trained(2, keras.callbacks.ModelCheckpoint(tmp_path / "{epoch}.keras"), model=model)
+        loaded = keras.saving.load_model(tmp_path / "2.keras")
+        ours, theirs = tables_and_weights(loaded), tables_and_weights(model)
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+        first = tables_and_weights(keras.saving.load_model(tmp_path / "1.keras"))
+        assert np.abs(first["users"] - ours["users"]).max() > 0
+
+    def test_weights_that_a_callback_sets_are_trained_on(self) -> None:
+        def half(model: Any) -> Any:
+            def set_weights(*_: Any) -> None:
+                model.layers[-1].set_weights([values / 2 for values in model.layers[-1].get_weights()])
+
+            return keras.callbacks.LambdaCallback(on_epoch_begin=set_weights, on_epoch_end=set_weights)
+
+        ours, theirs = store_model(), plain_model()
+        trained(3, half(ours), model=ours, shuffle=False)
+        theirs.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+        theirs.fit(*RECORDS, epochs=3, batch_size=16, callbacks=[half(theirs)], shuffle=False, verbose=0)
+        expected = tables_and_weights(theirs)
+        for name, values in tables_and_weights(ours).items():
+            np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+    def test_what_a_callback_raises_comes_out(self) -> None:
+        def fail(*_: Any) -> None:
+            raise LookupError("in a callback")
+
+        with pytest.raises(LookupError, match="in a callback"):
+            trained(2, keras.callbacks.LambdaCallback(on_epoch_end=fail))
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("callback", "told"),
+        [
+            (lambda: keras.callbacks.SwapEMAWeights(), "SwapEMAWeights"),
+            (lambda: print, "builtin_function_or_method: not a keras.callbacks.Callback"),
+        ],
+    )
+    def test_by_name(self, callback: Any, told: str) -> None:
+        with pytest.raises(Unsupported, match=told):
+            trained(1, callback())
+
+
+def trained(epochs: int, *callbacks: Any, model: Any = None, **more: Any) -> Any:
+    """The history of `et.fit` with these callbacks."""
+    model = model or store_model()
+    model.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+    return et.fit(model, RECORDS, epochs=epochs, batch_size=16, callbacks=callbacks, verbose=False, **more)

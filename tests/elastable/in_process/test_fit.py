@@ -1,0 +1,240 @@
+"""`et.fit` against plain Keras on the same records, and what of `compile()` it honours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from elastable.embedding_store.errors import BadInput
+from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
+
+BATCH = 16
+
+
+def fitted(model: Any, optimizer: Any, records: Any, epochs: int = 2, **compiled: Any) -> Any:
+    """The model trained in record order: by `et.fit` where it has tables in a store, else by Keras."""
+    compiled.setdefault("loss", "binary_crossentropy")
+    model.compile(optimizer, **compiled)
+    if any(isinstance(layer, et.Embedding) for layer in model.layers):
+        et.fit(model, records, epochs=epochs, batch_size=BATCH, shuffle=False, verbose=False)
+    else:
+        x, y, weights = (*records, None)[:3]
+        model.fit(x, y, sample_weight=weights, epochs=epochs, batch_size=BATCH, shuffle=False, verbose=0)
+    return model
+
+
+def assert_close(one: Any, other: Any, relative: float = 1e-5) -> None:
+    ours, theirs = tables_and_weights(one), tables_and_weights(other)
+    for name, values in theirs.items():
+        difference = np.linalg.norm(ours[name] - values) / np.linalg.norm(values)
+        assert difference <= relative, f"{name}: {difference}"
+
+
+class TestAgainstKeras:
+    @pytest.mark.parametrize(
+        "clipping",
+        [{"clipnorm": 0.01}, {"global_clipnorm": 0.02}, {"clipvalue": 0.002}, {"global_clipnorm": 1e6}],
+        ids=str,
+    )
+    def test_clipping(self, clipping: dict[str, float]) -> None:
+        records = clicks(BATCH * 4)
+        ours = fitted(store_model(), keras.optimizers.SGD(0.5, **clipping), records)
+        theirs = keras_with_dense_gradients(keras.optimizers.SGD(0.5, **clipping), records)
+        assert_close(ours, theirs)
+
+    def test_schedule_by_version(self) -> None:
+        def rate() -> Any:
+            return keras.optimizers.schedules.PiecewiseConstantDecay([2, 5, 7], [0.5, 0.05, 0.3, 0.01])
+
+        records = clicks(BATCH * 5)
+        ours = fitted(store_model(), keras.optimizers.SGD(rate()), records)
+        assert_close(ours, fitted(plain_model(), keras.optimizers.SGD(rate()), records))
+        assert int(ours.optimizer.iterations) == 10
+
+    def test_sample_weights(self) -> None:
+        weights = np.random.default_rng(5).random(BATCH * 4).astype(np.float32)
+        records = (*clicks(BATCH * 4), weights)
+        ours = fitted(store_model(), keras.optimizers.SGD(0.1), records, weighted_metrics=["mse"])
+        assert_close(ours, fitted(plain_model(), keras.optimizers.SGD(0.1), records))
+
+    def test_several_losses_with_weights(self) -> None:
+        x, y = clicks(BATCH * 4)
+        records = (x, (y, 1 - y))
+        losses: dict[str, Any] = {"loss": ["mse", "mae"], "loss_weights": [0.3, 2.0], "metrics": [["mse"], ["mae"]]}
+        ours, theirs = (
+            keras.Model(made.inputs, [made.output, 2 * made.output]) for made in (store_model(), plain_model())
+        )
+        fitted(ours, keras.optimizers.SGD(0.1, momentum=0.0), records, **losses)
+        fitted(theirs, keras.optimizers.SGD(0.1, momentum=0.0), records, **losses)
+        assert_close(ours, theirs)
+
+    def test_grads_to_wait_is_a_larger_batch(self) -> None:
+        records = clicks(BATCH * 4)
+        model = store_model()
+        model.compile(keras.optimizers.Adagrad(0.1), "binary_crossentropy")
+        et.fit(model, records, batch_size=BATCH // 4, grads_to_wait=4, epochs=2, shuffle=False, verbose=False)
+        assert_close(model, keras_with_dense_gradients(keras.optimizers.Adagrad(0.1), records))
+
+    def test_an_optimizer_without_a_kernel_of_ours(self) -> None:
+        records = clicks(BATCH * 4)
+        ours = fitted(store_model(), Halved(0.1), records)
+        assert_close(ours, fitted(plain_model(), Halved(0.1), records))
+
+    def test_an_optimizer_that_joins_rows_is_refused(self) -> None:
+        with pytest.raises(et.ElastableError, match="Lamb"):
+            fitted(store_model(), keras.optimizers.Lamb(0.1), clicks(BATCH))
+
+
+def keras_with_dense_gradients(optimizer: Any, records: Any) -> Any:
+    """Two epochs of Keras' own steps, with an id's gradients summed.
+
+    `model.fit` hands optimizers `IndexedSlices` with ids more than once, of which they
+    clip and square each occurrence by itself.
+    """
+    model = plain_model()
+    model.compile(optimizer, "binary_crossentropy")
+    x, y = records
+    for _ in range(2):
+        for start in range(0, len(y), BATCH):
+            batch = {name: values[start : start + BATCH] for name, values in x.items()}
+            with tf.GradientTape() as tape:
+                loss = model.compute_loss(y=y[start : start + BATCH], y_pred=model(batch, training=True))
+            values = [variable.value for variable in model.trainable_variables]
+            gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, values)]
+            optimizer.apply(gradients, model.trainable_variables)
+    return model
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class Halved(keras.optimizers.SGD):
+    """An optimizer of a person's own."""
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient, variable, learning_rate / 2)
+
+
+class TestAfterwards:
+    def test_a_second_fit_goes_on(self) -> None:
+        records = clicks(BATCH * 4)
+        once = fitted(store_model(), keras.optimizers.Adam(0.05), records, epochs=4)
+        twice = fitted(store_model(), keras.optimizers.Adam(0.05), records, epochs=2)
+        et.fit(twice, records, epochs=2, batch_size=BATCH, shuffle=False, verbose=False)
+        ours, theirs = tables_and_weights(twice), tables_and_weights(once)
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+    def test_initial_epoch_goes_on_with_the_next_order(self) -> None:
+        records = clicks(BATCH * 4)
+
+        def trained(*epochs: tuple[int, int]) -> Any:
+            model = store_model()
+            model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+            for initial, end in epochs:
+                history = et.fit(
+                    model, records, epochs=end, initial_epoch=initial, batch_size=BATCH, seed=3, verbose=False
+                )
+                assert history.epoch == list(range(initial, end))
+            return model
+
+        once, twice, same_order = trained((0, 4)), trained((0, 2), (2, 4)), trained((0, 2), (0, 2))
+        ours, theirs, others = tables_and_weights(twice), tables_and_weights(once), tables_and_weights(same_order)
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+            assert not np.array_equal(others[name], values)
+
+    def test_initial_epoch_out_of_range(self) -> None:
+        model = store_model()
+        model.compile("sgd", "binary_crossentropy")
+        with pytest.raises(BadInput, match="initial_epoch=2, epochs=2"):
+            et.fit(model, clicks(BATCH), epochs=2, initial_epoch=2, verbose=False)
+
+    def test_predict_evaluate_save_and_load(self, tmp_path: Path) -> None:
+        x, y = clicks(BATCH * 8)
+        model = store_model()
+        model.compile(keras.optimizers.Adagrad(0.3), "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
+        history = et.fit(model, (x, y), epochs=5, batch_size=BATCH, validation_data=(x, y), verbose=False)
+        assert history.history["val_loss"][-1] < history.history["val_loss"][0]
+        told = model.evaluate(x, y, batch_size=BATCH, verbose=0, return_dict=True)
+        assert told["loss"] == pytest.approx(history.history["val_loss"][-1], rel=1e-5)
+        assert told["auc"] == pytest.approx(history.history["val_auc"][-1], abs=1e-4)
+        model.save(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+        et.fit(loaded, (x, y), epochs=1, batch_size=BATCH, verbose=False)
+        assert loaded.evaluate(x, y, verbose=0, return_dict=True)["loss"] < told["loss"]
+
+    def test_a_dataset_trains_as_its_records_do(self) -> None:
+        records, held_out = clicks(BATCH * 4 + 5), clicks(BATCH, seed=1)
+
+        def trained(data: Any, validation: Any, **size: Any) -> tuple[Any, Any]:
+            model = store_model()
+            model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+            history = et.fit(model, data, epochs=2, validation_data=validation, seed=3, verbose=False, **size)
+            return tables_and_weights(model), history.history
+
+        train, validation = (tf.data.Dataset.from_tensor_slices(each).batch(BATCH) for each in (records, held_out))
+        ours, history = trained(et.StreamReader(train), validation)  # in batches of its own size
+        theirs, expected = trained(records, held_out, batch_size=BATCH)
+        assert history == expected
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+    def test_a_dataset_without_an_end_is_refused(self) -> None:
+        model = store_model()
+        model.compile("sgd", "binary_crossentropy")
+        with pytest.raises(BadInput, match="a stream without an end: say where an epoch ends"):
+            et.fit(model, tf.data.Dataset.from_tensor_slices(clicks(BATCH)).repeat().batch(BATCH), verbose=False)
+
+    def test_a_store_of_ones_own(self, redis_url: str) -> None:
+        records = clicks(BATCH * 4)
+        model = store_model()
+        model.compile(keras.optimizers.Adagrad(0.1), "binary_crossentropy")
+        with et.open_store(redis_url) as store:
+            et.fit(model, records, epochs=2, batch_size=BATCH, shuffle=False, store=store, verbose=False)
+            assert store.version() == 8
+            ours = tables_and_weights(model)
+        theirs = tables_and_weights(fitted(store_model(), keras.optimizers.Adagrad(0.1), records))
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+
+class TestModels:
+    def test_plain_embeddings_move_to_the_store_and_give_the_same(self) -> None:
+        records = clicks(BATCH * 4)
+        moved = plain_model()
+        moved.compile(keras.optimizers.SGD(0.5), "binary_crossentropy")
+        # Only the words are large enough: 40 x 4 elements against 30 x 4.
+        et.fit(moved, records, epochs=2, batch_size=BATCH, shuffle=False, offload_embeddings_above=130, verbose=False)
+        theirs = fitted(plain_model(), keras.optimizers.SGD(0.5), records)
+        assert moved.get_layer("users").weights
+        assert not moved.get_layer("words").weights
+        x = records[0]
+        np.testing.assert_allclose(moved.predict(x, verbose=0), theirs.predict(x, verbose=0), rtol=1e-5)
+
+    def test_a_subclassed_model(self) -> None:
+        x, y = clicks(BATCH * 8)
+        model = Subclassed()
+        model.compile(keras.optimizers.Adagrad(0.3), "binary_crossentropy")
+        history = et.fit(model, (x, y), epochs=5, batch_size=BATCH, verbose=False)
+        assert history.history["loss"][-1] < history.history["loss"][0]
+        assert model.predict(x, verbose=0).shape == (BATCH * 8, 1)
+
+
+class Subclassed(keras.Model):
+    """Hashes words within `call`, and uses one table twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hashed = keras.layers.Hashing(100)
+        self.rows = et.Embedding(None, 8, name="everything", combiner="sum")
+        self.out = keras.layers.Dense(1, activation="sigmoid")
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        user = self.rows(keras.ops.expand_dims(inputs["user"], -1))
+        return self.out(keras.ops.concatenate([user, self.rows(self.hashed(inputs["word"]))], axis=-1))

@@ -1,0 +1,208 @@
+"""Streams with and without an end as `x` and `validation_data`: plain Keras' numbers, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from elastable.embedding_store.errors import BadInput
+from tests.elastable.in_process.test_model_fit import HELD_OUT, ROWS, X, Y, assert_same, both, program
+
+SIZE, STEPS = 8, 2
+
+
+def dataset(x: Any = X, y: Any = Y, size: int = SIZE) -> Any:
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
+
+
+def forever() -> Iterator[Any]:
+    while True:
+        yield from ((X[start : start + SIZE], Y[start : start + SIZE]) for start in range(0, len(X), SIZE))
+
+
+def unknown() -> Any:
+    signature = (tf.TensorSpec([SIZE, 3], tf.int64), tf.TensorSpec([SIZE], tf.float32))
+    return tf.data.Dataset.from_generator(forever, output_signature=signature)
+
+
+class Endless(keras.utils.PyDataset):
+    @property
+    def num_batches(self) -> None:
+        return None
+
+    def __getitem__(self, number: int) -> Any:
+        part = slice(number % 9 * SIZE, (number % 9 + 1) * SIZE)
+        return X[part], Y[part]
+
+
+STREAMS = {"repeat": lambda: dataset().repeat(), "generator": forever, "unknown": unknown, "PyDataset": Endless}
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("begin", [0, 1])
+def test_a_stream_without_an_end_has_the_numbers_of_keras(kind: str, begin: int) -> None:
+    def fit(model: Any) -> Any:
+        return model.fit(
+            STREAMS[kind](), steps_per_epoch=STEPS, epochs=3, initial_epoch=begin, verbose=0, shuffle=False
+        )
+
+    assert_same(*both(fit, metrics=["AUC"]))
+
+
+@pytest.mark.parametrize("kind", ["repeat", "generator"])
+def test_et_fit_takes_it_too_and_makes_steps_of_several_batches(kind: str) -> None:
+    ours, theirs = program(et.Embedding), program(keras.layers.Embedding)
+    history = et.fit(ours, STREAMS[kind](), steps_per_epoch=STEPS, epochs=2, grads_to_wait=2, verbose=0)
+    expected = theirs.fit(dataset(size=2 * SIZE).repeat(), steps_per_epoch=STEPS, epochs=2, verbose=0, shuffle=False)
+    assert_same(ours, theirs, history, expected)
+
+
+def test_validation_steps_of_a_stream_without_an_end() -> None:
+    def fit(model: Any) -> Any:
+        held_out = dataset(*HELD_OUT).repeat()
+        return model.fit(dataset().repeat(), steps_per_epoch=4, epochs=3, verbose=0, validation_data=held_out,
+                         validation_steps=3, shuffle=False)  # fmt: skip
+
+    assert_same(*both(fit, metrics=["AUC"]))
+
+
+def test_a_generator_to_evaluate_on_gives_its_first_batches() -> None:
+    ours, theirs = program(et.Embedding), program(keras.layers.Embedding)
+    history = ours.fit(dataset(), epochs=2, verbose=0, shuffle=False, validation_data=forever(), validation_steps=3)
+    expected = theirs.fit(dataset(), epochs=2, verbose=0, shuffle=False, validation_data=(X[: 3 * SIZE], Y[: 3 * SIZE]))
+    assert_same(ours, theirs, history, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"x": dataset().repeat()}, r"x is a _RepeatDataset, a stream without an end: .*steps_per_epoch="),
+        ({"x": forever()}, r"x is a generator, a stream without an end: .*steps_per_epoch="),
+        ({"x": dataset(), "validation_data": forever()}, r"validation_data is a generator.*validation_steps="),
+        ({"x": dataset(), "validation_data": dataset().repeat()}, r"validation_data is a _Rep.*validation_steps="),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_as_in_keras_is_refused(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadInput, match=told):
+        program(et.Embedding).fit(verbose=0, **arguments)
+
+
+def test_a_batch_size_that_is_not_the_streams() -> None:
+    with pytest.raises(BadInput, match="batch_size=16: the batches of the stream without an end hold 8 records"):
+        et.fit(program(et.Embedding), forever(), steps_per_epoch=2, batch_size=16, verbose=0)
+
+
+# Streams with an end: each pass reads them anew
+
+
+class Batches(keras.utils.PyDataset):
+    """Batches of which the last is smaller; the ids move on with every epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+        self.epoch = 0
+
+    @property
+    def num_batches(self) -> int:
+        return 10
+
+    def __getitem__(self, number: int) -> Any:
+        part = slice(number * 7, (number + 1) * 7 if number < 9 else 68)
+        return (X[part] + self.epoch) % ROWS, Y[part]
+
+    def on_epoch_begin(self) -> None:
+        self.told.append("begin")
+
+    def on_epoch_end(self) -> None:
+        self.told.append("end")
+        self.epoch += 1
+
+
+def shuffled() -> Any:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=3).batch(7)
+
+
+def augmented() -> Any:
+    """A length that nobody knows, and other records in every pass."""
+    whole = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: x[0] < ROWS - 3)
+    return (
+        whole.shuffle(len(X), seed=5).batch(7).map(lambda x, y: ((x + tf.random.uniform([], 0, 9, tf.int64)) % ROWS, y))
+    )
+
+
+FINITE = {"PyDataset": Batches, "shuffle": shuffled}
+
+
+@pytest.mark.parametrize("fit_of", ["model.fit", "et.fit"])
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("PyDataset", {"shuffle": True}),
+        ("PyDataset", {"shuffle": False}),
+        ("PyDataset", {"shuffle": True, "initial_epoch": 1}),
+        ("PyDataset", {"shuffle": True, "class_weight": {0: 0.3, 1: 2.0}}),
+        ("shuffle", {"shuffle": False}),
+        ("shuffle", {"shuffle": False, "steps_per_epoch": 4, "epochs": 5}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.filterwarnings("ignore:steps_per_epoch=4")
+def test_every_pass_reads_a_stream_anew_as_keras_does(kind: str, more: dict[str, Any], fit_of: str) -> None:
+    def fit(model: Any, call: Any) -> Any:
+        keras.utils.set_random_seed(13)
+        stream = FINITE[kind]()
+        arguments = {"epochs": 3, "verbose": 0, "validation_data": HELD_OUT, **more}
+        return stream, call(model, stream, **arguments)
+
+    ours, theirs = program(et.Embedding), program(keras.layers.Embedding)
+    call = et.fit if fit_of == "et.fit" else keras.Model.fit
+    stream, history = fit(ours, lambda *given, **named: call(*given, **named))
+    other, expected = fit(theirs, keras.Model.fit)
+    assert_same(ours, theirs, history, expected)
+    if kind == "PyDataset":
+        assert stream.told == other.told
+
+
+def test_a_stream_of_unknown_length_is_read_anew_too() -> None:
+    """Keras learns its length in the first epoch, and says that the data ran out."""
+    ours, theirs = program(et.Embedding), program(keras.layers.Embedding)
+    keras.utils.set_random_seed(13)
+    history = ours.fit(augmented(), epochs=3, verbose=0)
+    keras.utils.set_random_seed(13)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        expected = theirs.fit(augmented(), epochs=3, verbose=0, shuffle=False)
+    assert_same(ours, theirs, history, expected)
+
+
+def test_batches_of_any_size_are_those_of_keras() -> None:
+    """The short one comes in the middle: at the end of each of two rounds."""
+    ours, theirs, *histories = both(
+        lambda model: model.fit(dataset(size=7).repeat(2), epochs=2, verbose=0, shuffle=False)
+    )
+    assert_same(ours, theirs, *histories)
+
+
+def test_steps_of_several_batches_of_different_sizes() -> None:
+    """Sizes 4 and 8: a step of both is a step of their 12 records."""
+    pairs = [slice(start, start + size) for start in range(0, 72, 12) for start, size in ((start, 4), (start + 4, 8))]
+    signature = (tf.TensorSpec([None, 3], tf.int64), tf.TensorSpec([None], tf.float32))
+    parts = tf.data.Dataset.from_generator(lambda: ((X[part], Y[part]) for part in pairs), output_signature=signature)
+    ours, theirs = program(et.Embedding), program(keras.layers.Embedding)
+    history = et.fit(ours, parts, grads_to_wait=2, epochs=2, verbose=0)
+    assert_same(ours, theirs, history, theirs.fit(X, Y, 12, epochs=2, verbose=0, shuffle=False))
+
+
+def test_a_pass_that_is_shorter_than_the_first_is_refused() -> None:
+    class Shrinking(Batches):
+        @property
+        def num_batches(self) -> int:
+            return 3 if self.epoch > 1 else 5
+
+    with pytest.raises(BadInput, match=r"Shrinking: pass 1.* ended after 3 batches, and the first one after 5"):
+        program(et.Embedding).fit(Shrinking(), epochs=2, verbose=0, shuffle=False)

@@ -1,0 +1,215 @@
+"""Gradient accumulation and loss scaling, as Keras optimizers say them, beside plain Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from elastable.embedding_store.errors import BadInput, Unsupported
+from elastable.master.keras.dense import DenseState
+from elastable.worker.losses.loss_scale import scale_variables
+from elastable.worker.runtime.dense_mirror import DenseMirror
+from elastable.worker.step.train_step import dense_parts
+from tests.elastable.small_models import (
+    DIM,
+    USERS,
+    WORDS,
+    clicks,
+    model_of,
+    plain_model,
+    store_model,
+    tables_and_weights,
+)
+
+BATCH, RECORDS = 8, 64
+K = keras.optimizers
+
+
+def fitted(model: Any, optimizer: Any, epochs: int = 3, loss: Any = "binary_crossentropy", **how: Any) -> Any:
+    model.compile(optimizer, loss)
+    how = {"batch_size": BATCH, **how}
+    et.fit(model, clicks(RECORDS), epochs=epochs, shuffle=False, verbose=False, **how)
+    return model
+
+
+def by_keras(optimizer: Any, epochs: int = 3, loss: Any = "binary_crossentropy", model: Any = None) -> Any:
+    """Plain Keras' own train step in a loop, with the gradients of an id summed."""
+    model = plain_model() if model is None else model
+    model.compile(optimizer, loss)
+    optimizer = model.optimizer
+    optimizer.build(model.trainable_variables)
+    x, y = clicks(RECORDS)
+
+    @tf.function
+    def step(batch: Any, wanted: Any) -> None:
+        with tf.GradientTape() as tape:
+            found = optimizer.scale_loss(model.compute_loss(y=wanted, y_pred=model(batch, training=True)))
+        values = [variable.value for variable in model.trainable_variables]
+        gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(found, values)]
+        optimizer.apply(gradients, model.trainable_variables)
+
+    for _ in range(epochs):
+        for start in range(0, RECORDS, BATCH):
+            batch = {name: tf.constant(values[start : start + BATCH]) for name, values in x.items()}
+            step(batch, tf.constant(y[start : start + BATCH]))
+    return model
+
+
+def assert_close(one: Any, other: Any, relative: float = 2e-5) -> None:
+    ours, theirs = tables_and_weights(one), tables_and_weights(other)
+    for name, values in theirs.items():
+        difference = np.linalg.norm(ours[name] - values) / np.linalg.norm(values)
+        assert difference <= relative, f"{name}: {difference}"
+
+
+def decaying() -> Any:
+    return K.schedules.PiecewiseConstantDecay([3, 9, 14], [0.5, 0.2, 0.05, 0.3])
+
+
+class TestAccumulation:
+    @pytest.mark.parametrize(
+        ("make", "loss"),
+        [
+            (lambda: K.SGD(0.5, gradient_accumulation_steps=4), "binary_crossentropy"),
+            (lambda: K.SGD(decaying(), gradient_accumulation_steps=4), "binary_crossentropy"),
+            (lambda: K.Adagrad(0.1, gradient_accumulation_steps=2, clipnorm=0.02), "binary_crossentropy"),
+            (
+                lambda: K.SGD(0.1, gradient_accumulation_steps=4, global_clipnorm=0.05),
+                keras.losses.MeanSquaredError("sum"),
+            ),
+        ],
+        ids=["sgd", "schedule", "clipnorm", "loss that is a sum"],
+    )
+    def test_the_numbers_are_those_of_keras(self, make: Any, loss: Any) -> None:
+        ours, theirs = fitted(store_model(), make(), loss=loss), by_keras(make(), loss=loss)
+        assert_close(ours, theirs)
+        assert int(ours.optimizer.iterations) == int(theirs.optimizer.iterations)
+        assert int(ours.optimizer._iterations) == int(theirs.optimizer._iterations) == 3 * RECORDS // BATCH
+
+    def test_moments_count_updates_and_not_batches(self) -> None:
+        def make() -> Any:
+            return K.Adam(0.05, gradient_accumulation_steps=4)
+
+        users, words = (
+            et.Embedding(size, DIM, embeddings_initializer="ones", name=name, lazy=False)
+            for size, name in ((USERS, "users"), (WORDS, "words"))
+        )
+        assert_close(fitted(model_of(users, words), make()), by_keras(make()))
+
+    def test_a_second_fit_goes_on(self) -> None:
+        def make() -> Any:
+            return K.Adam(decaying(), gradient_accumulation_steps=4)
+
+        once = fitted(store_model(), make(), epochs=4)
+        twice = fitted(store_model(), make(), epochs=2)
+        et.fit(twice, clicks(RECORDS), epochs=2, batch_size=BATCH, shuffle=False, verbose=False)
+        for name, values in tables_and_weights(once).items():
+            np.testing.assert_array_equal(tables_and_weights(twice)[name], values, err_msg=name)
+
+    @pytest.mark.parametrize(
+        ("steps", "how", "told"),
+        [
+            (4, {"grads_to_wait": 2}, "gradient_accumulation_steps=4.*grads_to_wait=2.*one of the two"),
+            (4, {"average": "sum"}, "average='sum'.*one of the two"),
+            (3, {}, r"SGD\(gradient_accumulation_steps=3\): .* has 8 batches, which is not a multiple"),
+        ],
+    )
+    def test_what_contradicts_it_is_refused(self, steps: int, how: dict[str, Any], told: str) -> None:
+        with pytest.raises(BadInput, match=told):
+            fitted(store_model(), K.SGD(0.5, gradient_accumulation_steps=steps), **how)
+
+    def test_saying_the_same_twice_is_not(self) -> None:
+        ours = fitted(store_model(), K.SGD(0.5, gradient_accumulation_steps=4), grads_to_wait=4)
+        assert_close(ours, by_keras(K.SGD(0.5, gradient_accumulation_steps=4)))
+
+    @pytest.mark.parametrize("own", [{"gradient_accumulation_steps": 2}, {"loss_scale_factor": 8.0}])
+    def test_it_is_the_models_optimizer_that_says_it(self, own: dict[str, Any]) -> None:
+        layer = et.Embedding(USERS, DIM, name="users", optimizer=K.SGD(0.1, **own))
+        model = model_of(layer, et.Embedding(WORDS, DIM, name="words"))
+        with pytest.raises(Unsupported, match=r"'users': SGD\(.*give it to the optimizer of compile"):
+            fitted(model, K.SGD(0.5))
+
+
+@pytest.fixture
+def mixed_float16() -> Iterator[None]:
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+class TestLossScaling:
+    @pytest.mark.parametrize("clipping", [{}, {"clipnorm": 0.02}, {"global_clipnorm": 0.02}], ids=str)
+    def test_a_constant_factor(self, clipping: dict[str, float]) -> None:
+        ours = fitted(store_model(), K.SGD(0.5, loss_scale_factor=1024.0, **clipping))
+        assert_close(ours, by_keras(K.SGD(0.5, loss_scale_factor=1024.0, **clipping)))
+        assert ours.optimizer.loss_scale_factor == 1024.0
+
+    def test_a_scale_that_grows(self) -> None:
+        def make() -> Any:
+            return K.LossScaleOptimizer(K.Adagrad(0.1, clipnorm=0.05), initial_scale=4.0, dynamic_growth_steps=5)
+
+        ours, theirs = fitted(store_model(), make()), by_keras(make())
+        assert_close(ours, theirs)
+        for mine, other in zip(ours.optimizer._variables, theirs.optimizer._variables, strict=True):
+            assert float(mine) == float(other), mine.path
+        assert float(ours.optimizer.dynamic_scale) == 4.0 * 2**4
+
+    def test_an_overflow_is_no_step_and_halves_the_scale(self) -> None:
+        # Gradients of a loss times 2**130 are infinite; Keras halves until they are not.
+        def make() -> Any:
+            return K.LossScaleOptimizer(K.SGD(decaying()), initial_scale=2.0**127, dynamic_growth_steps=4)
+
+        def large(y: Any, predicted: Any) -> Any:
+            return keras.ops.mean(keras.ops.square(100.0 * (y[:, None] - predicted))) * 1e-3
+
+        ours, theirs = fitted(store_model(), make(), loss=large), by_keras(make(), loss=large)
+        assert_close(ours, theirs)
+        steps, scale = int(theirs.optimizer.iterations), float(theirs.optimizer.dynamic_scale)
+        assert 0 < steps < 3 * RECORDS // BATCH
+        assert (int(ours.optimizer.iterations), float(ours.optimizer.dynamic_scale)) == (steps, scale)
+
+    @pytest.mark.usefixtures("mixed_float16")
+    def test_mixed_float16_as_it_is_compiled(self) -> None:
+        def make() -> Any:
+            return K.SGD(0.5)
+
+        ours, theirs = fitted(store_model(), make()), by_keras(make())
+        assert isinstance(ours.optimizer, K.LossScaleOptimizer)
+        # float16 has eleven bits.
+        assert_close(ours, theirs, 2e-3)
+        assert int(ours.optimizer.iterations) == int(theirs.optimizer.iterations) == 3 * RECORDS // BATCH
+
+    def test_micro_batches_overflow_together(self) -> None:
+        model = fitted(
+            store_model(),
+            K.LossScaleOptimizer(K.SGD(0.5), initial_scale=2.0**127),
+            loss=lambda y, predicted: keras.ops.mean(keras.ops.square(1e4 * (y[:, None] - predicted))) * 1e-7,
+            batch_size=BATCH // 2,
+            grads_to_wait=2,
+        )
+        versions = 3 * RECORDS // BATCH
+        halved = 127 - np.log2(float(model.optimizer.dynamic_scale))
+        assert halved > 0
+        assert int(model.optimizer.iterations) == versions - halved
+
+    def test_a_worker_elsewhere_computes_at_the_scale_of_the_version(self) -> None:
+        master, worker = store_model(), store_model()
+        for model in (master, worker):
+            model.compile(K.LossScaleOptimizer(K.SGD(0.5), initial_scale=8.0), "mse")
+        dense = DenseState(master)
+        master.optimizer.dynamic_scale.assign(32.0)
+        variables, states = dense_parts(worker)
+        assert states == dense_parts(worker)[1]
+        DenseMirror(variables, states).assign(dense.snapshot(0))
+        assert not worker.optimizer.built
+        assert float(scale_variables(worker.optimizer)[0]) == 32.0
+
+    def test_rows_that_follow_every_step_are_refused(self) -> None:
+        with pytest.raises(Unsupported, match=r"LossScaleOptimizer.*lazy=False.*leave one of them out"):
+            fitted(store_model(), K.LossScaleOptimizer(K.Adam(0.1)), lazy=False)

@@ -1,0 +1,245 @@
+"""`et.Embedding(optimizer=)`: every table is trained by its own optimizer, with the numbers of Keras' own two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import elastable as et
+from elastable.embedding_store.errors import BadSpec, SpecConflict, Unsupported
+from elastable.master.keras.dense import DenseState
+from elastable.master.keras.discovery import discover_tables
+from tests.elastable.small_models import DIM, USERS, WORDS, clicks, model_of, plain_model, tables_and_weights
+
+BATCH = 16
+K = keras.optimizers
+
+
+def decaying() -> Any:
+    return K.schedules.PiecewiseConstantDecay([2, 5], [0.5, 0.05, 0.2])
+
+
+def model_with(users: Any, words: Any = None, **layer: Any) -> Any:
+    """The click model, its tables trained by these optimizers (None: the model's)."""
+    return model_of(
+        et.Embedding(USERS, DIM, name="users", embeddings_initializer="ones", optimizer=users, **layer),
+        et.Embedding(WORDS, DIM, name="words", embeddings_initializer="ones", optimizer=words, **layer),
+    )
+
+
+def fitted(model: Any, optimizer: Any, epochs: int = 2, **how: Any) -> Any:
+    model.compile(optimizer, "binary_crossentropy")
+    et.fit(model, clicks(BATCH * 4), epochs=epochs, batch_size=BATCH, shuffle=False, verbose=False, **how)
+    return model
+
+
+def by_hand(optimizer: Any, users: Any, words: Any = None, epochs: int = 2) -> Any:
+    """Plain Keras: each optimizer applied to its own variables in a tape loop, ids' gradients summed."""
+    model = plain_model()
+    model.compile(optimizer, "binary_crossentropy")
+    x, y = clicks(BATCH * 4)
+    own = {"users": users, "words": words}
+    for _ in range(epochs):
+        for start in range(0, len(y), BATCH):
+            batch = {name: values[start : start + BATCH] for name, values in x.items()}
+            with tf.GradientTape() as tape:
+                loss = model.compute_loss(y=y[start : start + BATCH], y_pred=model(batch, training=True))
+            variables = model.trainable_variables
+            found = tape.gradient(loss, [variable.value for variable in variables])
+            gradients = [tf.convert_to_tensor(gradient) for gradient in found]
+            rest = []
+            for variable, gradient in zip(variables, gradients, strict=True):
+                its = own.get(variable.path.split("/")[0])
+                if its is None:
+                    rest.append((gradient, variable))
+                else:
+                    its.apply([gradient], [variable])
+            optimizer.apply(*zip(*rest, strict=True))
+    return model
+
+
+def assert_close(one: Any, other: Any, relative: float = 1e-5) -> None:
+    ours, theirs = tables_and_weights(one), tables_and_weights(other)
+    for name, values in theirs.items():
+        difference = np.linalg.norm(ours[name] - values) / np.linalg.norm(values)
+        assert difference <= relative, f"{name}: {difference}"
+
+
+@pytest.mark.parametrize(
+    ("make", "own"),
+    [
+        (lambda: K.SGD(0.5), lambda: K.Adagrad(0.1)),
+        (lambda: K.Adam(0.01), lambda: K.SGD(decaying())),
+        (lambda: K.SGD(decaying()), lambda: K.RMSprop(0.05, momentum=0.5)),
+        (lambda: K.SGD(0.5, global_clipnorm=0.02), lambda: K.SGD(0.3)),
+        (lambda: K.SGD(0.5), lambda: K.Adagrad(0.3, clipnorm=0.005)),
+        (lambda: K.SGD(0.5, clipvalue=1e-3), lambda: K.SGD(0.3, global_clipnorm=0.01)),
+        (lambda: K.SGD(0.5), lambda: K.SGD(0.3, clipvalue=5e-4)),
+    ],
+)
+def test_two_optimizers_give_the_numbers_of_kerass_two(make: Any, own: Any) -> None:
+    # Every row follows every step, as in Keras.
+    assert_close(fitted(model_with(own(), lazy=False), make()), by_hand(make(), own()))
+
+
+def test_weight_decay_and_momentum_of_the_tables_own_follow_every_step() -> None:
+    def own() -> Any:
+        return K.AdamW(0.05, weight_decay=0.1)
+
+    ours = fitted(model_with(own(), own(), lazy=False), K.SGD(0.5))
+    assert_close(ours, by_hand(K.SGD(0.5), own(), own()))
+
+
+@pytest.mark.parametrize("given", ["adagrad", keras.optimizers.serialize(K.Adagrad(0.3))], ids=["name", "config"])
+def test_a_name_or_a_config_will_do(given: Any) -> None:
+    ours = fitted(model_with(given, given), K.SGD(0.5))
+    assert_close(ours, by_hand(K.SGD(0.5), K.get(given), K.get(given)))
+
+
+def test_the_models_optimizer_need_not_suit_tables_that_have_their_own() -> None:
+    # Lamb joins the rows of a table, and is refused where it would have to train one.
+    ours = fitted(model_with(K.SGD(0.3), K.SGD(0.3)), K.Lamb(0.01))
+    assert_close(ours, by_hand(K.Lamb(0.01), K.SGD(0.3), K.SGD(0.3)))
+    with pytest.raises(Unsupported, match="Lamb does not treat the rows"):
+        fitted(model_with(K.SGD(0.3)), K.Lamb(0.01))
+
+
+def test_micro_batches_are_averaged_before_the_tables_own_step() -> None:
+    model = model_with(K.Adagrad(0.3, clipnorm=0.01))
+    model.compile(K.SGD(0.5), "binary_crossentropy")
+    records = clicks(BATCH * 4)
+    et.fit(model, records, epochs=2, batch_size=BATCH // 4, grads_to_wait=4, shuffle=False, verbose=False)
+    assert_close(model, by_hand(K.SGD(0.5), K.Adagrad(0.3, clipnorm=0.01)))
+
+
+class TestGoingOn:
+    @pytest.mark.parametrize("rate", [lambda: 0.1, decaying], ids=["constant", "schedule"])
+    @pytest.mark.parametrize("held", [False, True], ids=["own store", "given store"])
+    def test_a_second_fit_goes_on(self, rate: Any, held: bool) -> None:
+        once = fitted(model_with(K.Adam(rate())), K.Adam(rate()), epochs=4)
+        stores: dict[str, Any] = {"store": et.MemoryStore()} if held else {}
+        twice = fitted(model_with(K.Adam(rate())), K.Adam(rate()), **stores)
+        et.fit(twice, clicks(BATCH * 4), epochs=2, batch_size=BATCH, shuffle=False, verbose=False, **stores)
+        ours, theirs = tables_and_weights(twice), tables_and_weights(once)
+        for name, values in theirs.items():
+            np.testing.assert_array_equal(ours[name], values, err_msg=name)
+
+    @pytest.mark.parametrize("held", [False, True], ids=["own store", "given store"])
+    def test_compiled_anew_the_optimizer_begins_anew(self, held: bool) -> None:
+        stores: dict[str, Any] = {"store": et.MemoryStore()} if held else {}
+        ours = fitted(fitted(model_with(None), K.Adagrad(0.3), **stores), K.Adagrad(0.3), **stores)
+        theirs = by_hand(K.Adagrad(0.3), None)
+        theirs.compile(K.Adagrad(0.3), "binary_crossentropy")
+        x, y = clicks(BATCH * 4)
+        reference = by_hand_on(theirs, x, y)
+        assert_close(ours, reference, 1e-4)
+
+    def test_a_rate_that_a_callback_assigned_belongs_to_the_version(self) -> None:
+        model = model_with(K.Adagrad(0.3))
+        model.compile(K.SGD(0.5), "binary_crossentropy")
+        saved = DenseState(model).tensors()
+        assert saved["table_learning_rates/00000"] == np.float32(0.3)
+        model.get_layer("users").optimizer.learning_rate = 0.1
+        changed = DenseState(model)
+        assert changed.own_steps()["users"].rate == pytest.approx(0.1)
+        changed.restore(saved)
+        assert changed.own_steps()["users"].rate == pytest.approx(0.3)
+
+
+def by_hand_on(model: Any, x: Any, y: Any) -> Any:
+    """Two more epochs of a plain model by its own optimizer, ids' gradients summed."""
+    for _ in range(2):
+        for start in range(0, len(y), BATCH):
+            batch = {name: values[start : start + BATCH] for name, values in x.items()}
+            with tf.GradientTape() as tape:
+                loss = model.compute_loss(y=y[start : start + BATCH], y_pred=model(batch, training=True))
+            found = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+            model.optimizer.apply([tf.convert_to_tensor(gradient) for gradient in found], model.trainable_variables)
+    return model
+
+
+class TestCallbacks:
+    def test_schedulers_reach_the_models_optimizer_and_not_the_tables(self) -> None:
+        scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.1)
+        ours = fitted(model_with(K.SGD(0.3)), K.SGD(0.5), epochs=1, callbacks=[scheduler])
+        assert_close(ours, by_hand(K.SGD(0.05), K.SGD(0.3), epochs=1))
+        assert float(ours.get_layer("users").optimizer.learning_rate) == pytest.approx(0.3)
+
+    def test_a_callback_may_assign_a_tables_rate(self) -> None:
+        class Slower(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                self.model.get_layer("users").optimizer.learning_rate = 0.1
+
+        ours = fitted(model_with(K.SGD(0.3)), K.SGD(0.5), callbacks=[Slower()])
+        assert_close(ours, by_hand(K.SGD(0.5), K.SGD(0.1)))
+
+
+class TestConfig:
+    @pytest.mark.parametrize("own", [lambda: K.Adagrad(0.3, clipnorm=1.0), lambda: K.SGD(decaying())])
+    def test_it_is_part_of_the_layers_config(self, own: Any) -> None:
+        layer = et.Embedding(USERS, DIM, name="users", optimizer=own())
+        again = et.Embedding.from_config(layer.get_config())
+        assert again.get_config() == layer.get_config()
+        assert type(again.optimizer) is type(layer.optimizer)
+        assert et.Embedding(USERS, DIM).get_config()["optimizer"] is None
+
+    def test_a_saved_model_keeps_it(self, tmp_path: Path) -> None:
+        model = fitted(model_with(K.Adagrad(0.3)), K.SGD(0.5))
+        model.save(tmp_path / "model.keras")
+        again = keras.models.load_model(tmp_path / "model.keras")
+        assert float(again.get_layer("users").optimizer.learning_rate) == pytest.approx(0.3)
+        records = clicks(BATCH * 4)
+        np.testing.assert_array_equal(again.predict(records[0], verbose=0), model.predict(records[0], verbose=0))
+
+
+class TestRefused:
+    def test_what_is_no_optimizer(self) -> None:
+        with pytest.raises(BadSpec, match=r"embedding layer 'users': optimizer 'adagradd'.*keras\.optimizers\.Adagrad"):
+            et.Embedding(USERS, DIM, name="users", optimizer="adagradd")
+
+    @pytest.mark.parametrize(
+        ("own", "told"),
+        [
+            (lambda: K.Lamb(0.1), "'users': optimizer Lamb does not treat the rows"),
+            (lambda: K.SGD(lambda: 0.1), "'users': .*function as learning rate"),
+        ],
+    )
+    def test_what_a_table_cannot_use_names_the_layer(self, own: Any, told: str) -> None:
+        with pytest.raises(Unsupported, match=told):
+            fitted(model_with(own()), K.SGD(0.5))
+
+    @pytest.mark.parametrize(
+        ("one", "other", "told"),
+        [
+            (K.SGD(0.1), K.Adagrad(0.1), "SGD.*Adagrad"),
+            (K.SGD(0.1), K.SGD(0.2), "0.1.*0.2"),
+            (K.SGD(0.1), None, r"SGD.*the model's own, from compile\(\)"),
+            (K.SGD(K.schedules.ExponentialDecay(0.1, 1, 0.9)), K.SGD(K.schedules.ExponentialDecay(0.1, 1, 0.8)), "0.8"),
+        ],
+    )
+    def test_layers_that_share_a_table_and_not_its_optimizer(self, one: Any, other: Any, told: str) -> None:
+        with pytest.raises(SpecConflict, match=f"'first' and 'second' share the table 't'.*{told}"):
+            discover_tables(sharing(one, other), 0)
+
+    def test_layers_that_share_a_table_and_its_optimizer(self) -> None:
+        assert list(discover_tables(sharing(K.SGD(0.1), K.SGD(0.1)), 0)) == ["t"]
+
+    def test_a_table_on_the_workers(self) -> None:
+        everywhere = et.TensorLocationSettings(et.TensorLocation("memory"), min_elements_for_off_worker=10_000)
+        with pytest.raises(Unsupported, match=r"'users'.*placed on the workers.*Adagrad.*place the table in a store"):
+            fitted(model_with(K.Adagrad(0.3)), K.SGD(0.5), locations=et.LocationSettings(everywhere, everywhere))
+
+
+def sharing(one: Any, other: Any) -> Any:
+    layers = [
+        et.Embedding(9, 2, table="t", name=name, optimizer=own) for name, own in (("first", one), ("second", other))
+    ]
+    ids = keras.Input((), dtype="int64")
+    model = keras.Model(ids, keras.layers.Dense(1)(layers[0](ids) + layers[1](ids)))
+    model.compile("sgd", "mse")
+    return model

@@ -1,0 +1,218 @@
+"""What cannot be used is refused: by name, before anything changes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import elastable as et
+from elastable.embedding_store import errors
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.jobs.options import JobOptions
+from elastable.jobs.prepare import prepare_job
+from elastable.master.api import JobSpec, Push, Slices, SyncPushId, WorkerIdentity
+from elastable.master.commits.dense_part import NoDense
+from elastable.master.jobs.core import Master
+from elastable.master.wire.client import MasterClient
+from elastable.master.wire.master_service import master_service
+from elastable.process.exit_codes import ExitCode, exit_code_of
+from tests.elastable.processes import CLICK_JOB
+from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
+
+X, Y = clicks(48)
+PRICED = {**X, "price": np.linspace(0, 1, 48, dtype=np.float32)}
+
+
+def fit(model: Any, x: Any, y: Any = Y, loss: Any = "binary_crossentropy", **more: Any) -> Any:
+    model.compile(keras.optimizers.Adagrad(0.1), loss)
+    return et.fit(model, (x, y), batch_size=16, shuffle=False, verbose=False, **more)
+
+
+def changed(ids: Any, position: int, value: float) -> Any:
+    ids = ids.copy()
+    ids.flat[position] = value
+    return ids
+
+
+class TestIds:
+    @pytest.mark.parametrize("value", [30, -1, 2**40])
+    def test_outside_of_a_fixed_table(self, value: int) -> None:
+        # Record 37 is position 5 of the third micro-batch.
+        x = {**X, "user": changed(X["user"], 37, value)}
+        with pytest.raises(errors.IdOutOfRange, match=f"table 'users': id {value} at position 5 .* 0 <= id < 30"):
+            fit(store_model(), x)
+
+    def test_in_the_first_records_already(self) -> None:
+        with pytest.raises(errors.ElastableError, match="table 'words': id 40 at position 4"):
+            fit(store_model(), {**X, "word": changed(X["word"], 4, 40)})
+
+    def test_floats(self) -> None:
+        ids = keras.Input((2,), dtype="float32")
+        rows = keras.layers.Flatten()(et.Embedding(None, 4, name="prices")(ids))
+        model = keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(rows))
+        with pytest.raises(errors.BadIds, match=r"'prices'.*integers"):
+            fit(model, np.ones((48, 2), np.float32))
+
+
+class TestModels:
+    def test_without_embedding_layers(self) -> None:
+        with pytest.raises(errors.ModelError, match="no embedding layer with a table in a store"):
+            fit(plain_model(), X)
+
+    def test_two_tables_of_one_name_that_differ(self) -> None:
+        model = two_tables(et.Embedding(None, 4, name="a", table="t"), et.Embedding(9, 4, name="b", table="t"))
+        with pytest.raises(errors.SpecConflict, match=r"'t'.*vocabulary_size None and 9"):
+            fit(model, np.zeros((48, 2), np.int64))
+
+    def test_two_layers_of_one_name(self) -> None:
+        inner = [
+            keras.Sequential([keras.Input((2,), dtype="int64"), et.Embedding(None, 4, name="t")]) for _ in range(2)
+        ]
+        with pytest.raises(errors.ModelError, match="both have a table 't' without sharing it on purpose"):
+            fit(two_tables(*inner), np.zeros((48, 2), np.int64))
+
+    def test_two_layers_without_a_name(self) -> None:
+        # Keras counts default names up: each has a table of its own.
+        model = two_tables(et.Embedding(None, 4), et.Embedding(None, 4))
+        assert fit(model, np.zeros((48, 2), np.int64)).history["loss"]
+
+    def test_not_compiled(self) -> None:
+        with pytest.raises(errors.ModelError, match="not compiled"):
+            et.fit(store_model(), (X, Y), verbose=False)
+
+    def test_that_fails_on_its_own_records(self) -> None:
+        with pytest.raises(errors.ModelError, match="fails on the first records of its data"):
+            fit(store_model(), {"user": X["user"]})
+
+
+def two_tables(first: Any, second: Any) -> Any:
+    ids = keras.Input((2,), dtype="int64")
+    both = keras.layers.Concatenate()([first(ids), second(ids)])
+    return keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(keras.layers.Flatten()(both)))
+
+
+class TestRecords:
+    def test_none(self) -> None:
+        with pytest.raises(errors.BadInput, match="there must be at least one"):
+            fit(store_model(), {name: ids[:0] for name, ids in X.items()}, Y[:0])
+
+    def test_of_different_lengths(self) -> None:
+        with pytest.raises(errors.BadInput, match=r"48.*47|47.*48"):
+            fit(store_model(), X, Y[:47])
+
+
+def exploding(y: Any, predicted: Any) -> Any:
+    """A loss that is Inf where a label is 7."""
+    return keras.ops.where(y == 7, np.inf, 1.0) * keras.ops.square(y - predicted)
+
+
+class TestNotFinite:
+    labels = changed(Y, 20, 7)
+
+    def test_refused_by_name_and_nothing_of_it_is_applied(self) -> None:
+        model = with_batch_normalization()
+        with pytest.raises(errors.NotFinite, match=r"gradient of variable '.*' holds NaN or Inf") as caught:
+            fit(model, PRICED, self.labels, exploding)
+        assert exit_code_of(caught.value) is ExitCode.BAD_INPUT
+        assert_finite(model)
+
+    def test_in_a_table(self) -> None:
+        user = keras.Input((), dtype="int64", name="user")
+        made = keras.Model(
+            {"user": user}, keras.layers.Activation("sigmoid")(et.Embedding(None, 1, name="users")(user))
+        )
+        with pytest.raises(errors.NotFinite, match=rf"table 'users': the gradient of id {X['user'][20]} .*column 0"):
+            fit(made, {"user": X["user"]}, self.labels[:, np.newaxis], exploding)
+
+    def test_skipped_the_job_goes_on(self) -> None:
+        model = with_batch_normalization()
+        history = fit(model, PRICED, self.labels, exploding, epochs=3, not_finite="skip")
+        assert len(history.history["loss"]) == 3
+        assert np.isfinite(history.history["loss"]).all()
+        assert_finite(model)
+        assert np.abs(tables_and_weights(model)["users"] - 1).max() > 0
+
+    def test_skipped_states_stay_finite(self) -> None:
+        # A NaN among the features reaches the moving averages before it reaches the gradient.
+        model = with_batch_normalization()
+        fit(model, {**X, "price": changed(PRICED["price"], 20, np.nan)}, Y, epochs=2, not_finite="skip")
+        assert_finite(model)
+
+
+def with_batch_normalization() -> Any:
+    made = store_model()
+    price = keras.Input((), name="price")
+    normalized = keras.layers.BatchNormalization()(keras.ops.expand_dims(price, -1) + made.output)
+    out = keras.layers.Dense(1, activation="sigmoid", name="last")(normalized)
+    return keras.Model([*made.inputs, price], out)
+
+
+def assert_finite(model: Any) -> None:
+    for name, values in tables_and_weights(model).items():
+        assert np.isfinite(values).all(), name
+    for variable in model.variables:
+        assert np.isfinite(np.asarray(variable)).all(), variable.path
+
+
+JOB = JobSpec(job="j", micro_batch_size=2, train_records=4)
+
+
+class TestPushes:
+    """What a foreign client may hand in over the wire."""
+
+    @pytest.mark.parametrize(
+        ("version", "slices", "error", "told"),
+        [
+            (
+                0,
+                {"t": ([1], np.ones((1, 3)))},
+                errors.BadGradient,
+                r"table 't'.*float32 \[1, 2\], got float32 \[1, 3\]",
+            ),
+            (0, {"t": ([9], np.ones((1, 2)))}, errors.IdOutOfRange, "table 't': id 9 at position 0"),
+            (0, {"u": ([1], np.ones((1, 2)))}, errors.TableNotFound, r"table 'u', which is not there \(tables: t\)"),
+            (0, {"t": ([1], [[np.nan, 0]])}, errors.NotFinite, "table 't': the gradient of id 1"),
+            (3, {"t": ([1], np.ones((1, 2)))}, errors.FutureVersion, "push for version 3, which is not there"),
+        ],
+    )
+    def test_refused(self, version: int, slices: Any, error: type[Exception], told: str) -> None:
+        store = et.MemoryStore()
+        store.create_table(et.TableSpec("t", 2, vocabulary_size=9))
+        before = store.lookup({"t": np.arange(9)})["t"]
+        master = Master(JOB, store, NoDense())
+        given = {
+            table: Slices(np.array(ids, np.int64), np.array(values, np.float32))
+            for table, (ids, values) in slices.items()
+        }
+        with (
+            GrpcServer("127.0.0.1:0", [store_service(store), master_service(master)]) as server,
+            MasterClient(server.address, deadline_s=30) as client,
+        ):
+            client.join(WorkerIdentity("w"))
+            with pytest.raises(error, match=told):
+                client.report_gradient(Push(SyncPushId(version, 2 * version), 2, slices=given))
+        np.testing.assert_array_equal(store.lookup({"t": np.arange(9)})["t"], before)
+
+    def test_a_gradient_of_another_dtype(self) -> None:
+        store = et.MemoryStore()
+        store.create_table(et.TableSpec("t", 2))
+        push = Push(SyncPushId(0, 0), 2, slices={"t": Slices(np.array([1]), np.ones((1, 2)))})  # type: ignore[arg-type]
+        with pytest.raises(errors.BadGradient, match="float64"):
+            Master(JOB, store, NoDense()).report_gradient(push)
+
+
+class TestStoreOfAnotherJob:
+    def test_needs_overwrite_or_resume(self, redis_url: str, tmp_path: Any) -> None:
+        options: dict[str, Any] = {"model_file": CLICK_JOB, "store": redis_url}
+        with prepare_job(JobOptions(**options)).store as store:
+            store.reset_version(3)  # there is more in it than tables that were made and never trained
+        with pytest.raises(errors.BadInput, match=re.escape("(users, words): go on from its checkpoint with --resume")):
+            prepare_job(JobOptions(**options))
+        with pytest.raises(errors.BadInput, match="--overwrite"):
+            prepare_job(JobOptions(**options, resume=True, checkpoint_dir=tmp_path))
+        prepare_job(JobOptions(**options, overwrite=True)).store.close()

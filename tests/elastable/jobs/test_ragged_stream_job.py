@@ -1,0 +1,44 @@
+"""Ragged strings of a stream without an end: two workers, a resumed job, evaluation, predictions and lookups."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+import elastable as et
+from tests.elastable.jobs import ragged_stream_job as job
+from tests.elastable.processes import run_elastable
+
+MODEL = Path(job.__file__)
+
+
+@pytest.mark.slow
+def test_a_job_trains_each_record_once_and_its_checkpoint_can_be_used(tmp_path: Path) -> None:
+    saved, out = tmp_path / "saved", tmp_path / "predictions.npy"
+    options = ("--micro-batch-size", "8", "--grads-to-wait", "1", "--seed", "3", "--run-dir", tmp_path / "runs")
+    for epochs, more in (("1", ()), ("3", ("--resume",))):
+        ran = run_elastable(
+            "train", MODEL, "--workers", "2", "--epochs", epochs, *options, "--checkpoint-dir", saved, *more
+        )
+        assert ran.code == 0, ran.err
+    used = ("--checkpoint", saved)
+    evaluated = run_elastable("evaluate", MODEL, *used)
+    predicted = run_elastable("predict", MODEL, *used, "--output", out, "--batch-size", "7")
+    found = run_elastable("lookup", "items_table", "item 3", "item 999", *used)
+    assert (evaluated.code, predicted.code, found.code) == (0, 0, 0), evaluated.err + predicted.err + found.err
+
+    # As the job was: from one seed, in one process.
+    keras.utils.set_random_seed(3)
+    model, store, validation = job.model(), et.MemoryStore(), job.data("validation")
+    source = et.EndlessReader(job.stream, job.STEPS)
+    done = et.fit(model, source, epochs=3, seed=3, store=store, validation_data=validation, verbose=False)
+    rows = store.lookup({"items_table": et.hash_ids(["item 3", "item 999"])})["items_table"]
+    told = [json.loads(line) for line in found.out.splitlines()]
+    assert [line["string"] for line in told] == ["item 3", "item 999"]
+    np.testing.assert_allclose([line["row"] for line in told], rows, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(json.loads(evaluated.out)["loss"], done.history["val_loss"][-1], rtol=1e-4)
+    assert np.load(out).shape == (3 * job.SIZE, 1)

@@ -1,0 +1,177 @@
+"""Workers that come late, die or do not fit; masters that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from elastable.embedding_store.errors import PermissionDenied
+from elastable.master.api import WorkerIdentity
+from elastable.master.wire.client import MasterClient
+from tests.elastable.conftest import JOB, Trained
+from tests.elastable.jobs.test_interrupted import assert_same_model
+from tests.elastable.processes import (
+    CLICK_JOB,
+    Finished,
+    Hold,
+    Running,
+    elastable,
+    is_running,
+    run_elastable,
+    wait_until,
+)
+
+HELD_AT = 9
+
+
+@dataclass
+class Accidents:
+    """One job that met with everything that may happen to workers, and finished."""
+
+    home: Path
+    master: Running
+    status: Finished
+    looked_up: Finished
+    other_file: Finished
+    other_length: Finished
+    late: Running
+    late_code: int
+    code: int
+    killed_pid: int
+
+    @property
+    def run(self) -> Path:
+        return (self.home / "runs" / "latest").resolve()
+
+
+@pytest.fixture(scope="module")
+def accidents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Accidents]:
+    """A master is held; its first worker is killed, two are refused, one comes late and ends the job."""
+    home = tmp_path_factory.mktemp("accidents")
+    hold = Hold(home / "hold", HELD_AT)
+    copied = home / "click_job.py"
+    copied.write_text(f"open({str(home / 'ran')!r}, 'w').close()\n" + CLICK_JOB.read_text())
+    master = ("master", CLICK_JOB, *JOB, "--run-dir", home / "runs", "--listen", "127.0.0.1:0", "--no-export")
+    with ExitStack() as processes:
+        job = processes.enter_context(elastable(home, *master, env=hold.environment, name="master"))
+        worker = ("worker", CLICK_JOB, "--master", job.address(), "--deadline", "20")
+        first = processes.enter_context(elastable(home, *worker, name="first"))
+        hold.wait(job)
+        other_file = run_elastable("worker", copied, *worker[2:])
+        other_length = run_elastable(*worker, env={"EXTRA": "5"})
+        status = run_elastable("status", "--master", job.address(), "--json")
+        looked_up = run_elastable("lookup", "users", "3", "--master", job.address())
+        first.signal(signal.SIGKILL)
+        assert first.wait() == -signal.SIGKILL
+        late = processes.enter_context(elastable(home, *worker, name="late"))
+        wait_until(lambda: late.process.poll() is not None or _joined(job, late.pid), "late worker", late)
+        hold.go()
+        code = job.wait()
+        late_code = late.wait()
+        yield Accidents(home, job, status, looked_up, other_file, other_length, late, late_code, code, first.pid)
+
+
+def _joined(master: Running, pid: int) -> bool:
+    with MasterClient(master.address(), deadline_s=60) as client:
+        return pid in [worker.identity.pid for worker in client.status().workers]
+
+
+@pytest.mark.timeout(900)
+class TestAccidents:
+    def test_the_job_ends_with_the_numbers_of_an_undisturbed_one(self, accidents: Accidents, trained: Trained) -> None:
+        assert accidents.code == 0, accidents.master.err
+        assert_same_model(accidents.run / "checkpoints", trained.checkpoint)
+        assert json.loads((accidents.run / "result.json").read_text())["workers"] == 2
+
+    def test_a_late_worker_computes_the_rest_and_leaves(self, accidents: Accidents) -> None:
+        assert accidents.late_code == 0, accidents.late.err
+        assert "micro-batches counted; the job is over" in accidents.late.err
+
+    def test_status(self, accidents: Accidents) -> None:
+        assert accidents.status.code == 0, accidents.status.err
+        told = json.loads(accidents.status.out)
+        assert (told["version"], told["versions_total"], told["state"]) == (HELD_AT, 40, "training")
+        assert (told["epoch"], told["epochs"], told["mode"]) == (0, 2, "sync")
+        assert told["records_trained"] == HELD_AT * 64
+        assert [worker["pid"] for worker in told["workers"]] == [accidents.killed_pid]
+        assert told["workers"][0]["micro_batches"] == HELD_AT * 2
+        assert {"loss", "auc"} <= set(told["metrics"])
+
+    def test_a_master_says_why_workers_failed(self, accidents: Accidents) -> None:
+        told = json.loads(accidents.status.out)["refusals"]
+        assert [(refusal["error"], refusal["count"]) for refusal in told] == [("ModelError", 1), ("BadInput", 1)]
+        assert "differs from the master's" in told[0]["message"]
+        assert re.search(
+            r"worker pid \d+ on \S+ failed: ModelError: \S+click_job.py differs from", accidents.master.out
+        )
+        assert re.search(r"worker pid \d+ on \S+ failed: BadInput: data\('train'\) holds 1285", accidents.master.out)
+
+    def test_lookup_at_the_master(self, accidents: Accidents) -> None:
+        assert accidents.looked_up.code == 0, accidents.looked_up.err
+        told = json.loads(accidents.looked_up.out)
+        assert (told["table"], told["id"], len(told["row"])) == ("users", 3, 8)
+
+    def test_a_worker_with_another_model_file_is_refused_alone(self, accidents: Accidents) -> None:
+        assert accidents.other_file.code == 4
+        assert "click_job.py differs from the master's" in accidents.other_file.err
+        assert "was not run" in accidents.other_file.err
+        assert not (accidents.home / "ran").exists()
+
+    def test_a_worker_with_other_data_is_refused_alone(self, accidents: Accidents) -> None:
+        assert accidents.other_length.code == 3
+        assert "data('train') holds 1285 records here and 1280 at the master" in accidents.other_length.err
+
+
+@pytest.mark.timeout(900)
+def test_all_workers_killed(tmp_path: Path) -> None:
+    hold = Hold(tmp_path / "hold", 2)
+    arguments = ("train", CLICK_JOB, "--workers", "1", *JOB, "--run-dir", tmp_path / "runs", "--no-export")
+    with elastable(tmp_path, *arguments, env=hold.environment) as train:
+        hold.wait(train)
+        (worker,) = train.children()
+        address = train.address()
+        # Whoever else can reach the port sees the job, and takes no part in it: only its own workers have the token.
+        with MasterClient(address, deadline_s=60) as stranger:
+            assert stranger.status().version == 2
+            for attempt in (
+                lambda: stranger.join(WorkerIdentity("stranger")),
+                lambda: stranger.report_failure("stranger", RuntimeError("forged"), fatal=True),
+                lambda: stranger.stop("no more"),
+            ):
+                with pytest.raises(PermissionDenied, match=r"this caller's is reader \(no token\)"):
+                    attempt()
+        with (tmp_path / "runs" / "latest" / "worker-0.log").open("a") as log:
+            log.write("the last thing it said [n]\n")
+        os.kill(worker, signal.SIGKILL)
+        hold.go()
+        assert train.wait() == 7
+        assert f"worker 0 (pid {worker}) ended with exit code -9" in train.out
+        assert "every worker has ended before the job" in train.err
+        assert "the last thing it said [n]" in train.err
+
+
+@pytest.mark.timeout(900)
+def test_a_killed_master_ends_its_workers(tmp_path: Path) -> None:
+    hold = Hold(tmp_path / "hold", 2)
+    master = ("master", CLICK_JOB, *JOB, "--run-dir", tmp_path / "runs", "--listen", "127.0.0.1:0", "--no-export")
+    with ExitStack() as processes:
+        job = processes.enter_context(elastable(tmp_path, *master, env=hold.environment, name="master"))
+        address = job.address()
+        worker = processes.enter_context(
+            elastable(tmp_path, "worker", CLICK_JOB, "--master", address, "--deadline", "3", name="worker")
+        )
+        hold.wait(job)
+        job.signal(signal.SIGKILL)
+        job.wait()
+        assert worker.wait(limit_s=60) == 5
+        # What a call asks the master to wait comes on top.
+        assert re.search(rf"{address} cannot be reached within the deadline of [34](\.\d+)? s", worker.err)
+    assert not is_running(worker.pid)

@@ -1,0 +1,241 @@
+"""Commits that break off on some shards: what is said, what is refused, and how the very same commit repairs it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import (
+    BadInput,
+    BadSpec,
+    SpecConflict,
+    StaleVersion,
+    StoreFailed,
+    TableNotFound,
+    Unavailable,
+    Unsupported,
+)
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from tests.contracts.store_samples import commit, dynamic, fixed, int64, rows_by_id, update
+from tests.cutting_proxy import cutting_proxy
+from tests.embedding_store.composite.failing_shard import FailingShard
+from tests.embedding_store.disturbed_job import IDS as JOB_IDS
+from tests.embedding_store.disturbed_job import SPECS, commit_of, everything, undisturbed
+from tests.servers import Server
+
+IDS = np.arange(12)
+
+
+def broken(strategy: str = "token", after: bool = False) -> tuple[PartitionedStore, list[FailingShard]]:
+    """A store at version 1, whose shard 1 has failed at version 2."""
+    shards = [FailingShard() for _ in range(3)]
+    store = PartitionedStore(shards, strategy)
+    store.create_table(fixed(dim=5, optimizer=OptimizerSpec.of("adam")))
+    commit(store, {"cities": update(IDS, 5)})
+    shards[1].failure, shards[1].after = Unavailable("the cable"), after
+    with pytest.raises(StoreFailed, match=r"version 2.*shard 1 of 3.*repeat the same commit.*shard 1: the cable"):
+        commit(store, {"cities": update(IDS, 5, 1)})
+    return store, shards
+
+
+def twice_trained() -> dict[int, tuple[bytes, bytes]]:
+    with MemoryStore(threads=1) as store:
+        store.create_table(fixed(dim=5, optimizer=OptimizerSpec.of("adam")))
+        for seed in range(2):
+            commit(store, {"cities": update(IDS, 5, seed)})
+        return rows_by_id(store, "cities")
+
+
+@pytest.mark.parametrize("strategy", ["token", "encoding"])
+def test_the_same_commit_repairs_it(strategy: str) -> None:
+    store, shards = broken(strategy)
+    with store:
+        assert store.version() == 1
+        assert [shard.version() for shard in shards] == [2, 1, 2]
+        with pytest.raises(StoreFailed, match=r"version 1 on shard 1; version 2 on shard 0, 2.*repeat it"):
+            store.lookup({"cities": IDS})
+        with pytest.raises(StaleVersion, match="shard 0 of 3: version 1 is past"):
+            store.lookup({"cities": IDS}, version=1)
+        for other in (update(IDS, 5, 3), update(IDS[:5], 5, 1)):
+            with pytest.raises(StoreFailed, match=r"version 2 broke off.*that very commit"):
+                store.commit(Commit(2, {"cities": other}, 1, {}))
+        with pytest.raises(StoreFailed, match="that very commit"):
+            store.commit(Commit(3, {"cities": update(IDS, 5, 1)}, 2, {}))
+        store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
+        assert store.version() == 2
+        store.lookup({"cities": IDS}, version=2)
+        assert rows_by_id(store, "cities") == twice_trained()
+        commit(store, {"cities": update(IDS, 5)})
+
+
+def test_another_process_can_repair_it() -> None:
+    _, shards = broken()
+    store = PartitionedStore(shards)
+    assert (store.version(), store.specs()) == (1, {"cities": fixed(dim=5, optimizer=OptimizerSpec.of("adam"))})
+    with pytest.raises(StoreFailed, match="different versions"):
+        store.lookup({"cities": IDS})
+    store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
+    assert rows_by_id(store, "cities") == twice_trained()
+    store.lookup({"cities": IDS})
+
+
+def test_a_lost_answer_is_repeated_without_harm() -> None:
+    store, shards = broken(after=True)
+    assert [shard.version() for shard in shards] == [2, 2, 2]
+    store.lookup({"cities": IDS})  # all of it stands, which nobody knew
+    store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
+    assert rows_by_id(store, "cities") == twice_trained()
+    with pytest.raises(StaleVersion):
+        store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
+
+
+def test_it_may_fail_again_and_again() -> None:
+    store, shards = broken()
+    for failing in (1, 1):
+        shards[failing].failure = Unavailable("the cable, again")
+        with pytest.raises(StoreFailed, match="again"):
+            store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
+    store.commit(Commit(2, {"cities": update(IDS, 5, 1)}, 1, {}))
+    assert rows_by_id(store, "cities") == twice_trained()
+
+
+def test_restored_rows_end_it() -> None:
+    store, _ = broken()
+    rows = [*PartitionedStore([MemoryStore(threads=1)]).specs()]
+    store.clear("cities")
+    store.reset_version(7)
+    assert rows == []
+    assert (store.version(), store.row_count("cities")) == (7, 0)
+    store.lookup({"cities": IDS})
+    commit(store, {"cities": update(IDS, 5)})
+
+
+def test_where_nothing_stands_nothing_has_to_be_repeated() -> None:
+    shards = [FailingShard() for _ in range(3)]
+    with PartitionedStore(shards) as store:
+        store.create_table(fixed(dim=5))
+        shards[1].failure = BadInput("not this one")
+        with pytest.raises(BadInput, match="shard 1 of 3: not this one"):
+            commit(store, {"cities": update(int64(1, 4), 5)})  # shards without rows come last
+        assert [shard.version() for shard in shards] == [0, 0, 0]
+        commit(store, {"cities": update(int64(7), 5)})
+        store.lookup({"cities": IDS})
+
+
+def test_who_else_writes() -> None:
+    shards = [MemoryStore(threads=1) for _ in range(2)]
+    with PartitionedStore(shards) as store:
+        store.create_table(fixed(dim=5))
+        shards[0].reset_version(5)
+        with pytest.raises(StoreFailed, match="shard 0 stands at version 5"):
+            commit(store, {"cities": update(IDS, 5)})
+
+
+def test_a_table_that_was_begun_is_completed_or_dropped() -> None:
+    shards = [MemoryStore(threads=1) for _ in range(3)]
+    PartitionedStore(shards, "encoding").create_table(fixed(dim=8))
+    shards[2].drop_table("cities")
+    store = PartitionedStore(shards, "encoding")
+    assert store.specs() == {}
+    with pytest.raises(TableNotFound, match="'cities'"):
+        store.lookup({"cities": IDS})
+    with pytest.raises(SpecConflict, match=r"'cities'.*dim is 8, not 7"):
+        store.create_table(fixed(dim=7))
+    with pytest.raises(SpecConflict, match=r"'cities'.*another strategy"):
+        PartitionedStore(shards, "token").create_table(fixed(dim=8))
+    assert store.create_table(fixed(dim=8))
+    assert not store.create_table(fixed(dim=8))
+    commit(store, {"cities": update(IDS, 8)})
+    shards[0].drop_table("cities")
+    store.drop_table("cities")
+    assert [shard.specs() for shard in shards] == [{}, {}, {}]
+
+
+def test_a_backend_that_refuses_its_part_leaves_no_table_behind() -> None:
+    class Picky(MemoryStore):
+        def create_table(self, spec: TableSpec) -> bool:
+            raise Unsupported(f"table {spec.name!r}: not here")
+
+    shards = [MemoryStore(threads=1), Picky(threads=1), MemoryStore(threads=1)]
+    with PartitionedStore(shards) as store:
+        with pytest.raises(Unsupported, match="shard 1 of 3: table 'people': not here"):
+            store.create_table(dynamic())
+        assert [shard.specs() for shard in shards] == [{}, {}, {}]
+
+
+def test_shards_given_in_another_order_or_number_are_refused() -> None:
+    shards = [MemoryStore(threads=1) for _ in range(3)]
+    PartitionedStore(shards).create_table(fixed(dim=5))
+    for others in (shards[::-1], shards[:2]):
+        with pytest.raises(StoreFailed, match=r"'cities'"):
+            PartitionedStore(others).lookup({"cities": IDS})
+    with PartitionedStore(shards, "encoding") as store:  # what is there says itself how it was split
+        commit(store, {"cities": update(IDS, 5)})
+        assert sum(shard.row_count("cities") for shard in shards) == 12
+
+
+def test_each_table_may_be_split_in_its_own_way() -> None:
+    shards = [MemoryStore(threads=1) for _ in range(2)]
+    with PartitionedStore(shards, "token", strategies={"people": "encoding"}) as store:
+        for spec in (fixed(dim=5), dynamic()):
+            store.create_table(spec)
+        commit(store, {"cities": update(IDS, 5), "people": update(IDS, 5)})
+        assert [shard.row_count("cities") for shard in shards] == [6, 6]
+        assert [shard.row_count("people") for shard in shards] == [12, 12]
+        assert [shard.specs()["people"].dim for shard in shards] == [3, 2]
+        assert [store.row_count(name) for name in ("cities", "people")] == [12, 12]
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(BadSpec, match=r"strategy 'rows'; known strategies are token, encoding"):
+        PartitionedStore([MemoryStore(threads=1)], "rows")
+    with pytest.raises(BadSpec, match=r"table 'people': strategy 'x'"):
+        PartitionedStore([MemoryStore(threads=1)], strategies={"people": "x"})
+    with pytest.raises(BadInput, match="at least one shard"):
+        PartitionedStore([])
+    one = MemoryStore(threads=1)
+    with pytest.raises(BadInput, match="stands twice"):
+        PartitionedStore([one, one])
+
+
+def test_a_commit_with_gradients_of_one_shard_advances_all() -> None:
+    with PartitionedStore([MemoryStore(threads=1) for _ in range(3)]) as store:
+        store.create_table(fixed(dim=5))
+        commit(store, {"cities": TableUpdate(int64(2), np.ones((1, 5), np.float32))})
+        commit(store, {})
+        store.lookup({"cities": IDS}, version=2)
+        store.lookup({}, version=2)
+
+
+@pytest.mark.parametrize("strategy", ["token", "encoding"])
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_redis_shard_that_dies_in_the_middle_of_a_commit(durable: Server, strategy: str, same_process: bool) -> None:
+    """Some of its partitions have the commit and some have not; the shard in memory has it."""
+    memory = MemoryStore(threads=1)
+    with cutting_proxy(durable.port) as proxy:
+        redis = RedisStore(f"redis://127.0.0.1:{proxy.port}")
+        store = PartitionedStore([redis, memory], strategy)
+        for spec in SPECS.values():
+            store.create_table(spec)
+        store.commit(commit_of(1))
+        proxy.when_cut, proxy.transactions = durable.kill, 5
+        with pytest.raises(StoreFailed, match=r"version 2 did not end on shard 0 of 2.*broke off.*repeat"):
+            store.commit(commit_of(2))
+        durable.start()
+        assert (memory.version(), redis.version(), store.version()) == (2, 1, 1)
+        with pytest.raises(StoreFailed, match="version 1 on shard 0; version 2 on shard 1"):
+            store.lookup(dict.fromkeys(SPECS, JOB_IDS))
+        with pytest.raises(StoreFailed, match="that very commit"):
+            store.commit(Commit(2, {}, 1, {}))
+        if not same_process:
+            redis.close()
+            store = PartitionedStore([RedisStore(durable.url), memory], strategy)
+        with store:
+            store.commit(commit_of(2))
+            store.commit(commit_of(3))
+            assert store.version() == 3
+            assert everything(store) == everything(undisturbed(3))

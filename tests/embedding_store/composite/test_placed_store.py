@@ -1,0 +1,211 @@
+"""Tables in several stores, at one version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elastable.embedding_store.composite.placement.placed_store import PlacedStore
+from elastable.embedding_store.contract.row_data import Commit
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed, TableNotFound, Unavailable
+from elastable.embedding_store.tiers.files.file_store import FileStore
+from elastable.embedding_store.tiers.redis.redis_store import RedisStore
+from tests.contracts.store_contract import StoreContract
+from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
+from tests.embedding_store.composite.failing_shard import FailingShard
+
+
+class TestPlacedStore(StoreContract):
+    @pytest.fixture
+    def make_store(self) -> MakeStore:
+        places = {"cities": "file", "t": "memory"}
+        return lambda: PlacedStore({"memory": MemoryStore(2), "file": MemoryStore(1)}, places, default="memory")
+
+
+class TestMemoryAndRedis(StoreContract):
+    sees_whole_commits = True
+
+    @pytest.fixture
+    def make_store(self, redis_url: str) -> MakeStore:
+        made = 0
+
+        def make() -> PlacedStore:
+            nonlocal made
+            made += 1
+            redis = RedisStore(f"{redis_url}?namespace=placed{made}")
+            return PlacedStore(
+                {"memory": MemoryStore(2), "redis": redis}, {"cities": "redis", "t": "redis"}, default="memory"
+            )
+
+        return make
+
+
+def test_tables_are_where_they_were_placed() -> None:
+    memory, file = MemoryStore(), MemoryStore()
+    with PlacedStore({"memory": memory, "file": file}, {"large": "file"}, default="memory") as store:
+        store.create_table(fixed("large", 4))
+        store.create_table(dynamic("small", 2))
+        assert list(memory.specs()) == ["small"]
+        assert list(file.specs()) == ["large"]
+        assert set(store.specs()) == {"small", "large"}
+        assert (store.place("large"), store.place("small")) == ("file", "memory")
+        commit(store, {"large": update(int64(1), 4)})
+        assert (memory.version(), file.version(), store.version()) == (1, 1, 1)
+
+
+PLACES = {"f": "file", "m": "flaky", "r": "redis"}
+SPECS = {name: fixed(name, 4, optimizer=OptimizerSpec.of("adam")) for name in PLACES}
+
+
+@pytest.fixture
+def three(tmp_path: Path, redis_url: str) -> Iterator[tuple[PlacedStore, FailingShard]]:
+    """Rows in files, in memory that fails when told, and in Redis, which commit in this order; at version 1."""
+    flaky = FailingShard()
+    stores = {"file": FileStore(tmp_path / "rows"), "flaky": flaky, "redis": RedisStore(f"{redis_url}?namespace=three")}
+    with PlacedStore(stores, PLACES, default="redis") as store:
+        for spec in SPECS.values():
+            store.create_table(spec)
+        store.commit(step(1))
+        yield store, flaky
+
+
+def step(version: int, seed: int = 0) -> Commit:
+    """The commit of a version, by seed."""
+    updates = {name: update(int64(1, 2, 10 + version), 4, 10 * version + seed) for name in SPECS}
+    return Commit(version, updates, version - 1, dict.fromkeys(SPECS, 0.01))
+
+
+def never_failed(versions: int) -> dict[str, dict[int, tuple[bytes, bytes]]]:
+    with MemoryStore(threads=1) as store:
+        for spec in SPECS.values():
+            store.create_table(spec)
+        for version in range(1, versions + 1):
+            store.commit(step(version))
+        return {name: rows_by_id(store, name) for name in SPECS}
+
+
+def everything(store: PlacedStore) -> dict[str, dict[int, tuple[bytes, bytes]]]:
+    return {name: rows_by_id(store, name) for name in SPECS}
+
+
+OTHERS = {
+    "other gradients": step(2, seed=1),
+    "another record": replace(step(2), record=b"another"),
+    "another step": replace(step(2), step=7),
+    "other rates": replace(step(2), learning_rates=dict.fromkeys(SPECS, 0.02)),
+    "fewer tables": replace(step(2), updates={"r": step(2).updates["r"]}),
+    "the version after it": step(3),
+}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["failed", "answer lost"])
+def test_after_a_commit_that_broke_off_only_that_very_commit_is_accepted(
+    three: tuple[PlacedStore, FailingShard], after: bool
+) -> None:
+    store, flaky = three
+    flaky.failure, flaky.after = Unavailable("gone for a moment"), after
+    with pytest.raises(Unavailable, match="gone for a moment"):
+        store.commit(step(2))
+    assert store.version() == 1
+    with pytest.raises(StoreFailed, match=r"a commit is half done .*file at 2"):
+        store.lookup({"r": int64(1)})
+    half_done = everything(store)
+    for other in OTHERS.values():
+        with pytest.raises(StoreFailed, match=r"version 2 broke off.*that very commit"):
+            store.commit(other)
+        with pytest.raises(StoreFailed, match="that very commit"):
+            store.stage(other)
+    assert everything(store) == half_done
+    store.commit(step(2))
+    assert store.version() == 2
+    assert everything(store) == never_failed(2)
+    store.commit(step(3))
+    assert everything(store) == never_failed(3)
+
+
+def test_it_may_fail_again_and_again(three: tuple[PlacedStore, FailingShard]) -> None:
+    store, flaky = three
+    for _ in range(2):
+        flaky.failure = Unavailable("gone for a moment")
+        with pytest.raises(Unavailable):
+            store.commit(step(2))
+        with pytest.raises(StoreFailed, match="that very commit"):
+            store.commit(step(2, seed=1))
+    store.stage(step(2))()
+    assert everything(store) == never_failed(2)
+
+
+def test_where_only_the_last_answer_was_lost_nothing_is_applied_twice() -> None:
+    first, last = FailingShard(), FailingShard()
+    store = PlacedStore({"a": first, "b": last}, {"f": "a", "m": "b", "r": "b"}, default="a")
+    for spec in SPECS.values():
+        store.create_table(spec)
+    last.failure, last.after = Unavailable("the cable"), True
+    with pytest.raises(Unavailable):
+        store.commit(step(1))
+    assert (first.version(), last.version()) == (1, 1)
+    with pytest.raises(StoreFailed, match="that very commit"):
+        store.commit(step(2))  # nobody can tell yet that version 1 is whole
+    store.commit(step(1))
+    assert everything(store) == never_failed(1)
+    with pytest.raises(StaleVersion):
+        store.commit(step(1))
+
+
+def test_a_refusal_of_the_first_place_leaves_nothing_to_repeat() -> None:
+    first, last = FailingShard(), FailingShard()
+    store = PlacedStore({"a": first, "b": last}, {}, default="b")
+    store.create_table(fixed("t", 4))
+    first.failure = BadInput("not this one")
+    with pytest.raises(BadInput, match="not this one"):
+        store.commit(Commit(1, {"t": update(int64(1), 4)}, 0, {}))
+    store.commit(Commit(1, {"t": update(int64(2), 4)}, 0, {}))
+    assert (first.version(), last.version()) == (1, 1)
+
+
+def test_a_commit_of_another_process_is_not_taken_for_ours(redis_url: str) -> None:
+    urls = [f"{redis_url}?namespace=taken{number}" for number in range(2)]
+    with PlacedStore(dict(zip("ab", map(RedisStore, urls), strict=True)), {"r": "b"}, "a") as store:
+        for spec in SPECS.values():
+            store.create_table(spec)
+        store.commit(step(1))
+    with RedisStore(urls[0]) as alone:
+        alone.commit(Commit(2, {"f": step(2, seed=1).updates["f"]}, 1, {}))
+    with PlacedStore(dict(zip("ab", map(RedisStore, urls), strict=True)), {"r": "b"}, "a") as store:
+        with pytest.raises(StoreFailed, match=r"a is at version 2 and b at 1.*recover the store"):
+            store.commit(step(2))
+        assert store.recover() == 3
+        store.commit(step(2))
+        assert everything(store) == never_failed(2)
+
+
+def test_reset_versions_end_it(three: tuple[PlacedStore, FailingShard]) -> None:
+    store, flaky = three
+    flaky.failure = Unavailable("gone for a moment")
+    with pytest.raises(Unavailable):
+        store.commit(step(2))
+    store.reset_version(1)
+    store.commit(step(2, seed=1))
+    assert store.version() == 2
+
+
+def test_what_one_place_refuses_changes_nothing_anywhere() -> None:
+    memory, file = MemoryStore(), MemoryStore()
+    store = PlacedStore({"memory": memory, "file": file}, {"large": "file"}, default="memory")
+    store.create_table(fixed("large", 4, size=10))
+    store.create_table(fixed("small", 4, size=10))
+    with pytest.raises(BadInput, match="small"):
+        store.commit(Commit(1, {"large": update(int64(1), 4), "small": update(int64(10), 4)}, 0, {}))
+    assert (memory.version(), file.version(), file.row_count("large")) == (0, 0, 0)
+    with pytest.raises(TableNotFound, match="nothing"):
+        store.commit(Commit(1, {"nothing": update(int64(1), 4)}, 0, {}))
+
+
+def test_a_place_without_a_store_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"'tape'.*memory"):
+        PlacedStore({"memory": MemoryStore()}, {"t": "tape"}, default="memory")

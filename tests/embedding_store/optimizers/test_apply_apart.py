@@ -1,0 +1,56 @@
+"""Weights and slots of a row at different positions: the same bits as side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
+from elastable.embedding_store.optimizers.registry import row_optimizer
+from tests.embedding_store.optimizers.test_row_optimizer import CASES, OURS_ALONE, make
+
+DIM = 19
+
+
+class Counting(RowOptimizer):
+    """Not one of ours: it knows nothing of rows that lie apart."""
+
+    fused = False
+    default_learning_rate = 0.1
+    slots = (SlotSpec("updates", 0.0, columns=1),)
+
+    def __init__(self) -> None:
+        self.spec = OptimizerSpec("counting", ())
+
+    def apply(
+        self,
+        weights: np.ndarray,
+        slots: np.ndarray,
+        positions: np.ndarray,
+        gradients: np.ndarray,
+        step: int,
+        learning_rate: float,
+    ) -> None:
+        weights[positions] -= np.float32(learning_rate) * gradients
+        slots[positions] += 1
+
+
+def optimizers() -> list[RowOptimizer]:
+    return [*(row_optimizer(make(name, hyper)) for name, hyper in CASES + OURS_ALONE), Counting()]
+
+
+@pytest.mark.parametrize("optimizer", optimizers(), ids=lambda optimizer: str(optimizer.spec))
+def test_rows_that_lie_apart_are_updated_as_those_side_by_side(optimizer: RowOptimizer) -> None:
+    random = np.random.default_rng(1)
+    weights = random.normal(size=(40, DIM)).astype(np.float32)
+    slots = np.tile(optimizer.initial_slots(DIM), (40, 1))
+    apart = weights[::-1].copy(), np.concatenate((slots, slots))[:60].copy()
+    for step in range(3):
+        positions = random.permutation(40)[:25]
+        gradients = random.normal(size=(25, DIM)).astype(np.float32)
+        optimizer.apply(weights, slots, positions, gradients, step, 0.05)
+        optimizer.apply_apart(apart[0], 39 - positions, apart[1], positions + 20, gradients, None, step, 0.05)
+    np.testing.assert_array_equal(apart[0][::-1], weights)
+    np.testing.assert_array_equal(apart[1][20:60], slots)
+    np.testing.assert_array_equal(apart[1][:20], np.tile(optimizer.initial_slots(DIM), (20, 1)))

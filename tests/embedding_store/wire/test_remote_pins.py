@@ -1,0 +1,166 @@
+"""Pins over the wire: kept by the server, counted once, freed after a client that died."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from multiprocessing.connection import Connection as Pipe
+
+import numpy as np
+import pytest
+
+from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.engine.memory_store import MemoryStore
+from elastable.embedding_store.errors import BadInput, StaleVersion, Unavailable
+from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.service import pin_service
+from elastable.embedding_store.wire.service.store_service import store_service
+from tests.contracts.store_samples import commit, int64, rows_by_id, update
+from tests.embedding_store.wire.test_remote_store import losing
+
+pytestmark = pytest.mark.process
+
+SPEC = TableSpec("t", 8, None, optimizer=OptimizerSpec.of("adam"))
+IDS = np.arange(60)
+_WAIT_S = 60.0
+
+
+@pytest.fixture
+def held() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def serve(held: ExitStack, *lost: str) -> tuple[MemoryStore, GrpcServer]:
+    """A store at version 1 and a server for reading it, which loses the first answer of some methods."""
+    store = held.enter_context(MemoryStore(threads=2))
+    store.create_table(SPEC)
+    commit(store, {"t": update(IDS, 8)})
+    service = losing(store_service(store), *lost) if lost else store_service(store)
+    return store, held.enter_context(GrpcServer("127.0.0.1:0", [service]))
+
+
+def test_a_store_that_is_only_read_from_can_be_pinned(held: ExitStack) -> None:
+    store, server = serve(held)
+    remote, other = held.enter_context(RemoteStore(server.address)), held.enter_context(RemoteSource(server.address))
+    rows, before = store.lookup({"t": IDS}), rows_by_id(store, "t")
+    with remote.pin() as pin:
+        commit(store, {"t": update(IDS, 8)})
+        np.testing.assert_array_equal(other.lookup({"t": IDS}, 1)["t"], rows["t"])
+        assert rows_by_id(pin, "t", 7) == before  # type: ignore[arg-type]
+        store.delete("t", IDS[:5])
+        large = np.tile(IDS, 4_000)  # a reply of many frames
+        np.testing.assert_array_equal(pin.lookup({"t": large})["t"], np.tile(rows["t"], (4_000, 1)))
+        assert [told.version for told in remote.pins()] == [told.version for told in store.pins()] == [1]
+
+
+def test_calls_whose_answer_was_lost_count_once(held: ExitStack) -> None:
+    store, server = serve(held, "Pin", "RenewPin", "ReleasePin")
+    with RemoteStore(server.address, 30) as remote:
+        pin = remote.pin(lease_s=30)
+        assert len(store.pins()) == 1
+        pin.renew(300)
+        assert [told.lease_left_s > 100 for told in store.pins()] == [True]
+        pin.release()
+        assert store.pins() == ()
+
+
+def test_a_pin_that_the_server_knows_no_more(held: ExitStack) -> None:
+    store, server = serve(held)
+    with RemoteStore(server.address, 5) as remote:
+        pin = remote.pin()
+        address = server.address
+        server.stop(0)
+        assert store.pins() == ()  # with whoever served it
+        with GrpcServer(address, [store_service(store)]):
+            for call in (
+                lambda: pin.lookup({"t": IDS}),
+                lambda: pin.row_count("t"),
+                lambda: list(pin.scan("t")),
+                lambda: pin.read_rows("t", IDS),
+                lambda: pin.sightings("t"),
+                pin.renew,
+            ):
+                with pytest.raises(StaleVersion, match="no such pin"):
+                    call()
+            pin.release()
+
+
+def test_a_pin_that_cannot_be_released_says_so_once() -> None:
+    with ExitStack() as held:
+        _, server = serve(held)
+        remote = held.enter_context(RemoteStore(server.address, 1))
+        pin = remote.pin()
+        server.stop(0)
+        with pytest.raises(Unavailable, match=server.address):
+            pin.release()
+        pin.release()
+
+
+def test_leases_and_tokens_that_cannot_be(held: ExitStack) -> None:
+    store, server = serve(held)
+    remote = held.enter_context(RemoteStore(server.address))
+    with pytest.raises(BadInput, match="3600"):
+        remote.pin(lease_s=7200)
+    stub = store_pb2_grpc.EmbeddingStoreStub(remote._connection.channel)
+    for request in (
+        store_pb2.PinRequest(lease_s=5, token=b"short"),
+        store_pb2.PinRequest(lease_s=0, token=uuid.uuid4().bytes),
+    ):
+        with pytest.raises(BadInput, match=r"token|lease_s"):
+            remote._connection.call(lambda timeout, request=request: stub.Pin(request, timeout=timeout))  # type: ignore[misc]
+    assert store.pins() == ()
+
+
+def test_tokens_of_pins_that_have_ended_are_forgotten(held: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pin_service, "_NAMED_S", 0.0)
+    store = held.enter_context(MemoryStore(2))
+    pins = pin_service.ServedPins(store)
+
+    class Context:
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:1"
+
+    for _ in range(5):
+        request = store_pb2.PinRequest(lease_s=0.001, token=uuid.uuid4().bytes)
+        pins.pin(request, Context())  # type: ignore[arg-type]
+        time.sleep(0.002)
+    assert len(pins._pins) == 1
+
+
+def _hold(pipe: Pipe, address: str, lease_s: float) -> None:
+    remote = RemoteStore(address, 30)
+    pin = remote.pin(lease_s=lease_s)
+    pipe.send(pin.lookup({"t": int64(1)})["t"].tobytes())
+    pipe.poll(600)
+
+
+def test_what_a_killed_client_held_is_freed_after_its_lease(held: ExitStack) -> None:
+    store, server = serve(held)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    client = context.Process(target=_hold, args=(theirs, server.address, 3.0), daemon=True)
+    client.start()
+    try:
+        assert ours.poll(_WAIT_S)
+        row = ours.recv()
+        commit(store, {"t": update(IDS, 8)})
+        (told,) = store.pins()
+        assert (told.version, told.rows) == (1, len(IDS))
+        assert store.lookup({"t": int64(1)}, 1)["t"].tobytes() == row
+    finally:
+        client.kill()
+        client.join(30)
+    end = time.monotonic() + _WAIT_S
+    while store.pins() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert store.pins() == ()
+    with pytest.raises(StaleVersion, match="lease of 3 s"):
+        store.lookup({"t": int64(1)}, 1)
+    assert not store._tables["t"].versions

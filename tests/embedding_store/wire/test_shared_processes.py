@@ -1,0 +1,193 @@
+"""Owner and readers of shared rows as real processes: torn by nothing, killed on either side."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
+from elastable.embedding_store.errors import Unavailable
+from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.service.store_service import store_service
+from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
+from tests.contracts.store_samples import commit
+from tests.embedding_store.wire.test_shared_source import mapped
+
+pytestmark = pytest.mark.process
+
+DIM = 16
+WAIT_S = 60
+SPECS = [
+    TableSpec("fixed", DIM, 4_000, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd")),
+    TableSpec("any", DIM, None, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd")),
+]
+
+
+@contextmanager
+def process(work: Callable[..., None], *arguments: Any) -> Iterator[tuple[Any, Pipe]]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    started = context.Process(target=work, args=(theirs, *arguments), daemon=True)
+    started.start()
+    try:
+        yield started, ours
+    finally:
+        started.kill()
+        started.join(30)
+
+
+def heard(pipe: Pipe) -> Any:
+    assert pipe.poll(WAIT_S), "the other process said nothing"
+    return pipe.recv()
+
+
+def own(pipe: Pipe) -> None:
+    """Serves a store that others may write to, until killed."""
+    with (
+        SharedMemoryStore(2) as store,
+        GrpcServer("127.0.0.1:0", [store_service(store, writable=True)], anonymous=Role.ADMINISTRATOR) as server,
+    ):
+        pipe.send(server.address)
+        pipe.poll(600)
+
+
+def read(pipe: Pipe, address: str, seed: int) -> None:
+    """Looks rows up until told to stop; says what it has seen."""
+    random, looked, newest = np.random.default_rng(seed), 0, 0.0
+    with SharedSource(RemoteSource(address, 30), threads=1, required=True) as source:
+        pipe.send("reading")
+        while not pipe.poll(0):
+            ids = {spec.name: random.integers(0, 4_000, random.integers(1, 3_000)) for spec in SPECS}
+            rows = np.concatenate(list(source.lookup(ids).values()))
+            if (rows != rows[0, 0]).any() or rows[0, 0] < newest:
+                pipe.send(f"torn: {rows.min()} to {rows.max()} after {newest}")
+                return
+            newest = float(rows[0, 0])
+            looked += 1
+        pipe.send((source.attached, looked, newest))
+
+
+def read_for_ever(pipe: Pipe, address: str) -> None:
+    with SharedSource(RemoteSource(address, 30), threads=2, required=True) as source:
+        ids = np.arange(4_000)
+        source.lookup({"fixed": ids})
+        pipe.send("reading")
+        while True:
+            source.lookup({"fixed": ids, "any": ids})
+
+
+def one_more(store: SharedMemoryStore) -> None:
+    """Every row of both tables, those of 'any' also beyond all that there were, gets the version's number."""
+    version = store.version()
+    grown = np.arange(4_000 + 200 * version)
+    updates = {"fixed": np.arange(4_000), "any": grown}
+    ups = {name: TableUpdate(ids, np.full((len(ids), DIM), -1, np.float32)) for name, ids in updates.items()}
+    store.commit(Commit(version + 1, ups, version, dict.fromkeys(ups, 1.0)))
+
+
+def shared_names() -> list[str]:
+    """What of ours has a name in shared memory; other processes have names there, too."""
+    return sorted(name for name in os.listdir("/dev/shm") if "elastable" in name)
+
+
+@pytest.fixture
+def owned() -> Iterator[tuple[SharedMemoryStore, str]]:
+    with SharedMemoryStore(2) as store, GrpcServer("127.0.0.1:0", [store_service(store)]) as server:
+        for spec in SPECS:
+            store.create_table(spec)
+        yield store, server.address
+
+
+def test_four_readers_beside_a_writer_see_whole_versions_of_a_growing_store(
+    owned: tuple[SharedMemoryStore, str],
+) -> None:
+    store, address = owned
+    with (
+        process(read, address, 1) as (_, a),
+        process(read, address, 2) as (_, b),
+        process(read, address, 3) as (_, c),
+        process(read, address, 4) as (_, d),
+    ):
+        pipes = (a, b, c, d)
+        assert [heard(pipe) for pipe in pipes] == ["reading"] * 4
+        for _ in range(40):
+            one_more(store)
+        for pipe in pipes:
+            pipe.send("enough")
+        for pipe in pipes:
+            attached, looked, newest = heard(pipe)
+            assert attached
+            assert looked
+            assert newest <= 40
+
+
+def test_a_killed_reader_leaves_the_store_as_it_was(owned: tuple[SharedMemoryStore, str]) -> None:
+    store, address = owned
+    names = shared_names()
+    with process(read_for_ever, address) as (reader, pipe):
+        assert heard(pipe) == "reading"
+        for round_ in range(10):
+            one_more(store)
+            if round_ == 5:
+                os.kill(reader.pid, signal.SIGKILL)
+        reader.join(30)
+    assert store.version() == 10
+    assert (store.lookup({"fixed": np.arange(4_000)}, 10)["fixed"] == 10).all()
+    with SharedSource(RemoteSource(address, 30), required=True) as source:
+        assert (source.lookup({"fixed": np.arange(4_000)}, 10)["fixed"] == 10).all()
+    assert shared_names() == names
+
+
+def test_a_killed_owner_is_unavailable_within_the_deadline_and_leaves_nothing() -> None:
+    names = shared_names()
+    with process(own) as (owner, pipe):
+        address = heard(pipe)
+        with RemoteStore(address, 30) as store, SharedSource(RemoteSource(address, 1.0), required=True) as source:
+            store.create_table(SPECS[0])
+            commit(store, {"fixed": TableUpdate(np.arange(4_000), np.ones((4_000, DIM), np.float32))}, rate=1.0)
+            before = source.lookup({"fixed": np.arange(4_000)}, 1)["fixed"]
+            assert source.attached
+            assert mapped() > 0
+            os.kill(owner.pid, signal.SIGKILL)
+            owner.join(30)
+            for ask in (
+                lambda: source.lookup({"fixed": np.arange(4_000)}, 1),
+                lambda: source.wait_for_version(2, 0.5),
+                source.version,
+            ):
+                with pytest.raises(Unavailable, match=re.escape(address)):
+                    ask()
+            assert not source.attached
+            assert mapped() == 0
+            assert (before == -1).all()
+    assert shared_names() == names
+
+
+def test_a_wait_under_way_ends_when_the_owner_is_killed() -> None:
+    with process(own) as (owner, pipe), process(wait_for_what_never_comes, heard(pipe)) as (_, waiting):
+        assert heard(waiting) == "waiting"
+        os.kill(owner.pid, signal.SIGKILL)
+        assert heard(waiting) == "Unavailable"
+
+
+def wait_for_what_never_comes(pipe: Pipe, address: str) -> None:
+    with SharedSource(RemoteSource(address, 1.0), required=True) as source:
+        pipe.send("waiting")
+        try:
+            source.wait_for_version(9, 60.0)
+        except Unavailable as error:
+            pipe.send(type(error).__name__)
