@@ -57,7 +57,7 @@ def _commits(name: str, store: MemoryStore, updates: Updates) -> Row:
                 done += _commit(store, next(updates))
             took = time.perf_counter() - began
             if pin is not None:
-                pin.release()
+                pin.close()
             return done / took
 
         return measure

@@ -19,8 +19,9 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore, RowSource
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tables.lookup_request import LookupRequest, lookup_request
 from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service

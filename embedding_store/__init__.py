@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics, TableUpdate
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import (
     INITIALIZER_KINDS,
     WEIGHT_DTYPES,
@@ -19,7 +20,7 @@ from elastable.embedding_store.contract.spec import (
     ShardOrigin,
     TableSpec,
 )
-from elastable.embedding_store.contract.store import EmbeddingStore, RowSource
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.contract.variance_scaling import SCALED_INITIALIZERS
 from elastable.embedding_store.errors import (
     BadGradient,

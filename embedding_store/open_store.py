@@ -9,7 +9,8 @@ from urllib.parse import parse_qsl
 
 from elastable.embedding_store.composite.partitions.partitioned_source import PartitionedSource
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.contract.store import EmbeddingStore, RowSource
+from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.store_url import CachedUrl, FileUrl, shard_urls

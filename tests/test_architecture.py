@@ -165,7 +165,6 @@ MANY_LOOSE_MODULES = {"elastable.embedding_store.tiers.redis"}
 LONG_MODULES = {
     "embedding_store/composite/partitions/partitioned_store.py",
     "embedding_store/contract/spec.py",
-    "embedding_store/contract/store.py",
     "embedding_store/engine/memory_store.py",
     "embedding_store/engine/memory_table.py",
     "embedding_store/native/ids/hot_set.py",

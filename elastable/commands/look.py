@@ -15,7 +15,7 @@ from rich.table import Table
 
 from elastable.commands.arguments import Deadline
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.ids.string_ids import hash_ids

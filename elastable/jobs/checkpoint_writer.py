@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.pins.pin_keeper import PinKeeper
 from elastable.embedding_store.errors import CheckpointError, ElastableError, StaleVersion, Unsupported
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _LEASE_S = 30.0
 _RENEW_EVERY_S = 5.0
 
-Begin = Callable[[EmbeddingStore | Pin, Mapping[str, Tensor], Progress], Callable[[], str]]
+Begin = Callable[[Snapshot, Mapping[str, Tensor], Progress], Callable[[], str]]
 """Begins a checkpoint of (rows, dense tensors, progress); what it returns writes it, and returns where it is."""
 
 
@@ -67,7 +67,7 @@ class CheckpointWriter:
             write = self._begin(pin, dense, progress)
         except ElastableError as error:
             _log.warning("no checkpoint of version %d: %s", version, error)
-            pin.release()
+            pin.close()
             return
         self._writing = self._thread.submit(self._from_pin, pin, write, version)
 
@@ -92,7 +92,7 @@ class CheckpointWriter:
         self.wait()
         self._thread.shutdown()
 
-    def _from_pin(self, pin: Pin, write: Callable[[], str], version: int) -> None:
+    def _from_pin(self, pin: Snapshot, write: Callable[[], str], version: int) -> None:
         with PinKeeper(pin, _RENEW_EVERY_S, f"the checkpoint of version {version}"):
             self._warned(write, version)
 

@@ -17,8 +17,7 @@ from elastable.callbacks.averages import become_averages
 from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
-from elastable.embedding_store.contract.pins import Pin
-from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import ElastableError, Unsupported
 from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.login import split_login
@@ -223,9 +222,7 @@ class _Job:
     def _save(self) -> None:
         self._writer.begin(self._prepared.dense.tensors(), self._master.progress())
 
-    def _begin_checkpoint(
-        self, rows: EmbeddingStore | Pin, dense: Mapping[str, Tensor], progress: Progress
-    ) -> Callable[[], str]:
+    def _begin_checkpoint(self, rows: Snapshot, dense: Mapping[str, Tensor], progress: Progress) -> Callable[[], str]:
         return self._series.begin(rows, dense, self._prepared.job, progress)
 
     @contextmanager

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from types import FrameType
 
-from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import (
     BadInput,
     ElastableError,

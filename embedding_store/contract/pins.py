@@ -1,83 +1,31 @@
-"""Pins: one version of a store, readable while commits go on."""
+"""Pins: what they cost, how long they last, and what is refused because of them."""
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.store import RowSource
 from elastable.embedding_store.errors import BadInput, FutureVersion, StaleVersion, VersionError
 
-__all__ = ["Pin", "PinStatistics", "joined_pins", "not_pinned", "refuse_while_pinned", "require_lease"]
+__all__ = ["PinStatistics", "joined_pins", "not_pinned", "refuse_while_pinned", "require_lease"]
 
 
 @dataclass(frozen=True, slots=True)
 class PinStatistics:
-    """What a pin costs now. Pins of one version share what is kept for it.
+    """What a pin costs now. Pins of one version share its before-images.
 
     Attributes:
-        version: That is pinned.
-        lease_left_s: Seconds until it is gone, unless it is renewed.
-        rows: Before-images that are kept for it.
-        bytes: Of memory that they take.
+        version: The pinned version.
+        lease_left_s: Seconds until the pin expires unless it is renewed.
+        rows: Before-images kept for the version.
+        bytes: Memory used by them.
     """
 
     version: int
     lease_left_s: float
     rows: int
     bytes: int
-
-
-class Pin(RowSource):
-    """One version of a store, exactly as it was, until it is released or its lease ends.
-
-    Later commits keep the before-image of each row that they change. What is
-    read here waits for a commit that is being made at most, as any lookup does.
-    A lookup at the store itself, or at any reader of it, that names the version
-    of a standing pin is answered like one made here; but while the version is
-    the current one, the store reads rows as they stand, also where they were
-    put or deleted by hand since.
-
-    Every read raises `StaleVersion` once the pin is gone: released, not renewed
-    within its lease, or given up as its before-images came to take more memory
-    than the store allows them.
-    """
-
-    @abstractmethod
-    def renew(self, lease_s: float | None = None) -> None:
-        """The lease begins anew, for `lease_s` seconds (None: as long as at first).
-
-        Raises:
-            StaleVersion: the pin is gone.
-        """
-
-    @abstractmethod
-    def row_count(self, table: str) -> int:
-        """As in `EmbeddingStore.row_count`."""
-
-    @abstractmethod
-    def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `EmbeddingStore.scan`; each row of the version once, whatever is changed between two blocks."""
-
-    @abstractmethod
-    def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """As in `EmbeddingStore.read_rows`."""
-
-    def sightings(self, table: str) -> UInt8 | None:
-        """As in `EmbeddingStore.sightings`."""
-        return None
-
-    def close(self) -> None:
-        """Releases the version: before-images that no other pin needs are freed. Twice is harmless."""
-        self.release()
-
-    @abstractmethod
-    def release(self) -> None:
-        """As `close`."""
 
 
 def require_lease(lease_s: float) -> float:
@@ -92,9 +40,9 @@ def not_pinned(wanted: int, current: int, pinned: Collection[int], why: str | No
 
     Args:
         wanted: That version.
-        current: The one that stands.
-        pinned: Those that are pinned.
-        why: What became of its pin, where it had one.
+        current: The current version.
+        pinned: All pinned versions.
+        why: What happened to the version's pin, if it had one.
     """
     if wanted > current:
         return FutureVersion(f"version {wanted} is not committed yet; the current version is {current}")
@@ -104,22 +52,21 @@ def not_pinned(wanted: int, current: int, pinned: Collection[int], why: str | No
 
 
 def refuse_while_pinned(what: str, pinned: Iterable[int]) -> None:
-    """Raises `BadInput` for `what` would break versions that are pinned, where there are any."""
+    """Raises `BadInput` if any version is pinned: `what` would break it."""
     if versions := sorted(set(pinned)):
         told = ", ".join(map(str, versions))
         raise BadInput(f"{what} while versions are pinned ({told}): release the pins first, or let them run out")
 
 
-def joined_pins(told: Sequence[Sequence[PinStatistics]]) -> tuple[PinStatistics, ...]:
-    """The pins that stand on all of several stores, from what each of them tells.
+def joined_pins(reported: Sequence[Sequence[PinStatistics]]) -> tuple[PinStatistics, ...]:
+    """The pins that exist on all of several stores, from what each of them reports.
 
-    Rows and bytes are those of all stores; a lease lasts as long as the shortest.
-    Pins of one version are told apart by the time they have left: leases begin on
-    all stores together, so the one that some store has let go of already is, on
-    the others, the one that ends first.
+    Rows and bytes are sums; a lease is as long as the shortest. Pins of one version are matched by the time they have
+    left: their leases begin on all stores together, so a pin that one store has already dropped is the one that ends
+    first on the others.
     """
     found: list[PinStatistics] = []
-    by_store = [_by_version(pins) for pins in told]
+    by_store = [_by_version(pins) for pins in reported]
     for version in sorted(set.intersection(*(set(held) for held in by_store))):
         for of_each in zip(*(held[version] for held in by_store), strict=False):
             found.append(
@@ -134,7 +81,7 @@ def joined_pins(told: Sequence[Sequence[PinStatistics]]) -> tuple[PinStatistics,
 
 
 def _by_version(pins: Sequence[PinStatistics]) -> dict[int, list[PinStatistics]]:
-    """The pins of each version, the one that lasts longest first."""
+    """The pins of each version, the longest lease first."""
     held: dict[int, list[PinStatistics]] = {}
     for pin in sorted(pins, key=lambda pin: -pin.lease_left_s):
         held.setdefault(pin.version, []).append(pin)

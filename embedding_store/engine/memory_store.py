@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.pins import Pin, PinStatistics, require_lease
+from elastable.embedding_store.contract.pins import PinStatistics, require_lease
 from elastable.embedding_store.contract.refusals import refuse_conflict, refuse_other_version
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
 from elastable.embedding_store.engine.pins.memory_pin import MemoryPin
@@ -116,7 +117,7 @@ class MemoryStore(TableLookups, BaseStore):
 
         return finish
 
-    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         """As in `EmbeddingStore.pin`."""
         seconds = require_lease(lease_s)
         with self._lock.writing():

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_lookup import answer_requests
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.native.row_fold import fold_bags
 from elastable.embedding_store.native.row_gather import scatter_rows
 from elastable.embedding_store.tables.lookup_request import LookupRequest, require_width

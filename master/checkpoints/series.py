@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from elastable.embedding_store.contract.pins import Pin
 from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.master.api import JobSpec, Tensor
@@ -64,7 +64,7 @@ class CheckpointSeries:
             self._dirty.add(updates)
 
     def begin(
-        self, source: EmbeddingStore | Pin, dense: Mapping[str, Tensor], job: JobSpec, progress: Progress
+        self, source: Snapshot, dense: Mapping[str, Tensor], job: JobSpec, progress: Progress
     ) -> Callable[[], str]:
         """The checkpoint of the version that stands: what changed since the one before is taken now.
 

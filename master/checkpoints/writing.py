@@ -8,8 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from elastable.embedding_store.contract.pins import Pin
-from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import BadInput, CheckpointError, ElastableError
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import JobSpec, Tensor
@@ -29,7 +28,7 @@ __all__ = ["write_checkpoint"]
 
 def write_checkpoint(
     directory: str | Path | CheckpointFiles,
-    source: EmbeddingStore | Pin,
+    source: Snapshot,
     dense: Mapping[str, Tensor],
     job: JobSpec,
     progress: Progress,
@@ -72,9 +71,7 @@ def write_checkpoint(
         draft = files.begin(name)
         manifest = _write_files(files, draft, source, dense, job, progress, base, changes)
         _refuse_other_version(source, progress)
-        if isinstance(source, Pin):
-            # A store that began anew while it was read has no tables, and knows nothing of the pin.
-            source.renew()
+        source.renew()  # a store that was restarted while it was read has no tables, and does not know the pin
         files.commit(draft, name, [memoryview(manifest.to_json().encode())])
     except BaseException as error:
         if draft is not None:
@@ -89,7 +86,7 @@ def write_checkpoint(
 def _write_files(
     files: CheckpointFiles,
     draft: str,
-    source: EmbeddingStore | Pin,
+    source: Snapshot,
     dense: Mapping[str, Tensor],
     job: JobSpec,
     progress: Progress,
@@ -97,7 +94,7 @@ def _write_files(
     changes: Changes | None,
 ) -> Manifest:
     note = {"elastable": "checkpoint", "version": str(progress.version), "job": job.job}
-    with FileWriter(files, draft, note, beside=isinstance(source, Pin)) as out:
+    with FileWriter(files, draft, note, beside=source.pinned) as out:
         out.put(DENSE, {key: [tensor] for key, tensor in dense.items()})
         tables: dict[str, TableEntry] = {}
         for number, (name, spec) in enumerate(sorted(source.specs().items())):
@@ -116,7 +113,7 @@ def _write_files(
     )
 
 
-def _refuse_other_version(source: EmbeddingStore | Pin, progress: Progress) -> None:
+def _refuse_other_version(source: Snapshot, progress: Progress) -> None:
     if source.version() != progress.version:
         raise BadInput(
             f"a checkpoint of version {progress.version} cannot be written of rows that are at version "

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import JobFailed
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.accumulate import Accumulated
@@ -48,7 +48,7 @@ class Driver:
         dense: DensePart,
         metrics: MetricBook,
         options: MasterOptions,
-        pin: Callable[[float], Pin],
+        pin: Callable[[float], Snapshot],
     ) -> None:
         self._state = state
         self._changed = changed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.engine.pins.pin_keeper import PinKeeper
 from elastable.master.api import DenseSnapshot
 
@@ -26,7 +26,7 @@ class SideEvaluation:
         renew_every_s: Seconds from one renewal of the pin to the next.
     """
 
-    def __init__(self, snapshot: DenseSnapshot, pin: Pin, renew_every_s: float = _RENEW_EVERY_S) -> None:
+    def __init__(self, snapshot: DenseSnapshot, pin: Snapshot, renew_every_s: float = _RENEW_EVERY_S) -> None:
         self.snapshot = snapshot
         self._keeper = PinKeeper(pin, renew_every_s, f"the evaluation of version {snapshot.version}")
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.pins import Pin
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
     EvictionSpec,
@@ -40,12 +40,12 @@ PLACES, FOLK = np.arange(100), np.arange(-60, 60) * 10**15
 _WAIT_S = 30.0
 
 
-def read(source: EmbeddingStore | Pin, version: int | None = None) -> dict[str, bytes]:
+def read(source: Snapshot, version: int | None = None) -> dict[str, bytes]:
     """What lookups of the sample tables give."""
     return {name: rows.tobytes() for name, rows in source.lookup({"cities": PLACES, "people": FOLK}, version).items()}
 
 
-def whole(source: EmbeddingStore | Pin, tables: Iterable[str] = ("cities", "people")) -> dict[str, object]:
+def whole(source: Snapshot, tables: Iterable[str] = ("cities", "people")) -> dict[str, object]:
     """Everything that a store or a pin tells of some tables."""
     found: dict[str, object] = {}
     for name in tables:
@@ -171,7 +171,7 @@ class PinContract:
             ids = np.random.default_rng(seed).permutation(np.arange(-12, 12))[:9]
             commit(store, {name: update(ids, 4, seed) for name in names})
 
-        told: list[tuple[Pin, dict[str, object]]] = []
+        told: list[tuple[Snapshot, dict[str, object]]] = []
         for seed in range(14):
             step(seed)
             if seed % 3 == 1:
@@ -179,7 +179,7 @@ class PinContract:
             for pin, expected in told:
                 assert whole(pin, names) == expected
             if seed % 5 == 4:
-                told.pop(1 if seed == 4 else 0)[0].release()
+                told.pop(1 if seed == 4 else 0)[0].close()
 
     def test_pins_of_one_version_are_counted_apart(self, pinning: EmbeddingStore) -> None:
         store = pinning
@@ -191,8 +191,7 @@ class PinContract:
         third = store.pin(2)  # pinned, though not current
         assert [told.version for told in store.pins()] == [2, 2, 2]
         assert all(0 < told.lease_left_s <= 60 for told in store.pins())
-        first.release()
-        first.release()
+        first.close()
         first.close()
         with pytest.raises(StaleVersion, match=r"version 2.*released"):
             first.lookup({"cities": PLACES})
@@ -200,9 +199,9 @@ class PinContract:
             with pytest.raises(StaleVersion, match="version 2"):
                 call()
         assert read(second) == read(third) == rows
-        second.release()
+        second.close()
         assert read(third) == rows
-        third.release()
+        third.close()
         assert store.pins() == ()
         with pytest.raises(StaleVersion, match="version 2"):
             store.pin(2)
@@ -266,10 +265,10 @@ class PinContract:
             left.lookup({"cities": PLACES})
         with pytest.raises(StaleVersion, match="version 2"):
             left.renew()
-        left.release()
+        left.close()
         commit(store, self.change(2))
         kept.row_count("cities")
-        kept.release()
+        kept.close()
 
     def test_versions_between_are_released(self, pinning: EmbeddingStore) -> None:
         store = pinning
@@ -281,13 +280,13 @@ class PinContract:
             told.append((read(store), whole(store)))
             commit(store, self.change(seed))
         for gone in (3, 1, 0, 5, 2):
-            pins[gone].release()
+            pins[gone].close()
             pins[gone] = None  # type: ignore[call-overload]
             for pin, (rows, before) in zip(pins, told, strict=True):
                 if pin is not None:
                     assert read(pin) == read(store, pin.version()) == rows
                     assert whole(pin) == before
-        pins[4].release()
+        pins[4].close()
         assert store.pins() == ()
 
     def test_a_scan_half_way_gives_each_row_once(self, pinning: EmbeddingStore) -> None:
@@ -310,7 +309,7 @@ class PinContract:
                     if number == 3 and name == "people":
                         commit(store, {name: update(np.arange(1, 1500), 5)})
                     if number % 3 == 0:
-                        store.pin().release()
+                        store.pin().close()
                 assert found == expected[name]
 
     def test_what_would_break_a_pin_is_refused(self, pinning: EmbeddingStore) -> None:
@@ -359,7 +358,7 @@ class PinContract:
         def step() -> None:
             commit(store, {"t": TableUpdate(ids, np.full((256, 8), -1, np.float32))}, rate=1.0)
 
-        def look(pin: Pin) -> None:
+        def look(pin: Snapshot) -> None:
             try:
                 while not done.is_set():
                     for rows in (pin.lookup({"t": ids})["t"], store.lookup({"t": ids}, pin.version())["t"]):
@@ -387,4 +386,4 @@ class PinContract:
             assert not reader.is_alive()
         assert failures == []
         for pin in pins:
-            pin.release()
+            pin.close()

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tensorflow.python.eager import record
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
-from elastable.embedding_store.contract.store import RowSource
 from elastable.embedding_store.errors import BadIds, ModelError
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.rows.initial_values import initial_rows

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.store import RowSource
 from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Unavailable
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor

@@ -7,7 +7,7 @@ import time
 from dataclasses import fields
 
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import (
     ElastableError,
     FutureVersion,

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import FutureVersion, Unavailable
 from elastable.master.api import Task, TaskKind
 from elastable.worker.runtime.compute import Prepared

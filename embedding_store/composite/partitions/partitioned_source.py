@@ -11,8 +11,8 @@ from elastable.embedding_store.composite.partitions.partition import Partition, 
 from elastable.embedding_store.composite.partitions.partitioned_lookup import SplitLookup
 from elastable.embedding_store.composite.partitions.shard_calls import ShardCalls
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.store import RowSource
 from elastable.embedding_store.engine.table_lookups import TableLookups
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, TableNotFound
 from elastable.embedding_store.rows.checks import require_ids

@@ -18,9 +18,10 @@ from elastable.embedding_store.composite.partitions.partitioned_scan import scan
 from elastable.embedding_store.composite.partitions.partitioned_source import PartitionedSource, told
 from elastable.embedding_store.composite.partitions.shard_reads import count_rows, of_rows, read_rows, read_sightings
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned, require_lease
+from elastable.embedding_store.contract.pins import PinStatistics, joined_pins, refuse_while_pinned, require_lease
 from elastable.embedding_store.contract.refusals import refuse_conflict
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import (
@@ -214,7 +215,7 @@ class PartitionedStore(PartitionedSource, BaseStore):
             self._apart, self._stood = None, version
             self._commits.forget()
 
-    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         """As in `EmbeddingStore.pin`, on every shard, or on none."""
         require_lease(lease_s)
         with self._alone():
@@ -225,7 +226,7 @@ class PartitionedStore(PartitionedSource, BaseStore):
             calls = {number: partial(store.pin, wanted, lease_s) for number, store in enumerate(self._stores)}
             pins, errors = self._calls.outcomes(calls)
             if errors:
-                self._calls.outcomes({number: pin.release for number, pin in pins.items()})
+                self._calls.outcomes({number: pin.close for number, pin in pins.items()})
                 self._calls.raise_first(errors)
         return PartitionedPin([pins[number] for number in range(self.shards)], wanted, self._timeout_s)
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
-from elastable.embedding_store.contract.pins import Pin
 from elastable.embedding_store.contract.refusals import refuse_other_version
 from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import ElastableError, StaleVersion, TableNotFound
-from elastable.embedding_store.tables.base_store import BaseSource
+from elastable.embedding_store.errors import ElastableError, TableNotFound
+from elastable.embedding_store.tables.base_store import BaseSnapshot
 
 __all__ = ["PlacedPin"]
 
 
-class PlacedPin(BaseSource, Pin):
-    """As `Pin`.
+class PlacedPin(BaseSnapshot):
+    """As `Snapshot`.
 
     Args:
         pins: Of the same version, by the name of the place; released with this one.
@@ -24,17 +24,12 @@ class PlacedPin(BaseSource, Pin):
         version: That version.
     """
 
-    def __init__(self, pins: Mapping[str, Pin], place: Callable[[str], str], version: int) -> None:
-        self._pins, self._place, self._version = dict(pins), place, version
-        self._released = False
+    def __init__(self, pins: Mapping[str, Snapshot], place: Callable[[str], str], version: int) -> None:
+        def specs() -> dict[str, TableSpec]:
+            return {name: spec for pin in pins.values() for name, spec in pin.specs().items()}
 
-    def specs(self) -> dict[str, TableSpec]:
-        """As in `RowSource.specs`."""
-        return {name: spec for pin in self._pins.values() for name, spec in pin.specs().items()}
-
-    def version(self) -> int:
-        """The version that is pinned."""
-        return self._version
+        super().__init__(version, specs)
+        self._pins, self._place = pins, place
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """As in `RowSource.lookup`."""
@@ -47,47 +42,42 @@ class PlacedPin(BaseSource, Pin):
         return {table: found[table] for table in ids}
 
     def renew(self, lease_s: float | None = None) -> None:
-        """As in `Pin.renew`, in every place."""
-        self._require_held()
+        """As in `Snapshot.renew`, in every place."""
+        self._require_open()
         for pin in self._pins.values():
             pin.renew(lease_s)
 
     def row_count(self, table: str) -> int:
-        """As in `Pin.row_count`."""
+        """As in `Snapshot.row_count`."""
         return self._pin_of(table).row_count(table)
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `Pin.scan`."""
+        """As in `Snapshot.scan`."""
         return self._pin_of(table).scan(table, block_rows)
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """As in `Pin.read_rows`."""
+        """As in `Snapshot.read_rows`."""
         return self._pin_of(table).read_rows(table, ids)
 
     def sightings(self, table: str) -> UInt8 | None:
-        """As in `Pin.sightings`."""
+        """As in `Snapshot.sightings`."""
         return self._pin_of(table).sightings(table)
 
-    def release(self) -> None:
-        """As in `Pin.release`, in every place; one that is not reached lets its lease run out."""
-        self._released = True
+    def _release(self) -> None:
+        """In every place; in one that is not reached the lease runs out."""
         failed: ElastableError | None = None
         for pin in self._pins.values():
             try:
-                pin.release()
+                pin.close()
             except ElastableError as error:
                 failed = failed or error
         if failed is not None:
             raise failed
 
-    def _pin_of(self, table: str) -> Pin:
-        self._require_held()
+    def _pin_of(self, table: str) -> Snapshot:
+        self._require_open()
         pin = self._pins[self._place(table)]
         held = self.specs()
         if table not in held:
             raise TableNotFound(f"no table {table!r}; tables here: {', '.join(sorted(held)) or 'none'}")
         return pin
-
-    def _require_held(self) -> None:
-        if self._released:
-            raise StaleVersion(f"the pin of version {self._version} is gone: it was released")

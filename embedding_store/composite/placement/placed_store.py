@@ -9,9 +9,10 @@ from elastable.embedding_store.composite.partitions.partitioned_commit import re
 from elastable.embedding_store.composite.placement.placed_pin import PlacedPin
 from elastable.embedding_store.composite.unfinished_commit import UnfinishedCommit
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
-from elastable.embedding_store.contract.pins import Pin, PinStatistics, joined_pins, refuse_while_pinned
+from elastable.embedding_store.contract.pins import PinStatistics, joined_pins, refuse_while_pinned
 from elastable.embedding_store.contract.refusals import refuse_other_version
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, TableNotFound, Unavailable
@@ -104,17 +105,17 @@ class PlacedStore(BaseStore):
             }
         return {table: found[table] for table in ids}
 
-    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         """As in `EmbeddingStore.pin`, in every place, or in none."""
         with self._lock.writing():
             wanted = self._whole_version() if version is None else version
-            pins: dict[str, Pin] = {}
+            pins: dict[str, Snapshot] = {}
             try:
                 for place, store in self._stores.items():
                     pins[place] = store.pin(wanted, lease_s)
             except BaseException:
                 for pin in pins.values():
-                    pin.release()
+                    pin.close()
                 raise
         return PlacedPin(pins, self.place, wanted)
 

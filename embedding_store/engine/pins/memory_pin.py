@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.pins import Pin, require_lease
+from elastable.embedding_store.contract.pins import require_lease
 from elastable.embedding_store.contract.refusals import refuse_other_version
 from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.engine.pinned_table import PinnedTable
@@ -20,8 +21,8 @@ from elastable.embedding_store.support.readers_writer_lock import ReadersWriterL
 __all__ = ["MemoryPin"]
 
 
-class MemoryPin(TableLookups, Pin):
-    """As `Pin`. A read shares the store with lookups, and so waits for a commit that is being made, and no longer.
+class MemoryPin(TableLookups, Snapshot):
+    """As `Snapshot`. A read shares the store with lookups, and so waits for a commit that is being made, and no longer.
 
     Args:
         lock, pool: Of the store.
@@ -53,35 +54,34 @@ class MemoryPin(TableLookups, Pin):
         return self._lease.version
 
     def renew(self, lease_s: float | None = None) -> None:
-        """As in `Pin.renew`."""
+        """As in `Snapshot.renew`."""
         seconds = None if lease_s is None else require_lease(lease_s)
         with self._lock.reading():
             self._pins.renew(self._lease, seconds)
 
     def row_count(self, table: str) -> int:
-        """As in `Pin.row_count`."""
+        """As in `Snapshot.row_count`."""
         with self._lock.reading():
             return self._at(table).count
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `Pin.scan`: the rows that have not changed since first, then the others."""
+        """As in `Snapshot.scan`: the rows that have not changed since first, then the others."""
         with self._lock.reading():
             self._at(table)
         return self._blocks(table, require_block_rows(block_rows))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """As in `Pin.read_rows`."""
+        """As in `Snapshot.read_rows`."""
         with self._lock.reading():
             found = self._at(table)
             return found.stored(require_ids(found.spec, ids))
 
     def sightings(self, table: str) -> UInt8 | None:
-        """As in `Pin.sightings`."""
+        """As in `Snapshot.sightings`."""
         with self._lock.reading():
             return self._at(table).sightings()
 
-    def release(self) -> None:
-        """As in `Pin.release`."""
+    def close(self) -> None:
         if self._lease.gone is None:
             with self._lock.writing():
                 self._pins.release(self._lease)

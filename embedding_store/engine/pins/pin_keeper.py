@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import ElastableError, StaleVersion
 
 __all__ = ["PinKeeper"]
@@ -26,7 +26,7 @@ class PinKeeper:
         what: It is for, in the log.
     """
 
-    def __init__(self, pin: Pin, every_s: float, what: str) -> None:
+    def __init__(self, pin: Snapshot, every_s: float, what: str) -> None:
         self.pin = pin
         self._every_s = every_s
         self._what = what
@@ -47,7 +47,7 @@ class PinKeeper:
         self._over.set()
         self._thread.join()
         try:
-            self.pin.release()
+            self.pin.close()
         except ElastableError as error:
             _log.warning("the pin for %s ends with its lease: %s", self._what, error)
 

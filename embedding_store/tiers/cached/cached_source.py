@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.store import RowSource
 from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.embedding_store.native.row_gather import gather_apart

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
-from elastable.embedding_store.contract.pins import Pin, PinStatistics
+from elastable.embedding_store.contract.pins import PinStatistics
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.row_source import RowSource
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore, RowSource
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.tiers.cached.cached_source import CachedSource
 
@@ -71,7 +73,7 @@ class CachedStore(CachedSource, BaseStore):
         finish = self._store.stage(commit)
         return lambda: self._commit(commit, finish)
 
-    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         """As in `EmbeddingStore.pin`: of the store behind; what is read there leaves the cache alone."""
         return self._store.pin(version, lease_s)
 

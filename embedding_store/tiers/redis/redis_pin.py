@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
-from elastable.embedding_store.contract.pins import Pin, require_lease
+from elastable.embedding_store.contract.pins import require_lease
 from elastable.embedding_store.contract.refusals import refuse_other_version
 from elastable.embedding_store.contract.row_data import RowBlock
-from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.rows.checks import require_block_rows, require_ids
 from elastable.embedding_store.rows.row_blocks import joined_rows
-from elastable.embedding_store.tables.base_store import BaseSource
+from elastable.embedding_store.tables.base_store import BaseSnapshot
 from elastable.embedding_store.tiers.redis.registry import PinEntry
 from elastable.embedding_store.tiers.redis.row_scan import ids_then, in_blocks, rows_then
 
@@ -25,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["RedisPin"]
 
 
-class RedisPin(BaseSource, Pin):
-    """As `Pin`: of every process that asks, as it stands in Redis.
+class RedisPin(BaseSnapshot):
+    """As `Snapshot`: of every process that asks, as it stands in Redis.
 
     Reads go through the store that it was made from, and end with it.
     """
@@ -34,24 +32,16 @@ class RedisPin(BaseSource, Pin):
     def __init__(self, store: RedisStore, token: bytes, entry: PinEntry) -> None:
         self._store, self._token, self._entry = store, token, entry
         self._lease_s = entry.lease_s
-        self._released = False
-
-    def specs(self) -> dict[str, TableSpec]:
-        """As in `RowSource.specs`; tables made since are empty here."""
-        return self._store.specs()
-
-    def version(self) -> int:
-        """The version that is pinned."""
-        return self._entry.version
+        super().__init__(entry.version, store.specs)
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """As in `RowSource.lookup`."""
-        refuse_other_version(self._entry.version, version)
-        self._require_held()
-        return self._store.lookup_then(ids, self._entry.version, self._token)
+        refuse_other_version(self._version, version)
+        self._require_open()
+        return self._store.lookup_then(ids, self._version, self._token)
 
     def row_count(self, table: str) -> int:
-        """As in `Pin.row_count`."""
+        """As in `Snapshot.row_count`."""
         self._require_standing()
         catalog, found, topology, seconds = self._store.where(table)
         count = rows_then(topology, catalog, found, self._entry.moment, seconds)
@@ -59,15 +49,15 @@ class RedisPin(BaseSource, Pin):
         return count
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `Pin.scan`."""
+        """As in `Snapshot.scan`."""
         self._require_standing()
         catalog, found, topology, seconds = self._store.where(table)
         ids = ids_then(topology, catalog, found, self._entry.moment, seconds)
         return in_blocks(ids, require_block_rows(block_rows), lambda some: self._rows(table, some))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """As in `Pin.read_rows`."""
-        self._require_held()
+        """As in `Snapshot.read_rows`."""
+        self._require_open()
         spec = self._store.where(table)[1].spec
         rows = self._rows(table, require_ids(spec, ids))
         return joined_rows(spec, [] if rows is None else [rows])
@@ -79,29 +69,23 @@ class RedisPin(BaseSource, Pin):
         return None
 
     def renew(self, lease_s: float | None = None) -> None:
-        """As in `Pin.renew`."""
+        """As in `Snapshot.renew`."""
         self._lease_s = self._lease_s if lease_s is None else require_lease(lease_s)
-        self._require_held()
-        self._store.pin_registry.renew(self._token, self._entry.version, self._lease_s, self._store.deadline())
+        self._require_open()
+        self._store.pin_registry.renew(self._token, self._version, self._lease_s, self._store.deadline())
 
-    def release(self) -> None:
-        """As in `Pin.release`; the next commit drops what was kept."""
-        if not self._released:
-            self._released = True
-            self._store.pin_registry.release(self._token, self._store.deadline())
+    def _release(self) -> None:
+        """The next commit drops the before-images."""
+        self._store.pin_registry.release(self._token, self._store.deadline())
 
     def _rows(self, table: str, ids: Int64) -> RowBlock | None:
         """Of some ids the rows that there were; None: there were none."""
-        self._require_held()
-        block = self._store.block_then({table: ids}, self._entry.version, self._token).tables[table]
+        self._require_open()
+        block = self._store.block_then({table: ids}, self._version, self._token).tables[table]
         held = np.flatnonzero(block.no_weights == 0)
         return RowBlock(ids[held], block.weights[held], block.slots[held]) if len(held) else None
 
-    def _require_held(self) -> None:
-        if self._released:
-            raise StaleVersion(f"the pin of version {self._entry.version} is gone: it was released")
-
     def _require_standing(self) -> None:
         """Raises `StaleVersion` unless the pin stands, asked of the server."""
-        self._require_held()
-        self._store.registry().pinned(self._entry.version, self._token)
+        self._require_open()
+        self._store.registry().pinned(self._version, self._token)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.pins import Pin, PinStatistics
+from elastable.embedding_store.contract.pins import PinStatistics
 from elastable.embedding_store.contract.refusals import refuse_conflict
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import DeadlineExceeded, StoreFailed, Unsupported
 from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
@@ -187,7 +188,7 @@ class RedisStore(RedisReader, BaseStore):
             self._commits.forget()
             return taken
 
-    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         """As in `EmbeddingStore.pin`: every process that reads the store sees the pin."""
         token, entry = self.pin_registry.take(version, lease_s, self.deadline())
         return RedisPin(self, token, entry)

@@ -6,13 +6,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
-from elastable.embedding_store.contract.pins import Pin, PinStatistics, require_lease
+from elastable.embedding_store.contract.pins import PinStatistics, require_lease
 from elastable.embedding_store.contract.refusals import refuse_other_version
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.rows.checks import require_block_rows
-from elastable.embedding_store.tables.base_store import BaseSource
+from elastable.embedding_store.tables.base_store import BaseSnapshot
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.client.remote_reads import RemoteReads
@@ -22,8 +21,8 @@ __all__ = ["RemotePin", "remote_pins"]
 _LookUp = Callable[[Mapping[str, Int64], bytes], dict[str, Float32]]
 
 
-class RemotePin(BaseSource, Pin):
-    """As `Pin`. The server keeps the version, for as long as the lease: also where this process is gone.
+class RemotePin(BaseSnapshot):
+    """As `Snapshot`. The server keeps the version, for as long as the lease: also where this process is gone.
 
     Args:
         connection: To the server; its owner's to close.
@@ -44,70 +43,52 @@ class RemotePin(BaseSource, Pin):
         version: int | None,
         lease_s: float,
     ) -> None:
-        self._connection, self._look_up, self._store_specs = connection, look_up, specs
+        self._connection, self._look_up = connection, look_up
         self._stub = store_pb2_grpc.EmbeddingStoreStub(connection.channel)
         self._token, self._lease_s = uuid.uuid4().bytes, require_lease(lease_s)
         self._reads = RemoteReads(connection, self._token)
-        self._released = False
         request = store_pb2.PinRequest(version=version, lease_s=lease_s, token=self._token)
-        self._version = int(connection.call(lambda timeout: self._stub.Pin(request, timeout=timeout)).version)
-
-    def specs(self) -> dict[str, TableSpec]:
-        """As in `RowSource.specs`."""
-        return self._store_specs()
-
-    def version(self) -> int:
-        """The version that is pinned."""
-        return self._version
+        pinned = connection.call(lambda timeout: self._stub.Pin(request, timeout=timeout))
+        super().__init__(int(pinned.version), specs)
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
         """As in `RowSource.lookup`."""
-        self._require_held()
+        self._require_open()
         refuse_other_version(self._version, version)
         return self._look_up(ids, self._token)
 
     def renew(self, lease_s: float | None = None) -> None:
-        """As in `Pin.renew`."""
-        self._require_held()
+        """As in `Snapshot.renew`."""
+        self._require_open()
         seconds = self._lease_s if lease_s is None else require_lease(lease_s)
         request = store_pb2.RenewPinRequest(token=self._token, lease_s=seconds)
         self._connection.call(lambda timeout: self._stub.RenewPin(request, timeout=timeout))
         self._lease_s = seconds
 
     def row_count(self, table: str) -> int:
-        """As in `Pin.row_count`."""
-        self._require_held()
+        """As in `Snapshot.row_count`."""
+        self._require_open()
         return self._reads.row_count(table)
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `Pin.scan`; each block has the deadline for itself."""
-        self._require_held()
+        """As in `Snapshot.scan`; each block has the deadline for itself."""
+        self._require_open()
         return self._reads.scan(table, require_block_rows(block_rows))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """As in `Pin.read_rows`."""
-        self._require_held()
+        """As in `Snapshot.read_rows`."""
+        self._require_open()
         return self._reads.read_rows(table, ids)
 
     def sightings(self, table: str) -> UInt8 | None:
-        """As in `Pin.sightings`."""
-        self._require_held()
+        """As in `Snapshot.sightings`."""
+        self._require_open()
         return self._reads.sightings(table)
 
-    def release(self) -> None:
-        """As in `Pin.release`.
-
-        Raises:
-            Unavailable: the server is not reached; there the version is freed as its lease ends.
-        """
-        if not self._released:
-            self._released = True
-            request = store_pb2.ReleasePinRequest(token=self._token)
-            self._connection.call(lambda timeout: self._stub.ReleasePin(request, timeout=timeout))
-
-    def _require_held(self) -> None:
-        if self._released:
-            raise StaleVersion(f"the pin of version {self._version} is gone: it was released")
+    def _release(self) -> None:
+        """Raises `Unavailable` if the server is not reached; there the version is freed when its lease ends."""
+        request = store_pb2.ReleasePinRequest(token=self._token)
+        self._connection.call(lambda timeout: self._stub.ReleasePin(request, timeout=timeout))
 
 
 def remote_pins(connection: ServerConnection) -> tuple[PinStatistics, ...]:

@@ -6,8 +6,9 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
-from elastable.embedding_store.contract.pins import Pin, PinStatistics
+from elastable.embedding_store.contract.pins import PinStatistics
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound
 from elastable.embedding_store.tables.base_store import BaseStore
@@ -105,7 +106,7 @@ class RemoteStore(RemoteSource, BaseStore):
         request = store_pb2.ResetVersionRequest(version=version, force=force)
         self._connection.call(lambda timeout: self._stub.ResetVersion(request, timeout=timeout))
 
-    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         """As in `EmbeddingStore.pin`, at the server, for 3,600 seconds at most before it is renewed."""
 
         def look_up(ids: Mapping[str, Int64], token: bytes) -> dict[str, Float32]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.tables.lookup_request import LookupRequest
 from elastable.embedding_store.wire.messages.frames import FRAME_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES, frame_prefix

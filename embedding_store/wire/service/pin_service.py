@@ -10,7 +10,8 @@ from urllib.parse import unquote
 
 import grpc
 
-from elastable.embedding_store.contract.pins import Pin, require_lease
+from elastable.embedding_store.contract.pins import require_lease
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
 from elastable.embedding_store.v1 import store_pb2
@@ -32,7 +33,7 @@ _NAMED_S = 600.0  # after its lease a pin is known for so long, to say what beca
 class _Held:
     """A pin of a client: until when its token is known, and the address it was asked for from."""
 
-    pin: Pin
+    pin: Snapshot
     until: float
     client: str
     version: int
@@ -50,7 +51,7 @@ class ServedPins:
         self._changing = threading.Lock()
         self._pins: dict[bytes, _Held] = {}
 
-    def source(self, token: bytes) -> EmbeddingStore | Pin:
+    def source(self, token: bytes) -> Snapshot:
         """The store for an empty token, else the pin of that token.
 
         Raises:
@@ -84,7 +85,7 @@ class ServedPins:
         with self._changing:
             held, self._pins = list(self._pins.values()), {}
         for each in held:
-            each.pin.release()
+            each.pin.close()
 
     def make_way(self, what: str, force: bool) -> None:
         """For `what`, which cannot be while versions are pinned: gives the pins of clients up where it is forced.
@@ -121,17 +122,16 @@ class ServedPins:
                     held = _Held(pin, _known_until(lease_s), unquote(context.peer()), pin.version())
                     known = self._pins.setdefault(request.token, held)
                 if known.pin is not pin:  # the same call has come twice at the same time
-                    pin.release()
+                    pin.close()
             return store_pb2.PinReply(version=known.version)
 
     def renew_pin(self, request: store_pb2.RenewPinRequest, context: grpc.ServicerContext) -> store_pb2.RenewPinReply:
         """Begins a lease anew."""
         with answering(context):
             lease_s = _lease("RenewPinRequest", request.lease_s)
-            pin = self.source(request.token)
-            if not isinstance(pin, Pin):
+            if not request.token:
                 raise BadInput("RenewPinRequest: no token")
-            pin.renew(lease_s)
+            self.source(request.token).renew(lease_s)
             with self._changing:
                 if (held := self._pins.get(request.token)) is not None:
                     self._pins[request.token] = replace(held, until=_known_until(lease_s))
@@ -145,7 +145,7 @@ class ServedPins:
             with self._changing:
                 known = self._pins.pop(request.token, None)
             if known is not None:
-                known.pin.release()
+                known.pin.close()
             return store_pb2.ReleasePinReply()
 
     def list_pins(self, request: store_pb2.ListPinsRequest, context: grpc.ServicerContext) -> store_pb2.ListPinsReply:
@@ -165,7 +165,7 @@ class ServedPins:
             old = [token for token, held in self._pins.items() if held.until < now]
             gone = [self._pins.pop(token).pin for token in old]
         for pin in gone:
-            pin.release()
+            pin.close()
 
 
 def _lease(message: str, lease_s: float) -> float:

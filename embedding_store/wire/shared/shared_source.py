@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.store import RowSource
 from elastable.embedding_store.errors import Unavailable, Unsupported
 from elastable.embedding_store.tables.lookup_request import LookupRequest, rows_request
 from elastable.embedding_store.wire.client.remote_source import RemoteSource

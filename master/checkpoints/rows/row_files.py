@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.pins import Pin
 from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.rows.dirty_rows import Changes
@@ -22,9 +21,7 @@ _BLOCK_BYTES = 4 << 20
 _IDS_A_FILE = 1 << 22
 
 
-def write_rows(
-    out: FileWriter, prefix: str, source: EmbeddingStore | Pin, spec: TableSpec, changes: Changes | None
-) -> TableEntry:
+def write_rows(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, changes: Changes | None) -> TableEntry:
     """Hands the files of one table over.
 
     Args:
@@ -59,7 +56,7 @@ def write_rows(
     )
 
 
-def _changed(source: EmbeddingStore | Pin, table: str, ids: Iterable[Int64]) -> Iterator[RowBlock]:
+def _changed(source: Snapshot, table: str, ids: Iterable[Int64]) -> Iterator[RowBlock]:
     for some in ids:
         yield source.read_rows(table, some)
 
@@ -79,9 +76,7 @@ def _groups(blocks: Iterable[RowBlock], most: int) -> Iterator[list[RowBlock]]:
         yield group
 
 
-def _write_live(
-    out: FileWriter, prefix: str, source: EmbeddingStore | Pin, table: str, block_rows: int
-) -> tuple[str, ...]:
+def _write_live(out: FileWriter, prefix: str, source: Snapshot, table: str, block_rows: int) -> tuple[str, ...]:
     files: list[str] = []
     group: list[Int64] = []
 
@@ -99,7 +94,7 @@ def _write_live(
     return tuple(files)
 
 
-def _write_sightings(out: FileWriter, prefix: str, source: EmbeddingStore | Pin, table: str) -> str | None:
+def _write_sightings(out: FileWriter, prefix: str, source: Snapshot, table: str) -> str | None:
     counters = source.sightings(table)
     if counters is None:
         return None

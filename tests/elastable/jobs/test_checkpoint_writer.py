@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, StoreFailed
@@ -43,7 +43,7 @@ class Disk(LocalFiles):
 def writer_of(store: EmbeddingStore, disk: Disk) -> tuple[CheckpointWriter, CheckpointSeries]:
     series = CheckpointSeries(disk, store)
 
-    def begin(source: EmbeddingStore | Pin, dense: Mapping[str, Tensor], progress: Progress) -> Callable[[], str]:
+    def begin(source: Snapshot, dense: Mapping[str, Tensor], progress: Progress) -> Callable[[], str]:
         return series.begin(source, dense, JOB, progress)
 
     return CheckpointWriter(store, begin), series
@@ -96,13 +96,13 @@ def test_training_waits_for_the_one_after_a_pin_was_given_up(tmp_path: Path, cap
     disk = Disk(tmp_path)
     with created(MemoryStore(), [DYNAMIC]) as store:
         writer, series = writer_of(store, disk)
-        pinned: list[Pin] = []
+        pinned: list[Snapshot] = []
 
-        def begin(source: EmbeddingStore | Pin, dense: Mapping[str, Tensor], progress: Progress) -> Callable[[], str]:
+        def begin(source: Snapshot, dense: Mapping[str, Tensor], progress: Progress) -> Callable[[], str]:
             write = series.begin(source, dense, JOB, progress)
-            if isinstance(source, Pin):
+            if source.pinned:
                 pinned.append(source)
-                source.release()  # as a store does that keeps too much for it
+                source.close()  # as a store does that keeps too much for it
             return write
 
         writer = CheckpointWriter(store, begin)
@@ -121,7 +121,7 @@ def test_training_waits_for_the_one_after_a_pin_was_given_up(tmp_path: Path, cap
 
 def test_a_store_that_cannot_be_pinned_now_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Away(MemoryStore):
-        def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+        def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
             raise StoreFailed("away for a while")
 
     with created(Away(), [DYNAMIC]) as store, caplog.at_level(logging.WARNING):

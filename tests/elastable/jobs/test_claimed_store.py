@@ -57,7 +57,7 @@ def test_a_pin_that_lives_on_is_not_taken_away(monkeypatch: pytest.MonkeyPatch) 
 def test_a_pin_that_is_released_is_not_waited_for_any_longer() -> None:
     with left_behind() as store:
         pin = store.pin(lease_s=600.0)
-        releasing = threading.Timer(0.2, pin.release)
+        releasing = threading.Timer(0.2, pin.close)
         releasing.start()
         begin(store)
         releasing.join(10)

@@ -202,7 +202,7 @@ def test_steps_that_nobody_needs_are_forgotten(
             if number == 75:
                 assert pin is not None
                 assert np.allclose(pin.lookup({"t": IDS})["t"], expected[30], rtol=1e-6, atol=1e-8)
-                pin.release()
+                pin.close()
         assert remembered.steps.first > 50
         assert longest < 2 * MOST
         assert np.allclose(rows(store), expected[120], rtol=3e-6, atol=1e-7)

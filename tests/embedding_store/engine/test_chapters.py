@@ -25,7 +25,7 @@ from elastable.embedding_store import (
     TableSpec,
     TableUpdate,
 )
-from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.following import following_table as following
 from elastable.embedding_store.engine.following import sweep
@@ -75,7 +75,7 @@ def step(store: EmbeddingStore, number: int, ends: bool, tables: Sequence[str] =
     store.commit(Commit(number, updates if ids else {}, number - 1, rates, ends_chapter=ends))
 
 
-def everything(source: EmbeddingStore | Pin, table: str = "t", ids: np.ndarray = IDS) -> Everything:
+def everything(source: Snapshot, table: str = "t", ids: np.ndarray = IDS) -> Everything:
     """Every bit of a table: rows with slots and touches, what lookups give, and what decay has made of other rows."""
     rows: dict[int, tuple[bytes, ...]] = {}
     for block in source.scan(table, 7):
@@ -86,7 +86,7 @@ def everything(source: EmbeddingStore | Pin, table: str = "t", ids: np.ndarray =
     return rows, source.lookup({table: ids})[table].tobytes(), None if sketch is None else sketch.tobytes()
 
 
-def restore(source: EmbeddingStore | Pin, into: EmbeddingStore, version: int) -> None:
+def restore(source: Snapshot, into: EmbeddingStore, version: int) -> None:
     """What a checkpoint holds of `source`, put into an empty store as it is restored."""
     for name, spec in source.specs().items():
         into.create_table(spec)
@@ -234,7 +234,7 @@ def test_chapters_that_no_row_needs_are_forgotten(kind: str, tmp_path: Path, mon
                     pinned = [everything(pin)]
                 if number == 250:
                     pinned.append(everything(pin))
-                    pin.release()
+                    pin.close()
             assert pinned[0] == pinned[1]
             found.append((everything(store), pinned[0]))
             assert (max(counts) < 100) == (counts[-1] < 100) == (most < 100)
@@ -288,7 +288,7 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
             for store in (self.whole, self.killed):
                 store.create_table(spec)
         self.ended = False
-        self.pins: list[tuple[Pin, dict[str, Everything]]] = []
+        self.pins: list[tuple[Snapshot, dict[str, Everything]]] = []
         self.commit([1, 2, 3], False)
 
     def new(self, kind: str) -> EmbeddingStore:
@@ -353,7 +353,7 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
     @rule(number=st.integers(0, 2))
     def unpin(self, number: int) -> None:
         if number < len(self.pins):
-            self.pins.pop(number)[0].release()
+            self.pins.pop(number)[0].close()
 
     @rule(ids=st.lists(st.integers(0, 12), min_size=1, max_size=3, unique=True))
     def delete(self, ids: list[int]) -> None:
@@ -371,7 +371,7 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
 
     def release(self) -> None:
         for pin, _ in self.pins:
-            pin.release()
+            pin.close()
         self.pins.clear()
 
     def teardown(self) -> None:

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.contract.pins import Pin
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
     EvictionSpec,
@@ -332,7 +332,7 @@ def refusal(client: RemoteStore, commit: Commit) -> ElastableError | None:
 def test_any_commit_is_made_whole_or_not_at_all(module_served: Served, history: list[Any], pinned_at: int) -> None:
     served = module_served
     served.begin()
-    pin: Pin | None = None
+    pin: Snapshot | None = None
     seen: dict[str, bytes] = {}
     try:
         for number, made in enumerate(history):
@@ -359,7 +359,7 @@ def test_any_commit_is_made_whole_or_not_at_all(module_served: Served, history: 
             assert {name: pin.lookup({name: np.arange(20)})[name].tobytes() for name in SPECS} == seen
     finally:
         if pin is not None:
-            pin.release()
+            pin.close()
 
 
 def test_kernels_look_at_nothing_beyond_their_arrays(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from elastable.embedding_store.contract.pins import Pin
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins.pin_keeper import PinKeeper
 from elastable.embedding_store.errors import Unavailable
@@ -46,7 +46,7 @@ def test_a_pin_outlives_its_lease_until_its_keeper_is_closed() -> None:
 def test_a_pin_that_is_gone_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     with filled() as store, PinKeeper(store.pin(), 0.01, "a test") as keeper, caplog.at_level(logging.WARNING):
         commit(store, {"cities": update(int64(1, 2), 4)})
-        keeper.pin.release()
+        keeper.pin.close()
         until(lambda: keeper.gone is not None)
         assert "the pin of version 1 is gone: it was released" in str(keeper.gone)
     assert caplog.messages == []
@@ -62,7 +62,7 @@ def test_a_store_that_is_away_is_asked_again(caplog: pytest.LogCaptureFixture, m
                 raise failures.pop()
             renew(lease_s)
 
-        def broken(self: Pin) -> None:
+        def broken(self: Snapshot) -> None:
             raise Unavailable("redis at 1.2.3.4 is gone")
 
         monkeypatch.setattr(pin, "renew", away)
@@ -70,7 +70,7 @@ def test_a_store_that_is_away_is_asked_again(caplog: pytest.LogCaptureFixture, m
             time.sleep(2 * LEASE_S)
             assert keeper.gone is None
             assert [told.version for told in store.pins()] == [1]
-            monkeypatch.setattr(type(pin), "release", broken)
+            monkeypatch.setattr(type(pin), "close", broken)
         monkeypatch.undo()
         assert caplog.messages == [
             "the pin for a test was not renewed: redis at 1.2.3.4 broke",

@@ -12,8 +12,9 @@ import pytest
 
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.composite.placement.placed_store import PlacedStore
-from elastable.embedding_store.contract.pins import Pin, PinStatistics, joined_pins
+from elastable.embedding_store.contract.pins import PinStatistics, joined_pins
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
     EvictionSpec,
@@ -99,7 +100,7 @@ def test_what_an_eviction_counts_anew_is_handed_to_the_older_pin() -> None:
         assert (store.version(), store.row_count("t")) == (4, 10)
         assert whole(store, ["t"]) != told_later  # version 4 has counted anew
         assert (whole(first, ["t"]), whole(second, ["t"])) == (told, told_later)
-        second.release()
+        second.close()
         assert whole(first, ["t"]) == told
 
 
@@ -144,7 +145,7 @@ def test_a_system_without_memory_ends_pins_and_no_commit(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(BeforeImages, when, refuse)
         if when == "take_over":
-            second.release()
+            second.close()
         for each in (store, free):
             commit(each, {"t": update(np.arange(100, 200), 8), "cities": update(int64(4), 4)})
             each.delete("t", np.arange(5))
@@ -216,13 +217,13 @@ def test_a_cache_of_a_source_that_others_change_is_not_misled_by_pinned_lookups(
                 for _ in range(3):
                     np.testing.assert_array_equal(source.lookup({"t": ids}, 1)["t"], rows)
                     np.testing.assert_array_equal(source.lookup({"t": ids})["t"], store.lookup({"t": ids})["t"])
-            pin.release()
+            pin.close()
 
 
 class Refusing(MemoryStore):
     """Cannot be pinned."""
 
-    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Pin:
+    def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
         raise Unavailable("gone for a moment")
 
 
@@ -260,7 +261,7 @@ def test_a_pin_that_one_of_several_stores_gave_up_is_gone(kind: str) -> None:
             with pytest.raises(BadInput, match="pinned"):
                 call()
         assert (store.row_count("t"), store.version()) == (1_000, 2)
-        pin.release()
+        pin.close()
         store.clear("t")
 
 
@@ -275,7 +276,7 @@ def test_a_pin_ends_with_its_store(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(StoreFailed, match="closed"):
         pin.lookup({"t": int64(1)})
-    pin.release()
+    pin.close()
     with FileStore(tmp_path / "rows", MIB, 1) as again:
         assert (again.version(), again.pins()) == (2, ())
         with pytest.raises(StaleVersion, match="version 1"):
@@ -288,7 +289,7 @@ def test_releasing_after_the_store_was_closed_is_harmless(make: type[MemoryStore
     store.create_table(SPEC)
     pin = store.pin()
     store.close()
-    pin.release()
+    pin.close()
     for call in (lambda: pin.row_count("t"), lambda: pin.lookup({"t": int64(1)}), store.pin):
         with pytest.raises(StoreFailed, match="closed"):
             call()

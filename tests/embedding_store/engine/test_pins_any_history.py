@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastable.embedding_store.contract.pins import Pin
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
     EvictionSpec,
@@ -24,7 +24,6 @@ from elastable.embedding_store.contract.spec import (
     OptimizerSpec,
     TableSpec,
 )
-from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins.store_pins import StorePins
 from elastable.embedding_store.errors import StaleVersion
@@ -63,7 +62,7 @@ def rows_of(blocks: Iterator[RowBlock], rows: Rows | None = None) -> Rows:
     return found
 
 
-def everything(source: EmbeddingStore | Pin) -> dict[str, tuple[Rows, bytes | None]]:
+def everything(source: Snapshot) -> dict[str, tuple[Rows, bytes | None]]:
     told = {}
     for name in NAMES:
         sketch = source.sightings(name)
@@ -81,7 +80,7 @@ class Reader:
         rows: By table, when the version was pinned first.
     """
 
-    pin: Pin
+    pin: Snapshot
     ends: float
     rows: dict[str, tuple[Rows, bytes | None]]
 
@@ -173,7 +172,7 @@ class PinsInAnyHistory(RuleBasedStateMachine):
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         reader = data.draw(st.sampled_from(self.readers))
-        reader.pin.release()
+        reader.pin.close()
         self.readers.remove(reader)
         with pytest.raises(StaleVersion):
             reader.pin.row_count("fixed")
@@ -253,7 +252,7 @@ class PinsInAnyHistory(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "store"):
             for reader in self.readers:
-                reader.pin.release()
+                reader.pin.close()
             assert self.store.pins() == ()
             assert all(not table.versions for table in self.store._tables.values())
             self.store.close()

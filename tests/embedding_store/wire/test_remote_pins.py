@@ -67,7 +67,7 @@ def test_calls_whose_answer_was_lost_count_once(held: ExitStack) -> None:
         assert len(store.pins()) == 1
         pin.renew(300)
         assert [told.lease_left_s > 100 for told in store.pins()] == [True]
-        pin.release()
+        pin.close()
         assert store.pins() == ()
 
 
@@ -89,7 +89,7 @@ def test_a_pin_that_the_server_knows_no_more(held: ExitStack) -> None:
             ):
                 with pytest.raises(StaleVersion, match="no such pin"):
                     call()
-            pin.release()
+            pin.close()
 
 
 def test_a_pin_that_cannot_be_released_says_so_once() -> None:
@@ -99,8 +99,8 @@ def test_a_pin_that_cannot_be_released_says_so_once() -> None:
         pin = remote.pin()
         server.stop(0)
         with pytest.raises(Unavailable, match=server.address):
-            pin.release()
-        pin.release()
+            pin.close()
+        pin.close()
 
 
 def test_leases_and_tokens_that_cannot_be(held: ExitStack) -> None:

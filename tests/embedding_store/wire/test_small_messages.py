@@ -133,9 +133,9 @@ def test_tables_pins_names_and_sketches_have_limits(held: ExitStack, monkeypatch
     pins = [client.pin() for _ in range(2)]
     with pytest.raises(BadInput, match="2 pins are held here"):
         client.pin()
-    pins[0].release()
-    client.pin().release()
-    pins[1].release()
+    pins[0].close()
+    client.pin().close()
+    pins[1].close()
     with pytest.raises(BadSpec, match="600 bytes; the most are 256"):
         fixed("無" * 200)
     with pytest.raises(BadSpec, match=r"counters must lie from 16 to 2\*\*30"):

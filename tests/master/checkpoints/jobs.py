@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from elastable.embedding_store.contract.pins import Pin
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.master.api import JobSpec, Tensor
@@ -51,7 +51,7 @@ def train(store: EmbeddingStore, versions: int, most: int = 60) -> list[Mapping[
     return made
 
 
-def rows(source: EmbeddingStore | Pin) -> Rows:
+def rows(source: Snapshot) -> Rows:
     """Every row, its slots and touches, to the bit."""
     version = source.version()
     return {

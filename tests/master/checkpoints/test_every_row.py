@@ -43,7 +43,7 @@ def test_increments_restore_the_version_that_they_are_of(tmp_path: Path) -> None
             expected = rows(store)
             series.rows_changed(step(store))  # training goes on while it is written
             checkpoint = open_checkpoint(finish())
-            pin.release()
+            pin.close()
             for other in (MemoryStore(), PartitionedStore([MemoryStore(), MemoryStore()], "encoding")):
                 with other:
                     restore_tables(checkpoint, other)

@@ -194,7 +194,7 @@ def test_one_begun_before_another_failed_is_full(tmp_path: Path) -> None:
         first = job.series.begin(gone := store.pin(), {}, JOB, progress_of(7))
         job.train(1)
         second = job.begin()
-        gone.release()
+        gone.close()
         with pytest.raises(Exception, match=r"released|gone"):
             first()
         found = open_checkpoint(second())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.contract.store import RowSource
+from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed
 from elastable.embedding_store.tiers.cached.cached_source import CachedSource

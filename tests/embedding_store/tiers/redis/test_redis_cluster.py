@@ -178,7 +178,7 @@ def test_pins_while_the_registry_moves(store: RedisStore, redis_cluster_nodes: l
         store.commit(commit_of(3))
         np.testing.assert_array_equal(pin.lookup({"t": IDS})["t"], rows_of(1))
         np.testing.assert_array_equal(second.lookup({"t": IDS})["t"], rows_of(2))
-    pin.release()
+    pin.close()
     migration.close()
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import redis
 
-from elastable.embedding_store.contract.pins import Pin
 from elastable.embedding_store.contract.row_data import Commit
-from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.errors import StaleVersion, StoreFailed
 from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
@@ -51,7 +50,7 @@ def whole() -> Callable[[int], tuple[object, dict[str, bytes]]]:
 Whole = Callable[[int], tuple[object, dict[str, bytes]]]
 
 
-def looked_up(source: RedisReader | EmbeddingStore | Pin, version: int | None = None) -> dict[str, bytes]:
+def looked_up(source: RedisReader | Snapshot, version: int | None = None) -> dict[str, bytes]:
     return {name: rows.tobytes() for name, rows in source.lookup(ALL, version).items()}
 
 

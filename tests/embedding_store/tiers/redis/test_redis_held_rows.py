@@ -104,7 +104,7 @@ def test_rows_put_and_deleted_outside_commits_are_seen(redis_url: str, client: r
             if pin is not None:
                 then = pin.lookup(dict.fromkeys(SPECS, IDS))
                 assert all(then[name].tobytes() == rows.tobytes() for name, rows in before.items())
-                pin.release()
+                pin.close()
             found.append(everything(store))
     assert found[0] == found[1]
 

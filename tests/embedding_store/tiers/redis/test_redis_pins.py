@@ -59,7 +59,7 @@ def test_every_reader_sees_a_pin_and_a_new_master_keeps_it(redis_url: str) -> No
             assert rows_of(reader) == rows_of(successor, 5) != before
             told = {name: pin.lookup({name: IDS})[name].tobytes() for name in SPECS}
             assert told == before
-            pin.release()
+            pin.close()
             with pytest.raises(StaleVersion, match="version 1 is past"):
                 rows_of(reader, 1)
 
@@ -76,13 +76,13 @@ def test_what_no_pin_needs_is_dropped(redis_url: str, client: redis.Redis) -> No
             new = new or store.pin()
         kept = images_in(client)
         assert kept > 2.5 * steady
-        old.release()
+        old.close()
         store.commit(commit_of(9))
         between = images_in(client)
         assert between < kept
         assert rows_of(store, 5) == {name: rows.tobytes() for name, rows in undisturbed(5).lookup(ALL).items()}
         assert new is not None
-        new.release()
+        new.close()
         for version in range(10, 12):
             store.commit(commit_of(version))
         assert images_in(client) <= steady + 8
@@ -186,7 +186,7 @@ def test_no_pin_while_rows_are_put(redis_url: str, client: redis.Redis) -> None:
         with pytest.raises(DeadlineExceeded, match="put or deleted"):
             store.pin()
         store.commit(commit_of(2))  # nobody is at it any more
-        store.pin().release()
+        store.pin().close()
 
 
 def test_before_images_that_were_lost(redis_url: str, client: redis.Redis) -> None:

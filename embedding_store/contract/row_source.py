@@ -1,0 +1,116 @@
+"""The contract of whatever rows are looked up in: a store, a reader of one, a pinned version."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.errors import FutureVersion
+
+if TYPE_CHECKING:
+    from elastable.embedding_store.tables.lookup_request import LookupRequest
+
+__all__ = ["RowSource"]
+
+
+class RowSource(ABC):
+    """Where rows are looked up: all that a worker needs of a store.
+
+    Lookups may run on many threads at once. A row that was never updated reads its initial value, a pure function of
+    (seed, table, id, column); reading it writes nothing.
+    """
+
+    @abstractmethod
+    def specs(self) -> dict[str, TableSpec]:
+        """All tables by name."""
+
+    @abstractmethod
+    def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
+        """Rows of several tables at once.
+
+        Args:
+            ids: Table name -> int64 `[n]`; duplicates allowed.
+            version: The version to read: the current one (None) or a pinned one.
+
+        Returns:
+            Table name -> float32 `[n, dim]`, row i the row of ids[i].
+
+        Raises:
+            TableNotFound, BadIds, IdOutOfRange: with the table, id and position.
+            StaleVersion, FutureVersion: the version is neither current nor pinned.
+            StoreFailed, Unavailable: the backend failed; no values are substituted.
+        """
+
+    @abstractmethod
+    def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
+        """Answers each request into its own memory.
+
+        Args:
+            requests: Checked by `elastable.embedding_store.tables.lookup_request`.
+            version: As of `lookup`.
+            split: Whether several threads may share the rows of one request.
+
+        Raises:
+            As `lookup`; outputs may be partly written.
+        """
+
+    def lookup_in_order(
+        self, requests: Sequence[LookupRequest], version: int | None, done: Callable[[int], object]
+    ) -> None:
+        """Answers requests in their order, each reported as soon as it is complete.
+
+        Args:
+            requests: As of `lookup_into`, all answered at one version.
+            version: As of `lookup_into`.
+            done: Called with the index of each request once it is answered.
+
+        Raises:
+            As `lookup`.
+        """
+        self.lookup_into(requests, version)
+        for number in range(len(requests)):
+            done(number)
+
+    @abstractmethod
+    def version(self) -> int:
+        """The current version; 0 before the first commit."""
+
+    def wait_for_version(self, version: int, timeout_s: float) -> bool:
+        """Waits up to `timeout_s` seconds until `version` is committed; returns whether it is.
+
+        A source that is not notified of commits does not wait but checks once.
+        """
+        return self.version() >= version
+
+    def lookup_when(self, ids: Mapping[str, Int64], version: int, wait_s: float) -> dict[str, Float32]:
+        """Waits up to `wait_s` seconds for the version to be committed, then looks up.
+
+        Raises:
+            FutureVersion: the version was not committed in time. Otherwise as `lookup`.
+        """
+        if not self.wait_for_version(version, wait_s):
+            raise FutureVersion(f"version {version} was not committed within {wait_s:g} s")
+        return self.lookup(ids, version)
+
+    def unpromoted(self) -> RowSource:
+        """The same rows for evaluation: lookups there do not change what a cache holds."""
+        return self
+
+    def forget(self) -> None:  # noqa: B027 - most sources keep nothing
+        """Drops everything cached: another store may answer now, or this one at an earlier version."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees connections and memory. Closing twice has no effect."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
