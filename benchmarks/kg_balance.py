@@ -21,7 +21,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone, run_threads
 from elastable.replicas.knowledge_graphs.graph.batch import Int32
-from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives

@@ -141,9 +141,9 @@ def predict(
     """Answer (head, relation, ?) or (?, relation, tail)."""
     with needs("elastable kg", "replicas"):
         import_tensorflow()
-        from elastable.replicas.knowledge_graphs.training.answering import AnsweringModel
+        from elastable.replicas.knowledge_graphs.training.link_predictor import LinkPredictor
 
-    answers = AnsweringModel(run).answers(relation, head=head, tail=tail, k=k, new=new)
+    answers = LinkPredictor(run).answers(relation, head=head, tail=tail, k=k, new=new)
     if as_json:
         typer.echo(json.dumps([{"entity": answer.entity, "score": answer.score} for answer in answers]))
         return

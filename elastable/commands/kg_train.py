@@ -14,9 +14,13 @@ from elastable.embedding_store.errors import BadInput
 from elastable.output.run_directory import RunDirectory
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.knowledge_graphs.graph.graph import load_graph
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import Found, GraphCheckpoints, RunPlace
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
+    GraphCheckpoint,
+    GraphCheckpoints,
+    RunProgress,
+)
 from elastable.replicas.knowledge_graphs.training.graph_run import GraphRun, train_graph
 from elastable.replicas.processes.world import replica_group, started_by_mpi
 
@@ -26,7 +30,7 @@ _DEADLINE_S = 600.0  # a worker waits while another one evaluates, or writes a c
 _SHOWN = ("mrr", "hits@1", "hits@3", "hits@10", "mean_rank")
 
 
-def to_go_on(run: Path) -> Found:
+def to_go_on(run: Path) -> GraphCheckpoint:
     """The newest checkpoint of a run directory.
 
     Raises:
@@ -37,7 +41,12 @@ def to_go_on(run: Path) -> Found:
 
 
 def run_graph(
-    source: str, settings: TrainSettings, workers: int, run_dir: Path, console: Console, begin: Found | None = None
+    source: str,
+    settings: TrainSettings,
+    workers: int,
+    run_dir: Path,
+    console: Console,
+    begin: GraphCheckpoint | None = None,
 ) -> dict[str, Any]:
     """Trains a model of a graph, on threads of this process or as one of MPI's.
 
@@ -90,7 +99,7 @@ def run_graph(
     return result
 
 
-def _nothing(kind: str, place: RunPlace, values: Mapping[str, float]) -> None:
+def _nothing(kind: str, place: RunProgress, values: Mapping[str, float]) -> None:
     """Other ranks than 0 tell nothing."""
 
 
@@ -102,7 +111,7 @@ class _Progress:
         self._last = time.perf_counter()
         self.triples, self.seconds = 0.0, 0.0
 
-    def __call__(self, kind: str, place: RunPlace, values: Mapping[str, float]) -> None:
+    def __call__(self, kind: str, place: RunProgress, values: Mapping[str, float]) -> None:
         now = time.perf_counter()
         if kind == "epoch":
             self.triples += values["triples"]

@@ -16,7 +16,7 @@ import threading
 from contextlib import suppress
 
 from elastable.launch.link import Link
-from elastable.replicas.processes import leftovers
+from elastable.replicas.processes import stale_shared_memory
 
 __all__ = ["main"]
 
@@ -43,11 +43,11 @@ class _Child:
         """Its exit code (a signal: negative), and what it says it failed by."""
         files = set[str]()  # of one that ends within MPI's start, which nobody takes away
         while True:
-            files = files or leftovers.mapped_by(self.pid)
+            files = files or stale_shared_memory.mapped_by(self.pid)
             with suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(_POLL_S)
                 break
-        leftovers.remove_files(files)
+        stale_shared_memory.remove_files(files)
         os.set_blocking(self._why, False)  # a child of the child may hold the other end
         with suppress(BlockingIOError), os.fdopen(self._why, "rb") as why:
             return code, (why.read() or b"").decode(errors="replace")

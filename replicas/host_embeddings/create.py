@@ -20,12 +20,12 @@ from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.host_embeddings.exchange.callbacks import Callbacks
+from elastable.replicas.host_embeddings.exchange.cost import choose_strategy
+from elastable.replicas.host_embeddings.exchange.remote_buffers import EncodingBuffers, TokenBuffers, TokenSums
+from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange
 from elastable.replicas.host_embeddings.host_table import REDUCTIONS, HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from elastable.replicas.host_embeddings.ways.callbacks import Callbacks
-from elastable.replicas.host_embeddings.ways.cost import choose_strategy
-from elastable.replicas.host_embeddings.ways.remote_buffers import EncodingBuffers, TokenBuffers, TokenSums
-from elastable.replicas.host_embeddings.ways.row_exchange import RowExchange
 from elastable.replicas.processes.world import replica_group
 
 __all__ = ["DTYPES", "STRATEGIES", "TOKEN_EXCHANGES", "create_host_table", "own_group"]

@@ -24,10 +24,10 @@ from elastable.embedding_store.native.range_pool import available_cores
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import ThreadGroup
 from elastable.replicas.host_embeddings.create import Initial, create_host_table
+from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds, require_integers
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.host_embeddings.state import State
-from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds, require_integers
 from elastable.worker.rows.initializers import initializer_spec, seed_of
 
 __all__ = ["HostEmbedding", "create_host_embedding"]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastable.embedding_store.errors import CheckpointError, ElastableError
+from elastable.embedding_store.errors import CheckpointError
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
 from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_in
-from elastable.replicas.groups.agreement import raise_together
+from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.state import State
 
@@ -42,13 +42,9 @@ def save_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.Pat
     """
     table = _table(embedding)
     state = table.state()
-    error: ElastableError | None = None
-    if table.group.rank == 0:
-        try:
+    with fail_together(table.group):
+        if table.group.rank == 0:
             _write(Path(path), table.spec.name, state)
-        except OSError as failure:
-            error = CheckpointError(f"host embedding {table.spec.name!r} cannot be written to {path}: {failure}")
-    raise_together(table.group, error)
 
 
 def load_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.PathLike[str]) -> None:
@@ -60,13 +56,8 @@ def load_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.Pat
         StoreFailed: another replica could not read it; names the rank.
     """
     table = _table(embedding)
-    error: ElastableError | None = None
-    state: State = {}
-    try:
+    with fail_together(table.group):
         state = _read(Path(path))
-    except CheckpointError as failure:
-        error = failure
-    raise_together(table.group, error)
     table.restore(state)
 
 
@@ -78,10 +69,12 @@ def _write(path: Path, name: str, state: State) -> None:
     tensors = {key: [values] for key, values in state.items()}
     note = {"format": _FORMAT, "name": name, "blake2b": _checksum(state)}
     draft = path.with_name(f".{path.name}.writing")
-    draft.unlink(missing_ok=True)
-    files = LocalFiles(path.parent)
-    files.write(draft.name, parts_of(tensors, note))
-    draft.replace(path)
+    try:
+        draft.unlink(missing_ok=True)
+        LocalFiles(path.parent).write(draft.name, parts_of(tensors, note))
+        draft.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"host embedding {name!r} cannot be written to {path}: {error}") from error
 
 
 def _read(path: Path) -> State:

@@ -13,14 +13,14 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.rows.checks import require_gradients
-from elastable.replicas.groups.agreement import raise_together
+from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.host_embeddings import lease
+from elastable.replicas.host_embeddings import name_lease
+from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds, gather_ids
+from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.host_embeddings.pending_sums import PendingSums
 from elastable.replicas.host_embeddings.state import State, block_of, require_state, state_of
-from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds, gather_ids
-from elastable.replicas.host_embeddings.ways.row_exchange import RowExchange
 
 __all__ = ["REDUCTIONS", "HostTable"]
 
@@ -77,23 +77,21 @@ class HostTable:
         Raises:
             BadInput: the name is registered already, here or on another replica (StoreFailed, with its rank).
         """
-        error: ElastableError | None = None
+        taken = False
         try:
-            lease.take(self.group, self.spec.name)
-        except BadInput as failure:
-            error = failure
-        try:
-            raise_together(self.group, error)
+            with fail_together(self.group):
+                name_lease.take(self.group, self.spec.name)
+                taken = True
         except ElastableError:
-            if error is None:
-                lease.release(self.group, self.spec.name)
+            if taken:
+                name_lease.release(self.group, self.spec.name)
             raise
         self._registered = True
         try:
             yield self
         finally:
             self._registered = False
-            lease.release(self.group, self.spec.name)
+            name_lease.release(self.group, self.spec.name)
 
     def lookup(self, indices: npt.ArrayLike, clip_indices: bool = True) -> npt.NDArray[Any]:
         """Rows.
@@ -168,12 +166,8 @@ class HostTable:
         Raises:
             BadInput: it is no state of this table; named is what differs. Nothing has changed.
         """
-        error: ElastableError | None = None
-        try:
+        with fail_together(self.group):
             require_state(self.spec, state)
-        except BadInput as failure:
-            error = failure
-        raise_together(self.group, error)
         self._exchange.replace(block_of(self.spec, state))
         pending = state["pending/ids"], state["pending/gradients"], int(state["pending/lookups"])
         self._pending.replace(self._exchange, *pending)

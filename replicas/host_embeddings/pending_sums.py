@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.native.range_pool import shared_pool
 from elastable.embedding_store.tables.grouping import Coalescer, GradientPart, coalesce_many
-from elastable.replicas.host_embeddings.ways.row_exchange import RowExchange
+from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange
 
 __all__ = ["PendingSums"]
 

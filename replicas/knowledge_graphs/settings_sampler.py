@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastable.replicas.knowledge_graphs.graph.batch import Int32
 from elastable.replicas.knowledge_graphs.graph.frequency import frequency_weights
-from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler

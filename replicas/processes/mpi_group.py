@@ -9,17 +9,17 @@ import numpy as np
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.groups.group import Bytes, ReplicaGroup
 from elastable.replicas.processes.hosts import this_host
-from elastable.replicas.processes.lane import CORES, Lane
-from elastable.replicas.processes.meeting_point import MeetingPoint, MemberAddress
-from elastable.replicas.processes.start import MPI
-from elastable.replicas.processes.watch import Watch
+from elastable.replicas.processes.mpi_channel import CORES, MpiChannel
+from elastable.replicas.processes.mpi_library import MPI
+from elastable.replicas.processes.peer_monitor import PeerMonitor
+from elastable.replicas.processes.rendezvous import MemberAddress, Rendezvous
 
 __all__ = ["MpiGroup"]
 
 _ADDRESS_BYTES = 1024
-_BEGINNING = 0  # the lane on which groups begin
+_BEGINNING = 0  # the channel on which groups begin
 
-_next_lane = 1
+_next_channel = 1
 
 
 class MpiGroup(ReplicaGroup):
@@ -31,10 +31,10 @@ class MpiGroup(ReplicaGroup):
     waited for has ended.
     """
 
-    def __init__(self, rank: int, ranks: Sequence[int], lane: Lane, watch: Watch) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int], channel: MpiChannel, monitor: PeerMonitor) -> None:
         super().__init__(rank, ranks)
-        self.watch = watch
-        self._lane = lane
+        self.monitor = monitor
+        self._channel = channel
 
     @classmethod
     def of(cls, comm: MPI.Intracomm, ranks: Sequence[int], deadline_s: float) -> MpiGroup:
@@ -57,65 +57,67 @@ class MpiGroup(ReplicaGroup):
             )
         rank = list(ranks).index(comm.rank)
         names = range(len(ranks))
-        beginning = Lane(comm, ranks, names, rank, _BEGINNING, deadline_s, None)
+        beginning = MpiChannel(comm, ranks, names, rank, _BEGINNING, deadline_s, None)
         here = this_host().encode()
         hosts = _told_by_all(beginning, "hosts", rank, here)
-        point = MeetingPoint(one_host=len(set(hosts)) == 1)
+        point = Rendezvous(one_host=len(set(hosts)) == 1)
         try:
             addresses = _told_by_all(beginning, "addresses", rank, point.address.to_bytes())
             connections = point.connect(rank, [MemberAddress.from_bytes(address) for address in addresses], deadline_s)
         finally:
             point.close()
-        number = _lane_number(max(_numbers(beginning, "beginning", rank)), comm)
+        number = _channel_number(max(_numbers(beginning, "beginning", rank)), comm)
         beginning.close()
-        watch = Watch(rank, connections, deadline_s)
+        monitor = PeerMonitor(rank, connections, deadline_s)
         crowded = hosts.count(here) > CORES
-        return cls(rank, names, Lane(comm, ranks, names, rank, number, deadline_s, watch, crowded), watch)
+        return cls(rank, names, MpiChannel(comm, ranks, names, rank, number, deadline_s, monitor, crowded), monitor)
 
     def leave(self, why: str) -> None:
         """As in `ReplicaGroup.leave`."""
-        self.watch.leave(why)
-        self._lane.close()
+        self.monitor.leave(why)
+        self._channel.close()
 
     def _gather(self, what: str, send: Bytes, receive: Sequence[Bytes]) -> None:
-        self._lane.exchange(what, [send] * self.size, receive)
+        self._channel.exchange(what, [send] * self.size, receive)
 
     def _exchange(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
-        self._lane.exchange(what, send, receive)
+        self._channel.exchange(what, send, receive)
 
     def _part(self, what: str, members: Sequence[int]) -> ReplicaGroup:
-        lane = self._lane
-        number = _lane_number(max(_numbers(lane, what, self.rank)), lane.comm)
-        addresses = [lane.addresses[member] for member in members]
+        channel = self._channel
+        number = _channel_number(max(_numbers(channel, what, self.rank)), channel.comm)
+        addresses = [channel.addresses[member] for member in members]
         names = [self.ranks[member] for member in members]
         rank = members.index(self.rank)
-        part = Lane(lane.comm, addresses, names, rank, number, lane.deadline_s, self.watch, lane.crowded)
-        return MpiGroup(rank, names, part, self.watch)
+        part = MpiChannel(
+            channel.comm, addresses, names, rank, number, channel.deadline_s, self.monitor, channel.crowded
+        )
+        return MpiGroup(rank, names, part, self.monitor)
 
 
-def _told_by_all(lane: Lane, what: str, rank: int, mine: bytes) -> list[bytes]:
+def _told_by_all(channel: MpiChannel, what: str, rank: int, mine: bytes) -> list[bytes]:
     """A short text of everyone, by rank."""
-    size = len(lane.addresses)
+    size = len(channel.addresses)
     send = np.zeros(_ADDRESS_BYTES, np.uint8)
     send[: len(mine)] = np.frombuffer(mine, np.uint8)
     found = np.zeros((size, _ADDRESS_BYTES), np.uint8)
-    lane.exchange(what, [send] * size, list(found))
+    channel.exchange(what, [send] * size, list(found))
     return [row.tobytes().rstrip(b"\0") for row in found]
 
 
-def _numbers(lane: Lane, what: str, rank: int) -> list[int]:
-    """The first lane that is still free, of everyone."""
-    size = len(lane.addresses)
+def _numbers(channel: MpiChannel, what: str, rank: int) -> list[int]:
+    """The first channel that is still free, of everyone."""
+    size = len(channel.addresses)
     found = np.zeros((size, 1), np.int64)
-    lane.exchange(what, [np.array([_next_lane]).view(np.uint8)] * size, [row.view(np.uint8) for row in found])
+    channel.exchange(what, [np.array([_next_channel]).view(np.uint8)] * size, [row.view(np.uint8) for row in found])
     return [int(number) for number in found[:, 0]]
 
 
-def _lane_number(number: int, comm: MPI.Intracomm) -> int:
-    """Takes a lane, which all its members agreed on as none of them has it yet."""
-    global _next_lane
+def _channel_number(number: int, comm: MPI.Intracomm) -> int:
+    """Takes a channel, which all its members agreed on as none of them has it yet."""
+    global _next_channel
     highest = int(comm.Get_attr(MPI.TAG_UB) or 32767) // 2 - 1  # the standard's least
     if number > highest:
         raise BadInput(f"more than {highest} groups in one process; keep groups instead of making them anew")
-    _next_lane = number + 1
+    _next_channel = number + 1
     return number

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from elastable.embedding_store.errors import DeadlineExceeded, NotInstalled
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import alone
-from elastable.replicas.processes import leftovers
+from elastable.replicas.processes import stale_shared_memory
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -100,7 +100,7 @@ def world_communicator(deadline_s: float) -> MPI.Intracomm:
 
 def _start(deadline_s: float) -> MPI.Intracomm:
     try:
-        from elastable.replicas.processes.start import MPI
+        from elastable.replicas.processes.mpi_library import MPI
     except ImportError as error:  # mpi4py, or the MPI library that it loads
         told = f'a group of several replicas needs MPI ({error}): pip install "elastable[replicas]"'
         raise NotInstalled(told) from error
@@ -116,20 +116,20 @@ def _start(deadline_s: float) -> MPI.Intracomm:
             raise DeadlineExceeded(f"not all of {MPI.COMM_WORLD.size} replicas have come within {deadline_s:g} s")
         time.sleep(1e-4)
     # All are through MPI's start, so nobody has to find it by name; a killed process would leave it there.
-    leftovers.remove_files(leftovers.mapped_by(os.getpid()))
+    stale_shared_memory.remove_files(stale_shared_memory.mapped_by(os.getpid()))
     return made
 
 
 def _end(deadline_s: float) -> None:
     """At exit. MPI is ended where all others come to their end, too; nothing may wait for one that does not."""
-    from elastable.replicas.processes.start import IMPORTED_BEFORE, MPI
+    from elastable.replicas.processes.mpi_library import IMPORTED_BEFORE, MPI
 
     for group in _groups:
         group.leave("its process has ended" if _failed else "its work is done")
     give_up = time.monotonic() + (0.0 if _failed else deadline_s)
-    done = not _failed and all(group.watch.all_done(max(0.0, give_up - time.monotonic())) for group in _groups)
+    done = not _failed and all(group.monitor.all_done(max(0.0, give_up - time.monotonic())) for group in _groups)
     for group in _groups:
-        group.watch.close()
+        group.monitor.close()
     if done and _groups and not MPI.Is_finalized():
         with _no_longer_than(_END_S):
             MPI.Finalize()

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from elastable.replicas.training.data.feed import Feed
 from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
+from elastable.replicas.training.replica_training import Training
 from elastable.replicas.training.step import GradientStep
-from elastable.replicas.training.training import Training
 
 __all__ = ["run_epochs"]
 

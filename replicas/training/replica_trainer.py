@@ -14,7 +14,7 @@ from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
-from elastable.replicas.groups.at_root import at_root
+from elastable.replicas.groups.agreement import run_at_root
 from elastable.replicas.training.trainer import ShardedTrainer
 
 __all__ = ["ReplicaTrainer"]
@@ -55,7 +55,7 @@ class ReplicaTrainer(ShardedTrainer):
                 job, progress = JobSpec(job=self._job, seed=self.seed), Progress(self.step)
                 return write_checkpoint(directory, no_tables, tensors, job, progress, keep=keep)
 
-        return at_root(self.group, write)
+        return run_at_root(self.group, write)
 
     def load(self, place: str | Path) -> None:
         """Takes a checkpoint back, of any number of replicas and whatever they shared; every replica calls it.
@@ -83,6 +83,6 @@ class ReplicaTrainer(ShardedTrainer):
             read.update(found.dense())
             return json.dumps({"step": found.version, "job": str(found.job.get("job", ""))})
 
-        told: Mapping[str, Any] = json.loads(at_root(self.group, open_it))
+        told: Mapping[str, Any] = json.loads(run_at_root(self.group, open_it))
         self.restore(read, told["step"])
         self._job = told["job"]

@@ -14,15 +14,15 @@ from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.processes.world import replica_group
 from elastable.replicas.training.data.feed import Feed
-from elastable.replicas.training.data.given import reader_of, require_batch_size, split_off
+from elastable.replicas.training.data.input_adapters import reader_of, require_batch_size, split_off
 from elastable.replicas.training.epochs import run_epochs
-from elastable.replicas.training.host_states import HOST, host_embeddings, host_tensors, restore_hosts
+from elastable.replicas.training.host_embedding_state import HOST, host_embeddings, host_tensors, restore_hosts
 from elastable.replicas.training.model_refusals import refuse_losses, refuse_model
-from elastable.replicas.training.predicting import predict_all
+from elastable.replicas.training.prediction import predict_all
 from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
+from elastable.replicas.training.replica_training import ReplicaMemory, Training
 from elastable.replicas.training.step import GradientStep, PredictStep, ReplicaEvaluateStep
-from elastable.replicas.training.training import ReplicaMemory, Training
-from elastable.replicas.training.variables.placing import VariablePlacement
+from elastable.replicas.training.variables.placement import VariablePlacement
 from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers import NumpyReader, Reader
 

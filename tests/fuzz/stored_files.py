@@ -26,7 +26,7 @@ from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunPlace
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunProgress
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, train
@@ -243,7 +243,7 @@ class GraphFiles(_Folder):
     def write(self) -> None:
         """One small checkpoint."""
         state = {"entities": np.ones((4, 2), np.float32), "step": np.int64(3) * np.ones((), np.int64)}
-        GraphCheckpoints(self.folder).write(state, TrainSettings(), RunPlace(1, 3), {"entities": 4})
+        GraphCheckpoints(self.folder).write(state, TrainSettings(), RunProgress(1, 3), {"entities": 4})
 
     def read(self) -> None:
         """The newest and the best."""

@@ -5,7 +5,7 @@ The words and the rules are those of PopART's tensor locations
 `replicatedTensorSharding`): a setting for each kind of tensor, thresholds
 below which a tensor stays where it is computed with, and whole, and overrides
 by name that know no threshold. Tables are placed here; dense variables are
-sharded over replicas by `elastable.replicas.training.variables.placing`.
+sharded over replicas by `elastable.replicas.training.variables.placement`.
 """
 
 from __future__ import annotations

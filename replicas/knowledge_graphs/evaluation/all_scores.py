@@ -12,7 +12,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, Ranks
 from elastable.replicas.knowledge_graphs.graph.batch import Queries
-from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 
 __all__ = ["AllScores", "TopAnswers"]

@@ -9,7 +9,7 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
 from elastable.replicas.knowledge_graphs.evaluation.ranking_metrics import RankingMetrics
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Int32, Side
-from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Corruption, Int32, UInt64
-from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.negative_masks import mask_rows
 from elastable.replicas.knowledge_graphs.sampling.negatives import Exclude, NegativeSampler, StepTriples

@@ -21,7 +21,7 @@ from elastable.replicas.knowledge_graphs.graph.batch import (
     Side,
     UInt64,
 )
-from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, stream_key
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding

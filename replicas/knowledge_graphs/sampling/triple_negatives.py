@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.native.kernel import kernel
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Corruption, Int32, Negatives, Side, UInt64
-from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.negatives import Exclude, NegativeSampler, StepTriples

@@ -14,7 +14,7 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.batch import Bools, StepBatch
-from elastable.replicas.knowledge_graphs.schemes.triples import TripleScores
+from elastable.replicas.knowledge_graphs.schemes.triple_scores import TripleScores
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 
 __all__ = ["Scheme", "Scored", "StepGradients", "require_balance"]

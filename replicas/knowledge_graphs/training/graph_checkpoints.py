@@ -19,7 +19,7 @@ from elastable.master.checkpoints.storage.tensor_file import parts_of, tensors_i
 from elastable.replicas.groups.group import Array
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
-__all__ = ["GraphCheckpoints", "RunPlace"]
+__all__ = ["GraphCheckpoints", "RunProgress"]
 
 FORMAT = 1
 _KIND = "knowledge graph"
@@ -27,7 +27,7 @@ _TENSORS = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlace:
+class RunProgress:
     """Where a run stands.
 
     Attributes:
@@ -54,12 +54,12 @@ class RunPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class GraphCheckpoint:
     """A checkpoint that was read: the model's state in the order of global ids, and what it is of."""
 
     state: Mapping[str, Array]
     settings: TrainSettings
-    place: RunPlace
+    place: RunProgress
     graph: Mapping[str, Any]
     address: str = field(default="")
 
@@ -75,7 +75,7 @@ class GraphCheckpoints:
         self._files = LocalFiles(home)
 
     def write(
-        self, state: Mapping[str, Array], settings: TrainSettings, place: RunPlace, graph: Mapping[str, Any]
+        self, state: Mapping[str, Array], settings: TrainSettings, place: RunProgress, graph: Mapping[str, Any]
     ) -> str:
         """Writes one, whole or not at all, and takes away those that are neither newest nor best.
 
@@ -129,20 +129,20 @@ class GraphCheckpoints:
         """Of all that are whole, the oldest first."""
         return [name for name in self._files.names() if name.startswith("ckpt-")]
 
-    def newest(self) -> Found:
+    def newest(self) -> GraphCheckpoint:
         """The newest one. Raises as `read`."""
         names = self.names()
         if not names:
             raise BadInput(f"there is no checkpoint in {self._files.address}")
         return self.read(names[-1])
 
-    def best(self) -> Found:
+    def best(self) -> GraphCheckpoint:
         """The one with the best validation MRR; the newest where none was validated. Raises as `read`."""
         newest = self.newest()
         name = _name(newest.place.best_step)
         return self.read(name) if name in self.names() else newest
 
-    def read(self, name: str) -> Found:
+    def read(self, name: str) -> GraphCheckpoint:
         """Reads one, and checks its bytes.
 
         Raises:
@@ -162,10 +162,10 @@ class GraphCheckpoints:
             if hashlib.sha256(content.data).hexdigest() != manifest["files"][_TENSORS]["sha256"]:
                 raise CheckpointError(f"checkpoint {address}: {_TENSORS} is not the file that was written")
             state, _ = tensors_in(content)
-            return Found(
+            return GraphCheckpoint(
                 {key: np.asarray(value) for key, value in state.items()},
                 TrainSettings.from_json(manifest["settings"]),
-                RunPlace(**manifest["place"]),
+                RunProgress(**manifest["place"]),
                 manifest["graph"],
                 address,
             )

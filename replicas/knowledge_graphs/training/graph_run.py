@@ -15,14 +15,18 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import Evaluation
-from elastable.replicas.knowledge_graphs.graph.graph import KnowledgeGraph
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import KnowledgeGraph
 from elastable.replicas.knowledge_graphs.graph_trainer import GraphTrainer
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import Found, GraphCheckpoints, RunPlace
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
+    GraphCheckpoint,
+    GraphCheckpoints,
+    RunProgress,
+)
 
-__all__ = ["GraphRun", "Told", "graph_identity", "train_graph"]
+__all__ = ["GraphRun", "ProgressListener", "graph_identity", "train_graph"]
 
-Told = Callable[[str, RunPlace, Mapping[str, float]], None]
+ProgressListener = Callable[[str, RunProgress, Mapping[str, float]], None]
 """Hears of "epoch" (loss) and "evaluation" (val_mrr and so on), on rank 0."""
 
 
@@ -42,7 +46,7 @@ class GraphRun:
     source: str
     settings: TrainSettings
     home: Path
-    begin: Found | None = None
+    begin: GraphCheckpoint | None = None
 
     @property
     def checkpoints(self) -> GraphCheckpoints:
@@ -64,7 +68,7 @@ def graph_identity(graph: KnowledgeGraph, source: str) -> dict[str, Any]:
     }
 
 
-def train_graph(group: ReplicaGroup, run: GraphRun, tell: Told) -> dict[str, Any]:
+def train_graph(group: ReplicaGroup, run: GraphRun, tell: ProgressListener) -> dict[str, Any]:
     """Trains on one worker; every member of the group calls it.
 
     The model at the end is the one that validated best.
@@ -121,11 +125,13 @@ def train_graph(group: ReplicaGroup, run: GraphRun, tell: Told) -> dict[str, Any
     return {"metrics": metrics, "best_validation_mrr": place.best_mrr, "epochs": place.epochs, "steps": place.step}
 
 
-def _begun(run: GraphRun, trainer: GraphTrainer, identity: Mapping[str, Any]) -> tuple[RunPlace, Mapping[str, Array]]:
+def _begun(
+    run: GraphRun, trainer: GraphTrainer, identity: Mapping[str, Any]
+) -> tuple[RunProgress, Mapping[str, Array]]:
     """Where the run begins, and the best state so far."""
     begin = run.begin
     if begin is None:
-        return RunPlace(), trainer.state()
+        return RunProgress(), trainer.state()
     if begin.graph["checksum"] != identity["checksum"]:
         raise BadInput(
             f"checkpoint {begin.address} is of graph {begin.graph['name']!r} with {begin.graph['entities']} entities; "
@@ -137,7 +143,7 @@ def _begun(run: GraphRun, trainer: GraphTrainer, identity: Mapping[str, Any]) ->
     return begin.place, best
 
 
-def _judged(place: RunPlace, mrr: float, patience: int) -> RunPlace:
+def _judged(place: RunProgress, mrr: float, patience: int) -> RunProgress:
     """After an evaluation: the best so far, and whether it is time to stop."""
     if mrr > place.best_mrr:
         return replace(place, best_mrr=mrr, best_step=place.step, waited=0)

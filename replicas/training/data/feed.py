@@ -8,7 +8,7 @@ from typing import Any
 
 from elastable.embedding_store.errors import BadInput
 from elastable.master.tasks.record_order import record_order
-from elastable.replicas.training.data.given import require_batch_size
+from elastable.replicas.training.data.input_adapters import require_batch_size
 from elastable.replicas.training.variables.split import VariableSplit
 from elastable.worker.models.build import as_tensors
 from elastable.worker.readers import Reader

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.replicas.groups.group import Array
-from elastable.replicas.training.variables.norms import PartsClipping
+from elastable.replicas.training.variables.clipping import GradientClipping
 
 __all__ = ["PartOptimizer", "refuse_optimizer", "refuse_parts", "slots_of"]
 
@@ -58,7 +58,7 @@ def refuse_optimizer(optimizer: Any) -> None:
             f"{kind}(learning_rate={rate!r}): a function as learning rate is not supported, because Keras calls it "
             "once and keeps the value; use a LearningRateSchedule, or set the rate in a callback"
         )
-    if optimizer.gradient_accumulation_steps and PartsClipping.of(optimizer) != PartsClipping():
+    if optimizer.gradient_accumulation_steps and GradientClipping.of(optimizer) != GradientClipping():
         raise Unsupported(
             f"{kind} with gradient_accumulation_steps and clipping: what is accumulated would have to be clipped over "
             "all replicas within the update; leave one of both out"
@@ -118,7 +118,7 @@ class PartOptimizer:
 
     def __init__(self, optimizer: Any, variables: Sequence[Any], targets: Sequence[Any]) -> None:
         self.keras = optimizer
-        self.clipping = PartsClipping.of(optimizer)
+        self.clipping = GradientClipping.of(optimizer)
         self.slots: list[tuple[Any, int, str]] = []
         self._targets = list(targets)
         self._decay_as(variables)

@@ -13,7 +13,7 @@ from elastable.embedding_store.errors import BadSpec
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.groups.grouping import ReplicaGrouping
 from elastable.replicas.training.variables.exchange import Exchange, Layout
-from elastable.replicas.training.variables.placing import VariablePlacement, update_domains
+from elastable.replicas.training.variables.placement import VariablePlacement, update_domains
 from elastable.replicas.training.variables.split import VariableSplit
 from elastable.replicas.training.variables.variable_memory import give_back, held_bytes, put, value_of
 

@@ -13,9 +13,9 @@ from elastable.command import app
 from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.replicas.knowledge_graphs.scores import SCORES
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
-from elastable.replicas.knowledge_graphs.training.answering import AnsweringModel
 from elastable.replicas.knowledge_graphs.training.defaults import default_settings, settings_of
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunPlace
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoints, RunProgress
+from elastable.replicas.knowledge_graphs.training.link_predictor import LinkPredictor
 from tests.elastable.processes import run_elastable
 
 CITIES = 24
@@ -57,7 +57,7 @@ def test_a_run_leaves_its_report(run: Path) -> None:
 
 
 def test_questions_are_answered_by_names(run: Path) -> None:
-    model = AnsweringModel(run)
+    model = LinkPredictor(run)
     tails = model.answers("next", head="city-4", k=3)
     assert tails[0].entity == "city-5"
     assert tails[0].score > tails[1].score > tails[2].score
@@ -84,12 +84,12 @@ def test_questions_are_answered_by_names(run: Path) -> None:
 )
 def test_what_cannot_be_answered_is_refused_by_name(run: Path, asked: dict[str, str], told: str) -> None:
     with pytest.raises(BadInput, match=told):
-        AnsweringModel(run).answers(**asked)  # type: ignore[arg-type]
+        LinkPredictor(run).answers(**asked)  # type: ignore[arg-type]
 
 
 def test_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no run directory"):
-        AnsweringModel(tmp_path)
+        LinkPredictor(tmp_path)
 
 
 def test_resuming_gives_the_run_that_was_never_broken(graph: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_resuming_gives_the_run_that_was_never_broken(graph: Path, tmp_path: Pat
     settings = settings_of("ComplEx", {"dim": 8, "batch": 32, "evaluate_every": 2, "patience": 0, "epochs": 6})
     stood = GraphCheckpoints(tmp_path / "first" / "latest" / "checkpoints").newest()
     killed = tmp_path / "killed"
-    GraphCheckpoints(killed / "checkpoints").write(first, settings, RunPlace(4, stood.place.step), stood.graph)
+    GraphCheckpoints(killed / "checkpoints").write(first, settings, RunProgress(4, stood.place.step), stood.graph)
     resumed = trained(tmp_path / "resumed", "--resume", str(killed), "--workers", "2")
     assert set(resumed) == set(straight)
     for name, value in straight.items():
@@ -171,7 +171,7 @@ def test_the_newest_and_the_best_checkpoint_stay(tmp_path: Path) -> None:
     checkpoints, settings = GraphCheckpoints(tmp_path), TrainSettings()
     for step, best in ((1, 1), (2, 2), (3, 2), (4, 2)):
         state = {"entities": np.full((2, 2), step, np.float32)}
-        checkpoints.write(state, settings, RunPlace(step, step, 0.5, best), {})
+        checkpoints.write(state, settings, RunProgress(step, step, 0.5, best), {})
     assert checkpoints.names() == ["ckpt-0000000002", "ckpt-0000000004"]
     assert checkpoints.best().state["entities"][0, 0] == 2
     assert checkpoints.newest().place.step == 4

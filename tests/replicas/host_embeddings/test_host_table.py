@@ -24,12 +24,12 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.create import create_host_table
+from elastable.replicas.host_embeddings.exchange.callbacks import Callbacks
+from elastable.replicas.host_embeddings.exchange.remote_buffers import TokenBuffers
 from elastable.replicas.host_embeddings.optimizer_spec import (
     HostEmbeddingOptimizerSpec,
     HostEmbeddingSGDGAOptimizerSpec,
 )
-from elastable.replicas.host_embeddings.ways.callbacks import Callbacks
-from elastable.replicas.host_embeddings.ways.remote_buffers import TokenBuffers
 
 
 def test_a_name_is_registered_once_at_a_time() -> None:

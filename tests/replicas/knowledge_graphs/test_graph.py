@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.graph import INSTALLED_GRAPHS, KnowledgeGraph, load_graph
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import INSTALLED_GRAPHS, KnowledgeGraph, load_graph
 from elastable.replicas.knowledge_graphs.graph.names import Names
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"

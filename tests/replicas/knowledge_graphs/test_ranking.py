@@ -11,7 +11,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, Ranks
 from elastable.replicas.knowledge_graphs.evaluation.ranking_metrics import RankingMetrics
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
-from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, SHARDS, random_triples, typed_sharding

@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 
-from elastable.replicas.processes.watch import Watch
+from elastable.replicas.processes.peer_monitor import PeerMonitor
 
 __all__ = ["main"]
 
@@ -48,14 +48,14 @@ def main(deadline_s: float) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname(), timeout=10)
         other, _ = server.accept()
-    watches = Watch(0, {1: one}, deadline_s), Watch(1, {0: other}, deadline_s)
+    monitors = PeerMonitor(0, {1: one}, deadline_s), PeerMonitor(1, {0: other}, deadline_s)
     set_link(False)
     began = time.monotonic()
-    while not all(watch.gone for watch in watches) and time.monotonic() < began + _LIMIT_S:
+    while not all(monitor.gone for monitor in monitors) and time.monotonic() < began + _LIMIT_S:
         time.sleep(0.01)
-    print(json.dumps([list(watch.gone.values()) for watch in watches] + [time.monotonic() - began]))
-    for watch in watches:
-        watch.close()
+    print(json.dumps([list(monitor.gone.values()) for monitor in monitors] + [time.monotonic() - began]))
+    for monitor in monitors:
+        monitor.close()
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.grouping import CommGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.variables import exchange as exchange_module
+from elastable.replicas.training.variables.clipping import GradientClipping, clip_parts, squared_norms
 from elastable.replicas.training.variables.exchange import Exchange, Layout
-from elastable.replicas.training.variables.norms import PartsClipping, clip_parts, squared_norms
 from elastable.replicas.training.variables.split import VariableSplit
 
 
@@ -121,18 +121,18 @@ def test_clipping_is_that_of_whole_gradients(size: int) -> None:
         ]
         np.testing.assert_allclose(np.sqrt(squared_norms(group, mine, layouts)), norms, rtol=1e-12)
         for found, before, norm in zip(
-            clip_parts(group, PartsClipping(clipnorm=0.5), mine, layouts), mine, norms, strict=True
+            clip_parts(group, GradientClipping(clipnorm=0.5), mine, layouts), mine, norms, strict=True
         ):
             np.testing.assert_allclose(found, before * min(1.0, 0.5 / norm), rtol=1e-6)
         for found, before in zip(
-            clip_parts(group, PartsClipping(global_clipnorm=0.5), mine, layouts), mine, strict=True
+            clip_parts(group, GradientClipping(global_clipnorm=0.5), mine, layouts), mine, strict=True
         ):
             np.testing.assert_allclose(found, before * (0.5 / together), rtol=1e-6)
-        for found, before in zip(clip_parts(group, PartsClipping(clipvalue=0.1), mine, layouts), mine, strict=True):
+        for found, before in zip(clip_parts(group, GradientClipping(clipvalue=0.1), mine, layouts), mine, strict=True):
             np.testing.assert_array_equal(found, np.clip(before, -0.1, 0.1))
-        for found, before in zip(clip_parts(group, PartsClipping(), mine, layouts), mine, strict=True):
+        for found, before in zip(clip_parts(group, GradientClipping(), mine, layouts), mine, strict=True):
             assert found is before
-        far = clip_parts(group, PartsClipping(global_clipnorm=1e6), mine, layouts)
+        far = clip_parts(group, GradientClipping(global_clipnorm=1e6), mine, layouts)
         assert all(found.tobytes() == before.tobytes() for found, before in zip(far, mine, strict=True))
 
     run_threads(size, work)

@@ -12,16 +12,16 @@ from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
 from elastable.replicas.knowledge_graphs.evaluation.evaluation import as_asked
-from elastable.replicas.knowledge_graphs.graph.graph import load_graph
-from elastable.replicas.knowledge_graphs.graph.known import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.knowledge_graph import load_graph
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.names import Names
 from elastable.replicas.knowledge_graphs.graph.partition import with_inverses
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
-from elastable.replicas.knowledge_graphs.training.graph_checkpoints import Found, GraphCheckpoints
+from elastable.replicas.knowledge_graphs.training.graph_checkpoints import GraphCheckpoint, GraphCheckpoints
 
-__all__ = ["Answer", "AnsweringModel"]
+__all__ = ["Answer", "LinkPredictor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Answer:
     score: float
 
 
-class AnsweringModel:
+class LinkPredictor:
     """The best model of a run, ready to be asked.
 
     Args:
@@ -48,7 +48,7 @@ class AnsweringModel:
             raise BadInput(f"{run} is no run directory of `elastable kg train`: it has no entities.txt")
         self.entities = Names.load(run / "entities.txt")
         self.relations = Names.load(run / "relations.txt", "relation")
-        self._found: Found = GraphCheckpoints(run / "checkpoints").best()
+        self._found: GraphCheckpoint = GraphCheckpoints(run / "checkpoints").best()
 
     def answers(
         self, relation: str, *, head: str | None = None, tail: str | None = None, k: int = 10, new: bool = False

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import CheckpointError
-from elastable.replicas.groups.at_root import at_root
+from elastable.replicas.groups.agreement import run_at_root
 from elastable.replicas.groups.group import Array
 from elastable.replicas.training.variables.optimizer import PartOptimizer
 from elastable.replicas.training.variables.variable_memory import put, value_of
 from elastable.replicas.training.variables.weights import ReplicaWeights
 
-__all__ = ["CanonicalTensors"]
+__all__ = ["WholeTensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class _Entry:
         return f"{self.dtype} {list(self.shape)}"
 
 
-class CanonicalTensors:
+class WholeTensors:
     """Trainable variables, states and optimizer variables by kind and place ("variables/00000").
 
     Keys, shapes and order are those that an unsharded model and a Keras
@@ -101,7 +101,7 @@ class CanonicalTensors:
 
     def check(self, tensors: Mapping[str, Array]) -> None:
         """Refuses what `restore` would refuse; every replica calls it."""
-        at_root(self._group, lambda: self._checked(tensors))
+        run_at_root(self._group, lambda: self._checked(tensors))
 
     def _checked(self, tensors: Mapping[str, Array]) -> str:
         for key, tensor in tensors.items():

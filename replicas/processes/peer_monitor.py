@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["Watch"]
+__all__ = ["PeerMonitor"]
 
 _DIED = "its process has ended without a word"
 _SEND_S = 1.0
@@ -21,10 +21,10 @@ _PROBE_S, _MOST_PROBES = 5, 127
 _LONGEST_MS = 2**31 - 1
 
 
-class Watch:
+class PeerMonitor:
     """What one member knows of the others, kept by a thread of its own.
 
-    Messages are lines of JSON: `{"left": why, "rounds": {lane: rounds}, "gone":
+    Messages are lines of JSON: `{"left": why, "rounds": {channel: rounds}, "gone":
     [[rank, why, rounds]]}`, `{"ask": 1}` and its answer `{"at": text, "for":
     [ranks]}`. A connection that ends without a farewell is a process that was
     killed, crashed, or left by `os._exit`; one whose machine is gone, or to
@@ -44,7 +44,7 @@ class Watch:
     Attributes:
         gone: Rank -> why it is not there any more; in the order in which they went.
         at: What this member is waiting for, and for which ranks; None: it is not in a collective.
-        rounds: Lane -> how many of its exchanges this member has completed.
+        rounds: Channel -> how many of its exchanges this member has completed.
     """
 
     def __init__(self, rank: int, connections: Mapping[int, socket.socket], deadline_s: float) -> None:
@@ -60,23 +60,23 @@ class Watch:
         self._changed = threading.Condition()
         self._left = self._closed = False
         self._heard = dict.fromkeys(self._connections, b"")
-        self._thread = threading.Thread(target=self._listen, name=f"replica-watch-{rank}", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name=f"replica-monitor-{rank}", daemon=True)
         for connection in self._connections.values():
             _break_when_silent(connection, deadline_s)
         _ALL.add(self)
         self._thread.start()
 
-    def first_lost(self, ranks: Sequence[int], lane: int, needed: int) -> tuple[int, str] | None:
+    def first_lost(self, ranks: Sequence[int], channel: int, needed: int) -> tuple[int, str] | None:
         """The first to go of some members, of those that will not complete an exchange any more, and why; None: none.
 
         Args:
             ranks: The members.
-            lane: Of which lane.
+            channel: Of which channel.
             needed: Rounds of it that a member has completed once this exchange is done.
         """
         for rank, why in list(self.gone.items()):
             # What a member sent before it left is on its way.
-            if rank in ranks and self._rounds_of.get(rank, {}).get(lane, 0) < needed:
+            if rank in ranks and self._rounds_of.get(rank, {}).get(channel, 0) < needed:
                 return rank, why
         return None
 
@@ -175,10 +175,10 @@ class Watch:
             self._answers[rank] = message["at"], tuple(message["for"])
 
     def _mark_gone(self, rank: int, why: str, rounds: Mapping[str, int] | None = None) -> None:
-        """`rounds`: of every lane, where the member has said farewell."""
+        """`rounds`: of every channel, where the member has said farewell."""
         with self._changed:
             if rank not in self.gone and rounds is not None:
-                self._rounds_of[rank] = {int(lane): number for lane, number in rounds.items()}
+                self._rounds_of[rank] = {int(channel): number for channel, number in rounds.items()}
             self.gone.setdefault(rank, why)
             self._changed.notify_all()
 
@@ -194,12 +194,12 @@ class Watch:
                 os.close(connection.detach())
 
 
-_ALL: weakref.WeakSet[Watch] = weakref.WeakSet()
+_ALL: weakref.WeakSet[PeerMonitor] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    for watch in list(_ALL):
-        watch._forget_in_child()
+    for monitor in list(_ALL):
+        monitor._forget_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

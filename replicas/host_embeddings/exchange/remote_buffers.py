@@ -29,9 +29,9 @@ from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squar
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.grouping import GradientPart
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds
-from elastable.replicas.host_embeddings.ways.row_exchange import RowExchange, rows_with_slots
-from elastable.replicas.host_embeddings.ways.row_layout import join_columns, lay_rows, own_ids, spread_columns
+from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds
+from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange, rows_with_slots
+from elastable.replicas.host_embeddings.exchange.row_layout import join_columns, lay_rows, own_ids, spread_columns
 
 __all__ = ["EncodingBuffers", "RemoteBuffers", "TokenBuffers", "TokenSums"]
 

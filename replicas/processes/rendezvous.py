@@ -14,7 +14,7 @@ from typing import Any
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
 from elastable.replicas.processes.hosts import own_addresses
 
-__all__ = ["MeetingPoint", "MemberAddress"]
+__all__ = ["MemberAddress", "Rendezvous"]
 
 _HELLO_BYTES = 256
 _HELLO_S = 5.0
@@ -45,7 +45,7 @@ class MemberAddress:
         return cls(tuple(hosts), port, token)
 
 
-class MeetingPoint:
+class Rendezvous:
     """Where one member waits for the others.
 
     Args:

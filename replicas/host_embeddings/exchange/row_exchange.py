@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.tables.grouping import GradientPart
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds
+from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds
 
 __all__ = ["RowExchange", "rows_with_slots"]
 

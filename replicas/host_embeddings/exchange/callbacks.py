@@ -17,13 +17,13 @@ from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.errors import ElastableError, FutureVersion
+from elastable.embedding_store.errors import FutureVersion
 from elastable.embedding_store.tables.grouping import GradientPart
 from elastable.embedding_store.tables.table_update import IndexedSlices, TableSlices, update_tables
-from elastable.replicas.groups.agreement import raise_together
+from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.host_embeddings.ways.gathered_ids import GatheredIds
-from elastable.replicas.host_embeddings.ways.row_exchange import RowExchange, rows_with_slots
+from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds
+from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange, rows_with_slots
 
 __all__ = ["Callbacks"]
 
@@ -50,25 +50,14 @@ class Callbacks(RowExchange):
         self._own = MemoryStore() if store is None else None
         self._store: EmbeddingStore = self._own or cast(EmbeddingStore, store)
         for turn in (True, False):  # the first one's table is there before others look for it
-            error: ElastableError | None = None
-            if turn is (group.rank == _COMMITS):
-                try:
+            with fail_together(group):
+                if turn is (group.rank == _COMMITS):
                     self._store.create_table(spec)
-                except ElastableError as failure:
-                    error = failure
-            raise_together(group, error)
 
     def lookup(self, batch: GatheredIds) -> Float32:
         """As in `RowExchange.lookup`."""
-        rows = np.empty((0, self.dim), np.float32)
-        error: ElastableError | None = None
-        try:
-            rows = self._store.lookup({self.spec.name: batch.ids_of(self.group.rank)})[self.spec.name]
-        except ElastableError as failure:
-            error = failure
-        if self.group.size > 1 or error is not None:
-            raise_together(self.group, error)
-        return rows
+        with fail_together(self.group):
+            return self._store.lookup({self.spec.name: batch.ids_of(self.group.rank)})[self.spec.name]
 
     def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
         """As in `RowExchange.parts`: all of them on the first replica, nothing on others."""
@@ -86,19 +75,17 @@ class Callbacks(RowExchange):
             StoreFailed: the commit failed, on the first replica; the row values are as they were.
             FutureVersion: a replica's store does not see the commit.
         """
-        version, error = 0, None
-        if self.group.rank == _COMMITS:
-            others = {key: value for key, value in self.spec.optimizer.hyperparameters if key != "learning_rate"}
-            own = self.spec.optimizer
-            optimizer = OptimizerSpec.of(own.name, lazy=own.lazy, learning_rate=learning_rate, **others)
-            slices = IndexedSlices(update.gradients, update.ids)
-            try:
+        version = 0
+        with fail_together(self.group):
+            if self.group.rank == _COMMITS:
+                own = self.spec.optimizer
+                values = dict(own.hyperparameters) | {"learning_rate": learning_rate}
+                optimizer = OptimizerSpec.of(own.name, lazy=own.lazy, **values)
+                slices = IndexedSlices(update.gradients, update.ids)
                 version = update_tables(self._store, [TableSlices(self.spec, slices, optimizer)], step=step)
-            except ElastableError as failure:
-                error = failure
-        raise_together(self.group, error)
         version = int(self.group.broadcast(np.array(version, np.int64), _COMMITS))
-        raise_together(self.group, self._unseen(version))
+        with fail_together(self.group):
+            self._require_version(version)
 
     def columns_of(self, rank: int) -> slice:
         """As in `RowExchange.columns_of`."""
@@ -114,24 +101,19 @@ class Callbacks(RowExchange):
 
     def replace(self, block: RowBlock) -> None:
         """As in `RowExchange.replace`."""
-        error: ElastableError | None = None
-        if self.group.rank == _COMMITS:
-            try:
+        with fail_together(self.group):
+            if self.group.rank == _COMMITS:
                 self._store.put(self.spec.name, [block])
-            except ElastableError as failure:
-                error = failure
-        raise_together(self.group, error)
 
     def close(self) -> None:
         """As in `RowExchange.close`; a store that was given is its owner's."""
         if self._own is not None:
             self._own.close()
 
-    def _unseen(self, version: int) -> ElastableError | None:
-        if self._store.wait_for_version(version, _SEEN_S):
-            return None
-        return FutureVersion(
-            f"host embedding {self.spec.name!r}: the store of rank {self.group.ranks[self.group.rank]} stands at "
-            f"version {self._store.version()}, and rank {self.group.ranks[_COMMITS]} has committed {version}: replicas "
-            "must be given the same store"
-        )
+    def _require_version(self, version: int) -> None:
+        if not self._store.wait_for_version(version, _SEEN_S):
+            raise FutureVersion(
+                f"host embedding {self.spec.name!r}: the store of rank {self.group.ranks[self.group.rank]} is at "
+                f"version {self._store.version()}, and rank {self.group.ranks[_COMMITS]} has committed {version}: "
+                "replicas must be given the same store"
+            )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from elastable.embedding_store.errors import BadSpec
-from elastable.replicas.host_embeddings.ways.gathered_ids import id_dtype
+from elastable.replicas.host_embeddings.exchange.gathered_ids import id_dtype
 
 __all__ = ["Machine", "StepBytes", "bytes_per_step", "choose_strategy", "seconds_per_step"]
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
-from elastable.replicas.processes.meeting_point import MeetingPoint, MemberAddress
-from elastable.replicas.processes.watch import Watch
+from elastable.replicas.processes.peer_monitor import PeerMonitor
+from elastable.replicas.processes.rendezvous import MemberAddress, Rendezvous
 
 DEADLINE_S = 90.0
 
 
-def meet(points: list[MeetingPoint], deadline_s: float = 20.0) -> list[Any]:
+def meet(points: list[Rendezvous], deadline_s: float = 20.0) -> list[Any]:
     """What each member's `connect` gave or raised, by rank."""
     found: list[Any] = [None] * len(points)
     addresses = [MemberAddress.from_bytes(point.address.to_bytes()) for point in points]
@@ -41,7 +41,7 @@ def meet(points: list[MeetingPoint], deadline_s: float = 20.0) -> list[Any]:
 
 @pytest.mark.parametrize("one_host", [True, False])
 def test_every_two_members_have_a_connection(one_host: bool) -> None:
-    points = [MeetingPoint(one_host) for _ in range(4)]
+    points = [Rendezvous(one_host) for _ in range(4)]
     found = meet(points)
     for rank, connections in enumerate(found):
         assert sorted(connections) == [other for other in range(4) if other != rank]
@@ -56,7 +56,7 @@ def test_every_two_members_have_a_connection(one_host: bool) -> None:
 
 
 def test_strangers_are_not_taken_for_members() -> None:
-    points = [MeetingPoint(one_host=True) for _ in range(2)]
+    points = [Rendezvous(one_host=True) for _ in range(2)]
     strangers = []
     for said in (b'["wrong", 1]\n', b"GET / HTTP/1.1\r\n\r\n", b'[1]\n{"a": 2}\n', b"", b"\xff\n"):
         stranger = socket.create_connection(("127.0.0.1", points[0].address.port), timeout=10)
@@ -71,7 +71,7 @@ def test_strangers_are_not_taken_for_members() -> None:
 
 
 def test_one_that_does_not_come_is_named() -> None:
-    points = [MeetingPoint(one_host=True) for _ in range(3)]
+    points = [Rendezvous(one_host=True) for _ in range(3)]
     addresses = [point.address for point in points]
     with pytest.raises(DeadlineExceeded, match=r"rank 1, 2 has not connected to rank 0 within 0\.1 s"):
         points[0].connect(0, addresses, 0.1)
@@ -82,36 +82,36 @@ def test_one_that_does_not_come_is_named() -> None:
         point.close()
 
 
-def two_watches() -> tuple[Watch, Watch]:
+def two_monitors() -> tuple[PeerMonitor, PeerMonitor]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname(), timeout=10)
         other, _ = server.accept()
-    return Watch(0, {1: one}, DEADLINE_S), Watch(1, {0: other}, DEADLINE_S)
+    return PeerMonitor(0, {1: one}, DEADLINE_S), PeerMonitor(1, {0: other}, DEADLINE_S)
 
 
 def test_a_farewell_says_why_and_how_far_its_member_came() -> None:
-    zero, one = two_watches()
+    zero, one = two_monitors()
     one.rounds[7] = 3
     one.leave("its work is done")
     assert zero.all_done(20)
-    assert zero.first_lost([1], lane=7, needed=3) is None  # all that it sent is on its way
-    assert zero.first_lost([1], lane=7, needed=4) == (1, "its work is done")
-    assert zero.first_lost([1], lane=8, needed=1) == (1, "its work is done")
-    assert zero.first_lost([0], lane=8, needed=1) is None
-    for watch in (zero, one):
-        watch.close()
+    assert zero.first_lost([1], channel=7, needed=3) is None  # all that it sent is on its way
+    assert zero.first_lost([1], channel=7, needed=4) == (1, "its work is done")
+    assert zero.first_lost([1], channel=8, needed=1) == (1, "its work is done")
+    assert zero.first_lost([0], channel=8, needed=1) is None
+    for monitor in (zero, one):
+        monitor.close()
 
 
 def test_an_end_without_a_farewell_is_a_death() -> None:
-    zero, one = two_watches()
+    zero, one = two_monitors()
     one.close()
     assert not zero.all_done(20)
-    assert zero.first_lost([1], lane=0, needed=1) == (1, "its process has ended without a word")
+    assert zero.first_lost([1], channel=0, needed=1) == (1, "its process has ended without a word")
     zero.close()
 
 
 def test_asked_members_say_where_they_are() -> None:
-    zero, one = two_watches()
+    zero, one = two_monitors()
     assert "rank 1 does not answer" in zero.story([1])
     for at, told in ((None, "rank 1 is elsewhere"), (("all_gather", (0,)), "rank 1 is in all_gather, waiting for")):
         one.at = at
@@ -120,8 +120,8 @@ def test_asked_members_say_where_they_are() -> None:
         while "does not answer" in zero.story([1]) and time.monotonic() < give_up:
             time.sleep(0.01)
         assert told in zero.story([1])
-    for watch in (zero, one):
-        watch.close()
+    for monitor in (zero, one):
+        monitor.close()
 
 
 def test_a_cut_link_is_told_as_one_once_the_deadline_is_over() -> None:
@@ -143,12 +143,12 @@ def test_a_cut_link_is_told_as_one_once_the_deadline_is_over() -> None:
 
 
 def test_a_link_may_be_cut_for_as_long_as_members_wait_for_each_other() -> None:
-    watches = two_watches()
-    for watch in watches:
-        for connection in watch._connections.values():
+    monitors = two_monitors()
+    for monitor in monitors:
+        for connection in monitor._connections.values():
             limit = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             probes = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
             every = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
             assert (limit, (probes + 1) * every) == (DEADLINE_S * 1000, DEADLINE_S)
-    for watch in watches:
-        watch.close()
+    for monitor in monitors:
+        monitor.close()

@@ -12,13 +12,13 @@ from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.training.variables.exchange import Layout
 from elastable.replicas.training.variables.split import VariableSplit
 
-__all__ = ["PartsClipping", "clip_parts", "squared_norms"]
+__all__ = ["GradientClipping", "clip_parts", "squared_norms"]
 
 _AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class PartsClipping:
+class GradientClipping:
     """At most one of Keras' three ways to clip; None, or what is not positive: not that one.
 
     Attributes:
@@ -32,7 +32,7 @@ class PartsClipping:
     clipvalue: float | None = None
 
     @classmethod
-    def of(cls, optimizer: Any) -> PartsClipping:
+    def of(cls, optimizer: Any) -> GradientClipping:
         """How a Keras optimizer clips."""
         names = ("clipnorm", "global_clipnorm", "clipvalue")
         asked = {name: getattr(optimizer, name, None) for name in names}
@@ -68,7 +68,7 @@ def squared_norms(group: ReplicaGroup, gradients: Sequence[Array], layouts: Sequ
 
 
 def clip_parts(
-    group: ReplicaGroup, clipping: PartsClipping, gradients: Sequence[Array], layouts: Sequence[Layout]
+    group: ReplicaGroup, clipping: GradientClipping, gradients: Sequence[Array], layouts: Sequence[Layout]
 ) -> list[Array]:
     """The gradients as a Keras optimizer would clip them; arguments as of `squared_norms`."""
     if clipping.clipvalue is not None:

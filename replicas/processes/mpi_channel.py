@@ -14,10 +14,10 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
 from elastable.replicas.groups.group import Bytes
-from elastable.replicas.processes.start import MPI
-from elastable.replicas.processes.watch import Watch
+from elastable.replicas.processes.mpi_library import MPI
+from elastable.replicas.processes.peer_monitor import PeerMonitor
 
-__all__ = ["CORES", "Lane"]
+__all__ = ["CORES", "MpiChannel"]
 
 _WHAT_BYTES = 248
 _HEADER_BYTES = _WHAT_BYTES + 8
@@ -36,7 +36,7 @@ _abandoned: list[Any] = []
 """Requests and buffers of exchanges that failed: a member that was only late may still write into them."""
 
 
-class Lane:
+class MpiChannel:
     """The messages of one group, which no other group's can be mixed up with.
 
     Every exchange begins with one small message from everyone to everyone: it
@@ -49,9 +49,9 @@ class Lane:
         addresses: Ranks in `comm`, by rank in the group.
         names: Ranks in the outermost group, by rank in the group; errors tell these.
         rank: Of this member in the group.
-        number: No other lane that shares two members has it.
+        number: No other channel that shares two members has it.
         deadline_s: Seconds that members wait for each other without anything coming.
-        watch: Who is gone; None: it is not known.
+        monitor: Who is gone; None: it is not known.
         crowded: There are more members on this host than cores.
     """
 
@@ -63,14 +63,14 @@ class Lane:
         rank: int,
         number: int,
         deadline_s: float,
-        watch: Watch | None,
+        monitor: PeerMonitor | None,
         crowded: bool = True,
     ) -> None:
         self.comm = comm
         self.addresses = tuple(addresses)
         self.number = number
         self.deadline_s = deadline_s
-        self.watch = watch
+        self.monitor = monitor
         self.crowded = crowded
         self.failure: ElastableError | None = None
         self._names = tuple(names)
@@ -105,11 +105,11 @@ class Lane:
                 self.failure = Unavailable(f"{what}: this member left it in the middle, by {type(error).__name__}")
             raise
         self._round += 1
-        if self.watch is not None:
-            self.watch.rounds[self.number] = self._round
+        if self.monitor is not None:
+            self.monitor.rounds[self.number] = self._round
 
     def close(self) -> None:
-        """Frees what MPI holds for the lane, where no exchange is under way."""
+        """Frees what MPI holds for the channel, where no exchange is under way."""
         if self.failure is None and not MPI.Is_finalized():
             for request in self._openings:
                 request.Free()
@@ -216,37 +216,37 @@ class Lane:
                     self._give_up(what, missing)
                 _rest(now - progress, awake_s)
         finally:
-            if self.watch is not None:
-                self.watch.at = None
+            if self.monitor is not None:
+                self.monitor.at = None
 
     def _name_who_broke(self, what: str, error: MPI.Exception) -> NoReturn:
-        """MPI has noticed by itself that a process is gone, and does not say which: the watch is about to hear it."""
+        """MPI has noticed by itself that a process is gone, and does not say which: the monitor is about to hear it."""
         end = time.monotonic() + min(_HEARD_S, self.deadline_s)
-        while self.watch is not None and time.monotonic() < end:
+        while self.monitor is not None and time.monotonic() < end:
             self._require_there(what, self._peers)
             time.sleep(_SLEEP_S[1])
         self.failure = Unavailable(f"{what}: MPI gave up on this exchange: {error}")
         raise Unavailable(*self.failure.args) from error
 
     def _say_where(self, what: str, missing: Sequence[int]) -> None:
-        if self.watch is not None:
-            self.watch.at = what, tuple(self._names[place] for place in missing)
+        if self.monitor is not None:
+            self.monitor.at = what, tuple(self._names[place] for place in missing)
 
     def _require_there(self, what: str, missing: Sequence[int]) -> None:
-        if self.watch is None or not self.watch.gone:
+        if self.monitor is None or not self.monitor.gone:
             return
-        lost = self.watch.first_lost([self._names[place] for place in missing], self.number, self._round + 1)
+        lost = self.monitor.first_lost([self._names[place] for place in missing], self.number, self._round + 1)
         if lost is not None:
             self.failure = Unavailable(f"rank {lost[0]} has left the group: {lost[1]}")
             raise Unavailable(*self.failure.args)
 
     def _ask(self) -> None:
-        if self.watch is not None:
-            self.watch.ask_all()
+        if self.monitor is not None:
+            self.monitor.ask_all()
 
     def _give_up(self, what: str, missing: Sequence[int]) -> None:
         names = [self._names[place] for place in missing]
-        story = self.watch.story(names) if self.watch is not None else ""
+        story = self.monitor.story(names) if self.monitor is not None else ""
         self.failure = DeadlineExceeded(
             f"{what}: rank {', '.join(map(str, names))} has not come within {self.deadline_s:g} s{story}"
         )

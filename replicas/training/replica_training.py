@@ -13,15 +13,15 @@ from elastable.embedding_store.errors import ModelError
 from elastable.replicas.groups.agreement import require_same
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.training.data.feed import BatchPart
+from elastable.replicas.training.model_states import ReplicaStates
 from elastable.replicas.training.replica_metrics import ReplicaMetrics
-from elastable.replicas.training.states import ReplicaStates
 from elastable.replicas.training.step import GradientStep
-from elastable.replicas.training.variables.canonical import CanonicalTensors
-from elastable.replicas.training.variables.norms import clip_parts
+from elastable.replicas.training.variables.clipping import clip_parts
 from elastable.replicas.training.variables.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
-from elastable.replicas.training.variables.placing import DenseVariable, plan_variables, update_domains
+from elastable.replicas.training.variables.placement import DenseVariable, plan_variables, update_domains
 from elastable.replicas.training.variables.variable_memory import held_bytes, put, value_of
 from elastable.replicas.training.variables.weights import ReplicaWeights
+from elastable.replicas.training.variables.whole_tensors import WholeTensors
 
 __all__ = ["ReplicaMemory", "Training"]
 
@@ -82,7 +82,7 @@ class Training:
         self.weights.forget_buffers()
         self.metrics = ReplicaMetrics(model, self.weights.exchange)
         self._states = ReplicaStates(model, group)
-        self.canonical = CanonicalTensors(self.weights, model.non_trainable_weights, self.optimizer)
+        self.canonical = WholeTensors(self.weights, model.non_trainable_weights, self.optimizer)
         self.step = 0
         self.memory: ReplicaMemory | None = None
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput, CheckpointError
-from elastable.replicas.groups.at_root import at_root
+from elastable.replicas.groups.agreement import run_at_root
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.host_embeddings.embedding import HostEmbedding
 from elastable.replicas.host_embeddings.state import require_state
@@ -66,7 +66,7 @@ def restore_hosts(model: Any, group: ReplicaGroup, tensors: Mapping[str, Array])
             }
         )
 
-    kinds: dict[str, dict[str, list[Any]]] = json.loads(at_root(group, checked))
+    kinds: dict[str, dict[str, list[Any]]] = json.loads(run_at_root(group, checked))
     for layer in layers:
         mine, taken = states[layer.table.spec.name], dict[str, Array]()
         for name, (dtype, shape) in kinds[layer.table.spec.name].items():

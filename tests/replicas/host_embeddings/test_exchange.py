@@ -17,8 +17,8 @@ from elastable.embedding_store.open_store import open_store
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.host_embeddings.create import create_host_table
+from elastable.replicas.host_embeddings.exchange.remote_buffers import EncodingBuffers, TokenBuffers
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
-from elastable.replicas.host_embeddings.ways.remote_buffers import EncodingBuffers, TokenBuffers
 from tests.contracts.host_table_contract import HostTableContract, Steps, Way, random_steps, train
 
 
@@ -109,7 +109,7 @@ def test_replicas_with_stores_of_their_own_that_are_not_the_same_are_told() -> N
         return str(caught.value)
 
     told = run_threads(2, work)
-    assert told[1].startswith("host embedding 't': the store of rank 1 stands at version 0, and rank 0 has committed 1")
+    assert told[1].startswith("host embedding 't': the store of rank 1 is at version 0, and rank 0 has committed 1")
     assert told[0] == f"rank 1: FutureVersion: {told[1]}"
 
 

@@ -13,7 +13,7 @@ from elastable.embedding_store.composite.placement.locations import (
 )
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
 from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
-from elastable.replicas.training.variables.placing import (
+from elastable.replicas.training.variables.placement import (
     DenseVariable,
     VariablePlacement,
     plan_variables,
