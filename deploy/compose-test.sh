@@ -186,6 +186,11 @@ docker kill "$(container master)" >/dev/null
 say "killed the master at version $reached"
 compose up --detach --no-recreate > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; fail "up --detach after the kill"; }
 wait_for_end "$(container master)"
+# `up` leaves a container alone that still runs: the next one must find workers that have ended.
+for worker in "${workers[@]}"; do
+  code=$(timeout 120 docker wait "$worker") || fail "worker ${worker:0:12} did not end"
+  [ "$code" -eq 0 ] || fail "worker ${worker:0:12} ended with exit code $code"
+done
 logged master 'resuming at version' || fail "the master did not resume"
 keep_result "$work/restarted.json"
 
