@@ -23,10 +23,11 @@ from benchmarks.harness import compare, interleaved, publish
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.jobs.core import Master
-from elastable.master.jobs.hooks import Hooks, MasterOptions
+from elastable.master.jobs.hooks import Hooks
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import create_tables, discover_tables
 from elastable.master.keras.metrics import MetricBook
+from elastable.master.master_options import MasterOptions
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers import NumpyReader, Reader

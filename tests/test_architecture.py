@@ -149,7 +149,10 @@ ROOMS = {
         *("errors", "contract", "support", "native", "optimizers", "rows", "tables", "engine"),
         *("tiers", "composite", "wire", "open_store", "warm"),
     ),
-    "master": ("gradient", "api", "push_check", "tasks", "checkpoints", "commits", "keras", "jobs", "wire"),
+    "master": (
+        *("gradient", "job_spec", "api", "master_options", "push_check"),
+        *("tasks", "checkpoints", "commits", "keras", "jobs", "wire"),
+    ),
     "worker": ("readers", "keras", "rows", "layers", "losses", "step", "models", "runtime"),
     "replicas": ("groups", "processes", "host_embeddings", "knowledge_graphs", "training"),
     "elastable": (
@@ -174,9 +177,6 @@ LONG_MODULES = {
     "embedding_store/tiers/redis/redis_store.py",
     "embedding_store/wire/channels/call_guard.py",
     "embedding_store/wire/messages/frames.py",
-    "master/api.py",
-    "master/jobs/core.py",
-    "master/tasks/task_board.py",
     "replicas/training/trainer.py",
     "elastable/jobs/master_process.py",
 }

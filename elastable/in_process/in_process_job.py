@@ -28,10 +28,10 @@ from elastable.in_process.in_process_stores import StoreGiven
 from elastable.jobs.job_hooks import JobHooks
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.jobs.core import Master
-from elastable.master.jobs.hooks import MasterOptions
 from elastable.master.keras.dense_turns import DenseModel, dense_part
 from elastable.master.keras.keras_optimizer import accumulated_by
 from elastable.master.keras.metrics import MetricBook
+from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.models.tables_in_store import note_trained

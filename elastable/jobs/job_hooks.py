@@ -8,7 +8,8 @@ from typing import Any
 
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.embedding_store.contract.row_data import TableUpdate
-from elastable.master.jobs.hooks import Hooks, is_due
+from elastable.master.jobs.hooks import Hooks
+from elastable.master.master_options import is_due
 from elastable.master.tasks.schedule import Schedule
 from elastable.models.untrained import UntrainedTables
 from elastable.output.run_directory import RunDirectory

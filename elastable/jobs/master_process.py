@@ -37,7 +37,7 @@ from elastable.master.api import Tensor
 from elastable.master.checkpoints.series import CheckpointSeries
 from elastable.master.checkpoints.storage.places import require_place
 from elastable.master.jobs.core import Master
-from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.wire.master_service import master_service

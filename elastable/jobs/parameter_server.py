@@ -17,8 +17,8 @@ from elastable.embedding_store.wire.shared.shared_store import outboxes_of
 from elastable.jobs.options import require_transport
 from elastable.master.api import JobSpec
 from elastable.master.jobs.bare import BareMaster
-from elastable.master.jobs.hooks import MasterOptions
 from elastable.master.keras.row_optimizers.known import make_known
+from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
 from elastable.process.audit_lines import show_audit_log
 from elastable.process.exit_codes import ExitCode

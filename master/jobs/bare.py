@@ -27,9 +27,9 @@ from elastable.master.api import (
 )
 from elastable.master.commits.committing import Committer
 from elastable.master.commits.dense_part import NoDense
-from elastable.master.commits.pushes import Sequences
+from elastable.master.commits.push_protocol import Sequences
 from elastable.master.commits.version_record import VersionRecord
-from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.master_options import MasterOptions
 from elastable.master.push_check import Expected, check_finite, check_push
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.sessions import LocalSession, Sessions

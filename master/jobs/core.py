@@ -1,4 +1,4 @@
-"""The master: hands tasks out, takes pushes, and makes one version after the other."""
+"""The master: leases tasks, takes pushes, and makes one version after the other."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import TypeVar
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, JobFailed, NotFinite
-from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.api import (
     DenseSnapshot,
@@ -18,6 +18,7 @@ from elastable.master.api import (
     JobSpec,
     JobStatus,
     Lease,
+    MasterApi,
     Push,
     PushOutcome,
     PushReply,
@@ -26,13 +27,13 @@ from elastable.master.api import (
     Tensor,
     WorkerIdentity,
 )
-from elastable.master.commits.committing import Committer
 from elastable.master.commits.dense_part import DensePart
-from elastable.master.commits.pushes import Ticket
+from elastable.master.commits.push_protocol import Ticket
 from elastable.master.jobs.driver import Driver
-from elastable.master.jobs.hooks import Hooks, MasterOptions, is_due
+from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_state import JobState
 from elastable.master.keras.metrics import MetricBook
+from elastable.master.master_options import MasterOptions
 from elastable.master.push_check import Expected, check_evaluation, check_finite, check_push
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.sessions import LocalSession
@@ -41,15 +42,15 @@ __all__ = ["Master"]
 
 _log = logging.getLogger(__name__)
 
-# No wait is longer: leases end and workers vanish without anybody telling.
+# No wait is longer: leases end and workers vanish without a notification.
 _LONGEST_WAIT_S = 0.25
 _METRICS_AGE_S = 0.5
 
 T = TypeVar("T")
 
 
-class Master:
-    """The one authority over a job's version; keeps `elastable.master.api.MasterApi`.
+class Master(MasterApi):
+    """The one authority over a job's version.
 
     Any thread may call it. One thread calls `run`: it commits, and calls the
     hooks, so that what they see is one version.
@@ -58,9 +59,9 @@ class Master:
         job: What is computed.
         store: Holds the job's tables, at the version of `start`.
         dense: The dense part of the model.
-        metrics: The model's metrics; None: metric states are not looked at.
+        metrics: The model's metrics; None: metric states are not checked.
         start: Where a resumed job goes on.
-        options: Patience.
+        options: Deadlines and intervals.
 
     Raises:
         BadInput: no training records, or the store is at another version.
@@ -76,52 +77,26 @@ class Master:
         start: Progress | None = None,
         options: MasterOptions | None = None,
     ) -> None:
-        start = start or Progress()
+        start, self._options = start or Progress(), options or MasterOptions()
         if store.version() != start.version:
             raise BadInput(
                 f"the store is at version {store.version()}, the job begins at version {start.version}: restore the "
                 "checkpoint of that version, or begin with an empty store"
             )
         self.job = job
-        self._options = options or MasterOptions()
         self._metrics = metrics or MetricBook()
-        self._expected = Expected(
-            dense.variables,
-            dense.states,
-            None if metrics is None else metrics.specs,
-            store.specs(),
-            may_overflow=dense.may_overflow,
-        )
+        known = None if metrics is None else metrics.specs
+        self._expected = Expected(dense.variables, dense.states, known, store.specs(), may_overflow=dense.may_overflow)
         self._changed = threading.Condition()
         self._state = JobState(job, self._options, start, time.monotonic)
-        schedule, every = self._state.schedule, self._options.checkpoint_every
-        committer = Committer(
-            store,
-            dense,
-            job,
-            self._options.commit_deadline_s,
-            lambda version: schedule.ends_epoch(version) or is_due(version, every),
-        )
-        self._driver = Driver(
-            self._state,
-            self._changed,
-            committer,
-            dense,
-            self._metrics,
-            self._options,
-            lambda lease_s: retry(
-                lambda: store.pin(self._state.version, lease_s), "pinning a version", self._options.commit_deadline_s
-            ),
-        )
+        self._driver = Driver(self._state, self._changed, store, dense, self._metrics, self._options)
         self._running_metrics: tuple[float, dict[str, float]] = (-_METRICS_AGE_S, {})
-
-    # What the process that holds the master does.
 
     def run(self, hooks: Hooks | None = None) -> JobStatus:
         """Drives the job in this thread until it ends; returns its last status.
 
         Raises:
-            ElastableError: what made the job fail (`JobFailed` for a worker's
+            ElastableError: the error that made the job fail (`JobFailed` for a worker's
                 error of another kind, or when no worker came).
         """
         self._driver.run(hooks or Hooks())
@@ -131,7 +106,7 @@ class Master:
         """Waits in another thread for `run` to end; False if it has not after `timeout_s` seconds.
 
         Raises:
-            ElastableError: what made the job fail.
+            ElastableError: the error that made the job fail.
         """
         ended = self._wait(lambda: self._state.over or None, timeout_s)
         if self._state.failure is not None:
@@ -139,30 +114,23 @@ class Master:
         return ended is not None
 
     def progress(self) -> Progress:
-        """The place of the job, for a checkpoint; to be asked for in a hook or after `run`."""
+        """How far the job is, for a checkpoint; call it in a hook or after `run`."""
         self._driver.note_hooks()
         with self._changed:
             return self._state.progress()
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the job was asked to stop; None: it was not."""
+        """The reason given to `stop`; None: it was not called."""
         return self._state.stop_reason
 
     @property
     def contributors(self) -> int:
-        """Workers with a training micro-batch that counted, those that are gone included."""
+        """How many workers, including those that left, computed a training micro-batch that counted."""
         with self._changed:
             return sum(1 for counted in self._state.counted.values() if counted)
 
-    # What workers ask for: elastable.master.api.MasterApi.
-
     def join(self, worker: WorkerIdentity) -> Session:
-        """Opens the worker's session.
-
-        Raises:
-            JobFailed: the job has failed.
-        """
         with self._changed:
             self._state.refuse_failed()
             self._state.join(worker)
@@ -175,13 +143,6 @@ class Master:
             self._changed.notify_all()
 
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
-        """Up to `want` tasks, waiting up to `wait_s` seconds for the first; see `TaskBoard.lease` and `reconcile`.
-
-        Raises:
-            NotJoined: the worker has no session.
-            JobFailed: the job has failed.
-        """
-
         def attempt() -> Lease | None:
             self._state.refuse_failed()
             lease = self._state.lease(incarnation, want, holding)
@@ -190,13 +151,6 @@ class Master:
         return self._wait(attempt, wait_s) or Lease()
 
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
-        """The dense part of `version` (None: the current one), or None if it is not there within `wait_s`.
-
-        Raises:
-            StaleVersion: the version is past, or the job has ended.
-            JobFailed: the job has failed.
-        """
-
         def attempt() -> DenseSnapshot | None:
             self._state.refuse_failed()
             return self._state.snapshot_of(version)
@@ -204,23 +158,13 @@ class Master:
         return self._wait(attempt, wait_s)
 
     def report_gradient(self, push: Push) -> PushReply:
-        """Counts a micro-batch's gradients once. In async mode it returns once they are committed.
-
-        Raises:
-            BadInput and its kinds: the push does not fit; nothing has changed.
-            NotFinite: NaN or Inf, unless the job skips such pushes.
-            FutureVersion: its version has not been committed.
-            JobFailed: the job has failed, or it is not that of the push.
-            DeadlineExceeded: an async push was not committed in time; it is
-                safe to repeat.
-        """
         with self._changed:
             found = self._judge(push)
         if isinstance(found, PushReply):
             return found
         problem = None if found is not None else self._problem(push)
         with self._changed:
-            # Again: another worker may have been faster while the tensors were looked at.
+            # Again: another worker may have been faster while the tensors were checked.
             found = self._judge(push)
             if isinstance(found, PushReply):
                 return found
@@ -229,7 +173,7 @@ class Master:
                 outcome = PushOutcome.ACCEPTED if problem is None else PushOutcome.SKIPPED
                 found = self._state.take(push, skipped=problem is not None)
                 self._changed.notify_all()
-        if self._state.pushes.waits and not self._await_commit(found):
+        if self._state.pushes.replies_after_commit and not self._await_commit(found):
             return PushReply(PushOutcome.STALE, "the job ended before the push was committed", self._state.version)
         return PushReply(outcome, problem or "", self._state.version)
 
@@ -244,7 +188,7 @@ class Master:
         return found
 
     def _problem(self, push: Push) -> str | None:
-        """Why a push is to be skipped, if it is."""
+        """Why a push is to be skipped; None: it is not."""
         check_push(push, self._expected)
         try:
             check_finite(push, self._expected)
@@ -268,13 +212,6 @@ class Master:
         return committed
 
     def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
-        """Counts an evaluated micro-batch once.
-
-        Raises:
-            BadGradient: the metric state is not that of the model.
-            FutureVersion: its version has not been committed.
-            JobFailed: the job has failed.
-        """
         check_evaluation(report, self._expected)
         with self._changed:
             self._state.refuse_failed()
@@ -283,39 +220,37 @@ class Master:
         return outcome
 
     def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
-        """Notes why a worker fails, for the status; a fatal error fails the job."""
         with self._changed:
             worker = self._state.sessions.identity(incarnation)
             self._state.refusals.note(worker, error)
         where = f" (host {worker.host}, pid {worker.pid})" if worker.host else ""
         _log.warning("worker %s%s failed: %s: %s", incarnation, where, type(error).__name__, error)
         if fatal:
-            told = f"worker {incarnation}: {type(error).__name__}: {error}"
-            self._driver.fail(error if isinstance(error, ElastableError) else JobFailed(told))
+            message = f"worker {incarnation}: {type(error).__name__}: {error}"
+            self._driver.fail(error if isinstance(error, ElastableError) else JobFailed(message))
 
     def status(self) -> JobStatus:
-        """How far the job is, with the metrics of the running epoch (after it: of the last)."""
         with self._changed:
-            fields = self._state.status_fields()
+            status = self._state.status()
             sums, ended = self._state.epoch_metrics, dict(self._state.logs)
-        return JobStatus(metrics={**ended, **self._running(sums)}, store=redacted(self.job.store_url), **fields)
+        metrics = {**ended, **self._current_metrics(sums)}
+        return replace(status, metrics=metrics, store=redacted(self.job.store_url))
 
-    def _running(self, sums: tuple[Tensor, ...]) -> dict[str, float]:
-        """Results of the running epoch; every worker's session asks for them, so they may be a little old."""
+    def _current_metrics(self, sums: tuple[Tensor, ...]) -> dict[str, float]:
+        """Results of the current epoch, cached for `_METRICS_AGE_S` because every worker's session asks for them."""
         asked = time.monotonic()
         if sums and asked - self._running_metrics[0] > _METRICS_AGE_S:
             self._running_metrics = (asked, self._metrics.results(sums))
         return self._running_metrics[1] if sums else {}
 
     def stop(self, reason: str) -> None:
-        """Ends the job at the version that stands, or that is being committed; nothing is lost by it."""
         with self._changed:
             if not self._state.over and self._state.stop_reason is None:
                 self._state.stop_reason = reason
             self._changed.notify_all()
 
     def _wait(self, attempt: Callable[[], T | None], wait_s: float) -> T | None:
-        """What `attempt`, made under the lock, gives in the end; None after `wait_s` seconds."""
+        """Calls `attempt` under the lock until it returns something; None after `wait_s` seconds."""
         give_up = time.monotonic() + wait_s
         with self._changed:
             while (result := attempt()) is None:

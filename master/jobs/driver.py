@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import JobFailed
+from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committing import Committer
 from elastable.master.commits.dense_part import DensePart
-from elastable.master.jobs.hooks import Hooks, MasterOptions
+from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_state import JobState, Work, as_failure
 from elastable.master.jobs.side_evaluation import LEASE_S, SideEvaluation
 from elastable.master.keras.metrics import LazyLogs, MetricBook
+from elastable.master.master_options import MasterOptions, is_due
 from elastable.master.tasks.progress import Progress
 
 __all__ = ["Driver"]
@@ -33,31 +35,32 @@ class Driver:
     Args:
         state: Shared with the threads that serve workers.
         changed: Guards `state`; told of every change.
-        committer: Makes versions.
+        store: Holds the job's tables.
         dense: The dense part of the model.
         metrics: The model's metrics.
-        options: Patience.
-        pin: Pins the version that stands, for as many seconds as given.
+        options: Deadlines and intervals.
     """
 
     def __init__(
         self,
         state: JobState,
         changed: threading.Condition,
-        committer: Committer,
+        store: EmbeddingStore,
         dense: DensePart,
         metrics: MetricBook,
         options: MasterOptions,
-        pin: Callable[[float], Snapshot],
     ) -> None:
         self._state = state
         self._changed = changed
-        self._committer = committer
+        self._store = store
+        self._committer = Committer(store, dense, state.schedule.job, options.commit_deadline_s, self._ends_chapter)
         self._dense = dense
         self._metrics = metrics
         self._options = options
-        self._pin = pin
         self._hooks = Hooks()
+
+    def _ends_chapter(self, version: int) -> bool:
+        return self._state.schedule.ends_epoch(version) or is_due(version, self._options.checkpoint_every)
 
     def run(self, hooks: Hooks) -> None:
         """Until the last version is committed and evaluated, the job is stopped, or fails.
@@ -147,10 +150,13 @@ class Driver:
             if work.over or work.evaluated is None:
                 return
             self._end_beside(work.evaluated)
-        evaluation = SideEvaluation(snapshot, self._pin(LEASE_S))
+        evaluation = SideEvaluation(snapshot, retry(self._pin, "pinning a version", self._options.commit_deadline_s))
         with self._changed:
             self._state.begin_beside(evaluation)
             self._changed.notify_all()
+
+    def _pin(self) -> Snapshot:
+        return self._store.pin(self._state.version, LEASE_S)
 
     def _end_beside(self, version: int) -> None:
         """An evaluation beside training is complete."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed, ShardLost, StaleVersion
@@ -11,6 +11,7 @@ from elastable.master.api import (
     DenseSnapshot,
     EvaluationReport,
     JobSpec,
+    JobStatus,
     Lease,
     Push,
     PushOutcome,
@@ -21,16 +22,19 @@ from elastable.master.api import (
     WorkerStatus,
 )
 from elastable.master.commits.accumulate import Accumulated, add_metrics
-from elastable.master.commits.pushes import AsyncPushes, SyncPushes, Ticket, Verdict
-from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.commits.async_pushes import AsyncPushes
+from elastable.master.commits.push_protocol import PushProtocol, Ticket, Verdict
+from elastable.master.commits.sync_pushes import SyncPushes
 from elastable.master.jobs.side_evaluation import SideEvaluation
+from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.tasks.sessions import Sessions
-from elastable.master.tasks.task_board import TaskBoard
 from elastable.master.tasks.worker_refusals import Refusals
 
 __all__ = ["JobState", "Work"]
+
+_PROTOCOLS: Mapping[str, type[PushProtocol]] = {"sync": SyncPushes, "async": AsyncPushes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +63,9 @@ class JobState:
     """
 
     def __init__(self, job: JobSpec, options: MasterOptions, start: Progress, now: Callable[[], float]) -> None:
-        sync = job.mode == "sync"
         self.schedule = Schedule(job)
-        self.board = TaskBoard(
-            self.schedule,
-            now,
-            lease_seconds=options.lease_seconds,
-            look_ahead=options.look_ahead,
-            backup_after=options.backup_after_s,
-            place=start.version if sync else start.epoch,
-            done=start.done,
-        )
-        self.pushes: SyncPushes | AsyncPushes = (
-            SyncPushes(self.schedule, self.board, options.uneven)
-            if sync
-            else AsyncPushes(self.schedule, self.board, start.sequences)
-        )
+        self.pushes = _PROTOCOLS[job.mode](self.schedule, options, start, now)
+        self.board = self.pushes.board
         self.sessions = Sessions()
         self.version = start.version
         self.evaluated = start.evaluated
@@ -94,7 +85,7 @@ class JobState:
     @property
     def epoch(self) -> int:
         """The epoch in work, counted from 0; after the last one, the number of epochs."""
-        return self.schedule.epoch(self.version) if self.schedule.job.mode == "sync" else self.board.place
+        return self.pushes.epoch(self.board.position)
 
     @property
     def ending(self) -> bool:
@@ -112,7 +103,7 @@ class JobState:
             return "stopping"
         if not len(self.sessions):
             return "waiting"
-        return "evaluating" if self.board.evaluating else "training"
+        return "evaluating" if self.board.evaluations.awaited is not None else "training"
 
     def refuse_failed(self) -> None:
         """Raises `JobFailed`, or `ShardLost`, with the reason, once the job has failed."""
@@ -139,8 +130,8 @@ class JobState:
         if holding is None:
             return Lease(self.board.lease(incarnation, want, self.version))
         found = self.board.reconcile(incarnation, holding, self.version)
-        more = self.board.lease(incarnation, want - len(found.again), self.version)
-        return Lease((*found.again, *more), revoked=found.revoked)
+        more = self.board.lease(incarnation, want - len(found.tasks), self.version)
+        return Lease((*found.tasks, *more), revoked=found.revoked)
 
     def snapshot_of(self, version: int | None) -> DenseSnapshot | None:
         """The snapshot wanted (None: the current one); None while it is not there.
@@ -160,7 +151,7 @@ class JobState:
         return self.snapshot if there else None
 
     def judge(self, push: Push) -> Verdict | Ticket | None:
-        """What becomes of a push, or None where it is to be taken; see `elastable.master.commits.pushes`."""
+        """What becomes of a push, or None where it is to be taken; see `PushProtocol.judge`."""
         if self.ending:
             return PushOutcome.STALE, f"the job has ended: {self.stop_reason or 'all is trained'}"
         return self.pushes.judge(push, self.version)
@@ -180,7 +171,7 @@ class JobState:
         """
         if report.version > self.version:
             raise FutureVersion(f"evaluation of version {report.version}; the current version is {self.version}")
-        if self.ending or report.version not in self.board.evaluations:
+        if self.ending or report.version not in self.board.evaluations.versions:
             return PushOutcome.STALE
         counts, _ = self.board.complete(TaskKind.EVALUATE, report.micro_batch, report.version, report.incarnation)
         if counts:
@@ -191,14 +182,14 @@ class JobState:
         """What can be done now, if anything."""
         if self.failure is not None or self.stop_reason is not None:
             return Work(over=True)
-        if (evaluated := self.board.evaluated) is not None:
+        if (evaluated := self.board.evaluations.complete) is not None:
             return Work(evaluated=evaluated)
-        if self.board.evaluating:
+        if self.board.evaluations.awaited is not None:
             return None
         tickets = self.pushes.ready()
         if tickets is not None:
             return Work(tickets=tuple(tickets))
-        return Work(over=True) if self.board.trained and not self.board.evaluations else None
+        return Work(over=True) if self.board.trained and not self.board.evaluations.versions else None
 
     def committed(self, tickets: tuple[Ticket, ...], made: Accumulated) -> bool:
         """The next version stands; returns whether it ends an epoch. It is not yet to be seen by workers."""
@@ -229,57 +220,52 @@ class JobState:
         return total
 
     def progress(self) -> Progress:
-        """The place between two versions."""
-        sync = self.schedule.job.mode == "sync"
+        """Where the job is between two versions."""
+        point = self.pushes.resume_point()
         return Progress(
-            version=self.version,
-            evaluated=self.evaluated,
-            records=self.records,
-            metrics=self.epoch_metrics,
-            epoch=0 if sync else self.board.place,
-            done=self.pushes.done(),
-            sequences=self.pushes.sequences(),
-            logs=self.logs,
-            hooks=self.hooks,
-        )
+            self.version, self.evaluated, self.records, self.epoch_metrics, point.epoch, point.done, point.sequences,
+            self.logs, self.hooks,
+        )  # fmt: skip
 
     def progress_after(self, made: Accumulated) -> Progress:
-        """The place once the version that is ready stands."""
-        place = self.pushes.place_after()
-        return Progress(
+        """Where the job is once the version that is ready is committed."""
+        point = self.pushes.resume_point(after_next=True)
+        return replace(
+            self.progress(),
             version=self.version + 1,
+            evaluated=False,
             records=self.records + self._records_of(made),
             metrics=add_metrics(self.epoch_metrics, [made.metrics]) if made.metrics else self.epoch_metrics,
-            epoch=place.epoch,
-            done=place.done,
-            sequences=place.sequences,
-            logs=self.logs,
-            hooks=self.hooks,
+            epoch=point.epoch,
+            done=point.done,
+            sequences=point.sequences,
         )
 
     def _records_of(self, made: Accumulated) -> int:
         """Records that the next version finishes: those of a step of several versions count with its last one."""
         return made.records if self.schedule.ends_step(self.version + 1) else 0
 
-    def status_fields(self) -> dict[str, Any]:
-        """What `JobStatus` says, but for the metrics and the store."""
+    def status(self) -> JobStatus:
+        """How far the job is, without metrics and the store's address."""
         job = self.schedule.job
         workers = tuple(
             WorkerStatus(identity, self.board.held_by(identity.incarnation), self.counted.get(identity.incarnation, 0))
             for identity in self.sessions
         )
-        return {
-            "job": job.job,
-            "state": self.phase,
-            "mode": job.mode,
-            "version": self.version,
-            "versions_total": self.schedule.versions_total,
-            "epoch": min(self.epoch, job.epochs - 1),
-            "epochs": job.epochs,
-            "records_trained": self.records,
-            "workers": workers,
-            "refusals": self.refusals.latest(),
-        }
+        return JobStatus(
+            job=job.job,
+            state=self.phase,
+            mode=job.mode,
+            version=self.version,
+            versions_total=self.schedule.versions_total,
+            epoch=min(self.epoch, job.epochs - 1),
+            epochs=job.epochs,
+            records_trained=self.records,
+            metrics={},
+            workers=workers,
+            store="",
+            refusals=self.refusals.latest(),
+        )
 
 
 def as_failure(error: BaseException) -> ElastableError:

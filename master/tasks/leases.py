@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastable.master.api import TaskKind
+from elastable.master.tasks.task_group import TaskGroup, Unit
 
-__all__ = ["LeaseBook", "Unit"]
-
-Unit = tuple[TaskKind, int, int]
-"""What is done; the version that is evaluated, 0 of training; the micro-batch."""
+__all__ = ["LeaseBook"]
 
 
 class LeaseBook:
-    """Leases of units of work, given out in groups that open at a certain time.
+    """The leases of all workers that have joined.
 
     A lease ends `lease_seconds` after the latest of: its grant, the opening of
-    its group (a unit fetched ahead cannot be worked on before), and the last
-    unit its worker finished (its others wait in the worker's queue). Then the
-    unit may be given to another worker, while the first one may still answer.
+    its group (a micro-batch fetched ahead cannot be worked on before), and the last
+    micro-batch its worker finished (its others wait in the worker's queue). Then
+    the micro-batch may be given to another worker, while the first one may still answer.
 
     Args:
         now: Monotonic clock, in seconds.
-        lease_seconds: How long a worker may take for a unit.
+        lease_seconds: How long a worker may take for a micro-batch.
     """
 
     def __init__(self, now: Callable[[], float], lease_seconds: float) -> None:
@@ -34,37 +31,53 @@ class LeaseBook:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Workers that are there, in the order in which they joined."""
+        """Workers that have joined, in the order in which they did."""
         return tuple(self._held)
 
-    def is_there(self, worker: str) -> bool:
-        """Whether the worker is there."""
-        return worker in self._held
-
     def join(self, worker: str) -> None:
-        """Counts a worker as there; joining twice is harmless."""
+        """Adds a worker; joining twice is harmless."""
         self._held.setdefault(worker, set())
         self._progress.setdefault(worker, self._now())
 
     def leave(self, worker: str) -> None:
-        """Everything the worker holds is free again at once."""
+        """Removes a worker and frees everything it holds."""
         for unit in self._held.pop(worker, set()):
             self._drop_holder(unit, worker)
         self._progress.pop(worker, None)
 
     def grant(self, unit: Unit, worker: str) -> None:
-        """Gives the unit to the worker; whoever held it before may still answer."""
+        """Gives the unit to the worker; earlier holders may still answer."""
         holders = self._granted.setdefault(unit, {})
-        holders.pop(worker, None)  # dicts keep the place of a key: the latest grant must stand last
+        holders.pop(worker, None)  # dicts keep the position of a key: the latest grant must be last
         holders[worker] = self._now()
         self._held[worker].add(unit)
 
+    def grant_share(self, group: TaskGroup, worker: str, want: int) -> list[int]:
+        """Grants up to `want` free micro-batches of the group, and no more than the worker's fair share.
+
+        The share is the group's undone micro-batches divided by the workers, rounded up: an idle worker always gets
+        what is free, and the first worker to ask does not get everything.
+        """
+        if want < 1 or not group.undone_count:
+            return []
+        fair = -(-group.undone_count // max(1, len(self._held)))
+        held = sum(group.holds(unit) and self.is_live(worker, unit, group.opened) for unit in self.units(worker))
+        room = min(want, fair - held)
+        granted: list[int] = []
+        for number in group.undone():
+            if len(granted) >= room:
+                break
+            if self.is_free(group.unit(number), group.opened):
+                self.grant(group.unit(number), worker)
+                granted.append(number)
+        return granted
+
     def units(self, worker: str) -> tuple[Unit, ...]:
-        """Units that the worker was given and that nobody has finished."""
+        """Unfinished units that were granted to the worker."""
         return tuple(self._held.get(worker, ()))
 
     def is_live(self, worker: str, unit: Unit, opened: float | None) -> bool:
-        """Whether the worker's lease of the unit has not ended.
+        """Whether the worker has a lease of the unit that has not ended.
 
         Args:
             worker: Its incarnation.
@@ -81,16 +94,27 @@ class LeaseBook:
         return not any(self.is_live(worker, unit, opened) for worker in self._granted.get(unit, ()))
 
     def holds(self, worker: str, unit: Unit) -> bool:
-        """Whether the unit was given to the worker, live or ended, and is not finished."""
+        """Whether the unit was granted to the worker, even if the lease has ended, and is not finished."""
         return worker in self._granted.get(unit, ())
 
-    def held_since(self, unit: Unit, opened: float) -> float:
-        """When the last of its holders could begin with it; `opened` where it has none."""
+    def longest_held(self, group: TaskGroup, opened: float) -> tuple[int, float] | None:
+        """The undone micro-batch of the group that has been in progress for longest, and since when, if there is one.
+
+        Args:
+            group: Its undone micro-batches are looked at.
+            opened: When it opened.
+        """
+        since = {number: self._held_since(group.unit(number), opened) for number in group.undone()}
+        longest = min(since, key=lambda number: since[number], default=None)
+        return None if longest is None else (longest, since[longest])
+
+    def _held_since(self, unit: Unit, opened: float) -> float:
+        """When the last of its holders could start; `opened` where it has none."""
         begun = (max(at, self._progress[worker]) for worker, at in self._granted.get(unit, {}).items())
         return max([opened, *begun])
 
     def give_back(self, unit: Unit, worker: str) -> None:
-        """Ends the worker's lease of the unit, if it has one; nobody has finished it."""
+        """Ends the worker's lease of the unit, if it has one; the unit is not finished."""
         self._held.get(worker, set()).discard(unit)
         self._drop_holder(unit, worker)
 
@@ -99,17 +123,17 @@ class LeaseBook:
 
         Args:
             unit: The unit.
-            by: Who finished it; "": the worker to whom it was given last.
+            by: The worker that finished it; "": the one it was granted to last.
 
         Returns:
-            Who finished it, if anybody is known to have.
+            The worker that finished it, if known.
         """
         holders = self._granted.pop(unit, {})
         for worker in holders:
             self._held[worker].discard(unit)
         by = by or next(reversed(holders), "")
         if by in self._progress:
-            # Nobody else: what a stopped worker still holds must not be held for longer.
+            # Only this worker: what a stopped worker still holds must not be held for longer.
             self._progress[by] = self._now()
         return by or None
 

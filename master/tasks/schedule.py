@@ -36,7 +36,7 @@ class Schedule:
         if job.train_records < 1:
             raise BadInput("the job has no training records: data('train') must hold at least one")
         self.job = job
-        self.group = job.grads_to_wait if job.mode == "sync" else 1
+        self.group = job.micro_batches_per_version
         self.micro_batches_per_pass = _ceil(job.train_records, job.micro_batch_size)
         self.turns = job.versions_per_step
         steps_per_pass = _ceil(self.micro_batches_per_pass, self.group)

@@ -40,7 +40,8 @@ def _counts_twice(role: str) -> None:
     _repeated_push(role)
     if role != "master":
         return
-    from elastable.master.commits.pushes import SyncPushes, Ticket
+    from elastable.master.commits.push_protocol import Ticket
+    from elastable.master.commits.sync_pushes import SyncPushes
 
     plain_ready, plain_judge = SyncPushes.ready, SyncPushes.judge
     again: list[Ticket] = []
@@ -82,7 +83,7 @@ def _loses_a_micro_batch(role: str) -> None:
     """A master that makes a version without its last micro-batch, once."""
     if role != "master":
         return
-    from elastable.master.commits.pushes import SyncPushes
+    from elastable.master.commits.sync_pushes import SyncPushes
 
     plain = SyncPushes.ready
     made = 0

@@ -30,10 +30,10 @@ from elastable.master.api import (
     WorkerIdentity,
 )
 from elastable.master.jobs.core import Master
-from elastable.master.jobs.hooks import MasterOptions
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import create_tables, discover_tables
 from elastable.master.keras.metrics import MetricBook
+from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.record_order import record_order
 

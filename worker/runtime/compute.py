@@ -128,7 +128,7 @@ class MicroBatchComputer:
         look_up = partial(look_up_in, source)
         look_up_quietly = partial(look_up_in, source.unpromoted())
 
-        several = job.mode == "sync" and job.grads_to_wait > 1 and job.average != "batches"
+        several = job.micro_batches_per_version > 1 and job.average != "batches"
         average = job.average if several else None
         self._plans: dict[TaskKind, IdPlan] = {TaskKind.TRAIN: plan_ids(model, self._spec, training=True)}
         # Several micro-batches that come in turn cannot each go on from where the one before left the generators.

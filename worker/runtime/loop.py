@@ -22,21 +22,19 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import (
-    AsyncPushId,
     DenseSnapshot,
     EvaluationReport,
     JobSpec,
     MasterApi,
     Push,
-    PushId,
     PushOutcome,
     Session,
-    SyncPushId,
     Task,
     TaskKind,
     WorkerIdentity,
 )
 from elastable.worker.runtime.compute import MicroBatchComputer, Prepared
+from elastable.worker.runtime.push_naming import push_naming
 from elastable.worker.runtime.rows_ahead import RowsAhead, source_for
 from elastable.worker.runtime.task_feed import TaskFeed
 
@@ -78,9 +76,8 @@ class Worker:
         self._session = session
         self._identity = identity
         self._deadline_s = deadline_s
-        self._sync = session.job.mode == "sync"
+        self._naming = push_naming(session.job, identity.incarnation)
         self._snapshots: dict[TaskKind, DenseSnapshot] = {}
-        self._sequence = 0
         self._ahead_since: float | None = None  # when the master was first seen at an earlier version, of late
         self._stopped = False
         self._feed = TaskFeed(master, identity.incarnation, computer.prepare, ahead)
@@ -140,11 +137,10 @@ class Worker:
 
     def _hold(self, task: Task) -> bool:
         """Gets the dense part of the task's version; False if it is not committed yet."""
-        exact = self._sync or task.kind is TaskKind.EVALUATE
+        wanted = self._naming.version_of(task)
         held = self._snapshots.get(task.kind)
-        if not exact or held is None or held.version != task.version:
-            # One for each kind: a version evaluated beside training is another one than that trained on.
-            wanted = task.version if exact else None
+        if wanted is None or held is None or held.version != wanted:
+            # One for each kind: the version evaluated is not the version trained on.
             held = self._master.pull_dense(self._identity.incarnation, wanted, _VERSION_WAIT_S)
             if held is None:
                 return False
@@ -158,14 +154,14 @@ class Worker:
         self._look_ahead(prepared)
         result = self._computer.train(prepared, rows)
         push = Push(
-            id=self._push_id(prepared.task),
+            id=self._naming.next_id(prepared.task),
             records=prepared.records,
             dense=result.dense,
             slices=result.slices,
             states=result.states,
             metrics=result.metrics,
             job=self._session.job.job,
-            computed_on=None if self._sync else self._snapshots[TaskKind.TRAIN].version,
+            computed_on=self._naming.computed_on(self._snapshots[TaskKind.TRAIN].version),
             incarnation=self._identity.incarnation,
             divisor=result.divisor,
             losses=result.losses,
@@ -183,12 +179,6 @@ class Worker:
         report = EvaluationReport(self._identity.incarnation, task.version, task.micro_batch, prepared.records, metrics)
         return int(self._master.report_evaluation(report) is PushOutcome.ACCEPTED)
 
-    def _push_id(self, task: Task) -> PushId:
-        if self._sync:
-            return SyncPushId(task.version, task.micro_batch)
-        self._sequence += 1
-        return AsyncPushId(self._identity.incarnation, self._sequence, task.micro_batch)
-
     def _look_up(self, prepared: Prepared) -> dict[str, Float32]:
         """All rows of the micro-batch, of its version, in one lookup."""
         asked = prepared.ids.unique
@@ -197,7 +187,7 @@ class Worker:
         rows = self._rows_ahead.take(prepared)
         if rows is not None:
             return rows
-        version = prepared.task.version if self._sync or prepared.task.kind is TaskKind.EVALUATE else None
+        version = self._naming.version_of(prepared.task)
         source = source_for(self._source, prepared.task)
 
         def look_up() -> dict[str, Float32]:
@@ -207,8 +197,8 @@ class Worker:
         return retry(look_up, "a lookup", self._deadline_s, on=(Unavailable,))
 
     def _look_ahead(self, prepared: Prepared) -> None:
-        """Begins to look up the micro-batch behind this one. Async mode wants rows as late as can be."""
-        if self._sync:
+        """Starts the lookup of the next micro-batch, where its rows are already determined."""
+        if self._naming.looks_ahead:
             self._rows_ahead.begin(self._feed.following(prepared))
 
     def _go_back(self, ahead: FutureVersion) -> None:

@@ -21,9 +21,9 @@ from elastable.master.api import (
     SyncPushId,
 )
 from elastable.master.commits.accumulate import Accumulated, accumulate
-from elastable.master.commits.pushes import Sequences
-from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.commits.push_protocol import Sequences
 from elastable.master.jobs.job_state import JobState, Work
+from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from tests.master.fakes import job_of
 

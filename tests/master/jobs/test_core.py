@@ -35,7 +35,8 @@ from elastable.master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from elastable.master.jobs.hooks import Hooks, MasterOptions
+from elastable.master.jobs.hooks import Hooks
+from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from tests.master.fakes import RECORDS, VALIDATION, Bench, FakeWorker, drive, gradient, job_of, small_model
 
@@ -296,7 +297,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
             report(replace(good, job="yesterday"))
         with pytest.raises(BadInput, match="micro-batch 7 is not of version 0, which is made of 0 to 1"):
             report(Push(SyncPushId(0, 7), 3, good.dense, good.slices, good.states, good.metrics))
-        with pytest.raises(BadInput, match="has 3 records, the push says it has 2"):
+        with pytest.raises(BadInput, match="has 3 records, but the push reports 2"):
             report(Push(good.id, 2, good.dense, good.slices, good.states, good.metrics))
         with pytest.raises(BadInput, match="synchronous"):
             report(Push(AsyncPushId("me", 1), 3, good.dense, good.slices, good.states, good.metrics))

@@ -11,7 +11,8 @@ import pytest
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StaleVersion
 from elastable.master.api import EvaluationReport, PushOutcome, Task, TaskKind
-from elastable.master.jobs.hooks import Hooks, MasterOptions
+from elastable.master.jobs.hooks import Hooks
+from elastable.master.master_options import MasterOptions
 from tests.master.fakes import VALIDATION, Bench, FakeWorker, drive, job_of
 
 EVERY = 2

@@ -19,9 +19,9 @@ from elastable.embedding_store.errors import BadSpec, FutureVersion
 from elastable.master.api import AsyncPushId, JobSpec, Push, PushOutcome, Slices, Task, TaskKind, WorkerIdentity
 from elastable.master.commits.accumulate import Accumulated
 from elastable.master.commits.committing import Committer
-from elastable.master.jobs.hooks import MasterOptions
 from elastable.master.jobs.job_state import JobState
 from elastable.master.keras.dense import DenseState
+from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from tests.master.fakes import Bench, FakeWorker, drive, gradient, job_of, small_model
 
@@ -182,8 +182,8 @@ def test_what_was_computed_on_a_version_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"mode": "sync", "staleness_bound": 3}, "are for mode async"),
-        ({"mode": "sync", "staleness_modulation": "inverse"}, "are for mode async"),
+        ({"mode": "sync", "staleness_bound": 3}, "staleness_bound is for mode async"),
+        ({"mode": "sync", "staleness_modulation": "inverse"}, "staleness_modulation is for mode async"),
         ({"staleness_bound": -1}, "must not be negative, got -1"),
         ({"staleness_modulation": "half"}, "staleness_modulation 'half': use none or inverse"),
     ],

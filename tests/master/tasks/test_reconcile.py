@@ -12,20 +12,18 @@ from elastable.embedding_store.errors import NotJoined
 from elastable.master.api import JobSpec, Task, TaskKind
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.tasks.task_board import TaskBoard
-from tests.master.tasks.test_task_board import Clock, numbers
+from tests.master.tasks.test_task_board import Clock, new_board, numbers
 
 
 def board_of(
     clock: Clock | None = None,
     backup_after: float | None = None,
-    place: int = 0,
+    position: int = 0,
     done: tuple[int, ...] = (),
     **job: object,
 ) -> TaskBoard:
     spec = JobSpec(**{"micro_batch_size": 1, "grads_to_wait": 4, "train_records": 12, **job})  # type: ignore[arg-type]
-    board = TaskBoard(
-        Schedule(spec), clock or Clock(), lease_seconds=10.0, backup_after=backup_after, place=place, done=done
-    )
+    board = new_board(spec, clock or Clock(), backup_after, position, done)
     board.open()
     return board
 
@@ -35,10 +33,10 @@ def test_what_a_lost_answer_gave_comes_again() -> None:
     board.join("a")
     lost = board.lease("a", 6, 0)
     found = board.reconcile("a", (), 0)
-    assert (found.again, found.revoked) == (lost, ())
-    assert board.reconcile("a", lost[:2], 0).again == lost[2:]
+    assert (found.tasks, found.revoked) == (lost, ())
+    assert board.reconcile("a", lost[:2], 0).tasks == lost[2:]
     board.complete(TaskKind.TRAIN, 3)
-    assert board.reconcile("a", lost[:2], 0).again == tuple(task for task in lost[2:] if task.micro_batch != 3)
+    assert board.reconcile("a", lost[:2], 0).tasks == tuple(task for task in lost[2:] if task.micro_batch != 3)
 
 
 def test_evaluation_tasks_come_again_too() -> None:
@@ -46,7 +44,7 @@ def test_evaluation_tasks_come_again_too() -> None:
     board.join("a")
     board.begin_evaluation(0, beside=True)
     lost = [task for task in board.lease("a", 9, 0) if task.kind is TaskKind.EVALUATE]
-    again = board.reconcile("a", (), 0).again
+    again = board.reconcile("a", (), 0).tasks
     assert len(lost) == 1
     assert [task for task in again if task.kind is TaskKind.EVALUATE] == lost
     board.end_evaluation(0)
@@ -64,7 +62,7 @@ def test_what_is_anothers_or_done_or_of_no_version_in_work_is_to_be_dropped() ->
     board.complete(TaskKind.TRAIN, 0)
     ahead = [Schedule(JobSpec(micro_batch_size=1, grads_to_wait=4, train_records=99)).task(9, 36)]
     found = board.reconcile("a", [*ours, theirs[0], *ahead], 0)
-    assert found.again == ()
+    assert found.tasks == ()
     assert found.revoked == (ours[0], theirs[0], *ahead)
     # A worker that is stopped for longer than its lease finds that it was done elsewhere, or is being done.
     clock.seconds += 11
@@ -99,7 +97,7 @@ def test_a_worker_takes_what_it_holds_to_a_master_that_was_started_again() -> No
     assert numbers(now.lease("b", 8, 0)) == [0]
     assert numbers(now.lease("a", 8, 0)) == [1]
     # One that stands further on has no use for it.
-    later = board_of(grads_to_wait=2, train_records=20, place=2)
+    later = board_of(grads_to_wait=2, train_records=20, position=2)
     later.join("a")
     assert later.reconcile("a", held, 2).revoked == tuple(task for task in held if task.version < 2)
 
@@ -233,7 +231,7 @@ class Tellers:
         tasks = self.held[worker]
         want = max(0, 3 - len(tasks))
         found = self.board.reconcile(worker, tasks, self.version)
-        granted = (*found.again, *self.board.lease(worker, want - len(found.again), self.version))
+        granted = (*found.tasks, *self.board.lease(worker, want - len(found.tasks), self.version))
         if chance < 0.4:
             return  # the answer is lost
         tasks -= set(found.revoked)
@@ -253,7 +251,7 @@ def test_with_a_clock_that_stands_still_every_micro_batch_is_counted_once(
     """Answers are lost all the time, and no lease ever ends: what is lost comes again when its worker asks."""
     job = JobSpec(mode=mode, micro_batch_size=1, grads_to_wait=group, epochs=2, train_records=records)
     schedule, chance = Schedule(job), random.Random(seed)
-    crowd = Tellers(TaskBoard(schedule, Clock(), lease_seconds=10.0), chance)
+    crowd = Tellers(new_board(job, Clock()), chance)
     crowd.board.open()
     for step in range(20_000):
         if crowd.board.trained:
@@ -261,13 +259,11 @@ def test_with_a_clock_that_stands_still_every_micro_batch_is_counted_once(
         crowd.move(faults=step < 2_000)
         if restart and step == 40:
             # Another master takes over at the version that stands; its workers join it with all that they hold.
-            crowd.board = TaskBoard(
-                schedule, Clock(), lease_seconds=10.0, place=crowd.board.place, done=crowd.board.done()
-            )
+            crowd.board = new_board(job, Clock(), position=crowd.board.position, done=crowd.board.done())
             if mode == "sync":
                 now = schedule.micro_batches(crowd.version) if crowd.version < schedule.versions_total else range(0)
                 crowd.counted = [number for number in crowd.counted if number not in now]
-                crowd.board = TaskBoard(schedule, Clock(), lease_seconds=10.0, place=crowd.board.place)
+                crowd.board = new_board(job, Clock(), position=crowd.board.position)
             for worker in crowd.held:
                 crowd.board.join(worker)
             crowd.board.open()

@@ -10,6 +10,10 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import NotJoined
 from elastable.master.api import JobSpec, Task, TaskKind
+from elastable.master.commits.async_pushes import AsyncPushes
+from elastable.master.commits.sync_pushes import SyncPushes
+from elastable.master.master_options import MasterOptions
+from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.master.tasks.task_board import TaskBoard
 
@@ -24,9 +28,23 @@ class Clock:
         return self.seconds
 
 
+def new_board(
+    job: JobSpec,
+    clock: Clock,
+    backup_after: float | None = None,
+    position: int = 0,
+    done: tuple[int, ...] = (),
+) -> TaskBoard:
+    """The board of a job that begins, or goes on with its group `position`."""
+    options = MasterOptions(lease_seconds=10.0, backup_after_s=backup_after)
+    protocol = SyncPushes if job.mode == "sync" else AsyncPushes
+    start = Progress(version=position, epoch=position, done=done)
+    return protocol(Schedule(job), options, start, clock).board
+
+
 def board_of(clock: Clock | None = None, **job: object) -> TaskBoard:
     spec = JobSpec(**{"micro_batch_size": 1, "grads_to_wait": 4, "train_records": 12, **job})  # type: ignore[arg-type]
-    board = TaskBoard(Schedule(spec), clock or Clock(), lease_seconds=10.0)
+    board = new_board(spec, clock or Clock())
     board.open()
     return board
 
@@ -156,9 +174,9 @@ def test_evaluation_comes_before_training() -> None:
     assert [(task.kind, task.micro_batch) for task in tasks] == [(TaskKind.EVALUATE, 0), (TaskKind.EVALUATE, 1)]
     assert board.complete(TaskKind.EVALUATE, 1, 1)[0]
     assert not board.complete(TaskKind.EVALUATE, 1, 1)[0]
-    assert board.evaluated is None
+    assert board.evaluations.complete is None
     board.complete(TaskKind.EVALUATE, 0, 1)
-    assert board.evaluated == 1
+    assert board.evaluations.complete == 1
     board.end_evaluation(1)
     assert board.lease("a", 3, 1) == ()
     board.open()
@@ -187,11 +205,11 @@ def test_evaluation_beside_training_comes_after_the_work_of_the_version_and_befo
     assert [(task.kind, task.version) for task in tasks] == [(TaskKind.TRAIN, 2)] * 3 + [(TaskKind.EVALUATE, 1)]
     assert not board.complete(TaskKind.EVALUATE, 0, 3)[0], "of no evaluation that is on"
     for number in range(3):
-        assert board.evaluated is None
+        assert board.evaluations.complete is None
         assert board.complete(TaskKind.EVALUATE, number, 1)[0]
-    assert board.evaluated == 1
+    assert board.evaluations.complete == 1
     board.end_evaluation(1)
-    assert board.evaluations == (2,)
+    assert board.evaluations.versions == (2,)
 
 
 def test_whoever_has_nothing_to_do_evaluates_whatever_it_has_fetched_ahead() -> None:
@@ -312,24 +330,24 @@ def test_the_job_always_ends_with_every_micro_batch_counted_once(
         mode=mode, micro_batch_size=1, grads_to_wait=group, epochs=2, train_records=records,
         validation_records=validation,
     )  # fmt: skip
-    clock, schedule = Clock(), Schedule(job)
-    board = TaskBoard(schedule, clock, lease_seconds=10.0)
+    clock = Clock()
+    board = new_board(job, clock)
     crowd = Crowd(board, clock, seed)
     board.open()
     begun = 0
     for _ in range(20_000):
-        if board.trained and not board.evaluations:
+        if board.trained and not board.evaluations.versions:
             break
         crowd.move()
-        if board.training_done and not board.evaluating:
+        if board.training_done and board.evaluations.awaited is None:
             board.advance()
             crowd.version += 1
             if validation and (board.ends_epoch or (beside and crowd.version % beside == 0)):
                 begun += 1
                 board.begin_evaluation(crowd.version, beside=not board.ends_epoch)
-        if (evaluated := board.evaluated) is not None:
+        if (evaluated := board.evaluations.complete) is not None:
             board.end_evaluation(evaluated)
-        if not board.evaluating:
+        if board.evaluations.awaited is None:
             board.open()
     trained = sorted(number for kind, _, number in crowd.counted if kind is TaskKind.TRAIN)
     counted = [entry for entry in crowd.counted if entry[0] is TaskKind.EVALUATE]

@@ -36,7 +36,7 @@ from elastable.master.api import (
 from elastable.master.commits.dense_part import NoDense
 from elastable.master.jobs.bare import BareMaster
 from elastable.master.jobs.core import Master
-from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.master_options import MasterOptions
 from elastable.master.tasks import identities
 from elastable.master.tasks.identities import SESSION_KEY
 from elastable.master.v1 import master_pb2, master_pb2_grpc

@@ -19,7 +19,7 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec, Push, PushOutcome, Slices, SyncPushId, WorkerIdentity
 from elastable.master.commits.dense_part import NoDense
 from elastable.master.jobs.core import Master
-from elastable.master.jobs.hooks import MasterOptions
+from elastable.master.master_options import MasterOptions
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
 from tests.losing_proxy import LosingProxy, losing_proxy

@@ -21,10 +21,11 @@ from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
 from elastable.master.api import JobSpec, Push, PushReply, TaskKind, WorkerIdentity
 from elastable.master.jobs.core import Master
-from elastable.master.jobs.hooks import Hooks, MasterOptions
+from elastable.master.jobs.hooks import Hooks
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import create_tables, discover_tables
 from elastable.master.keras.metrics import MetricBook
+from elastable.master.master_options import MasterOptions
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
 from elastable.worker.models.build import build_model, sample_batch

@@ -1,0 +1,54 @@
+"""Time limits and intervals of a job's master."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["MasterOptions", "is_due"]
+
+
+@dataclass(frozen=True, slots=True)
+class MasterOptions:
+    """How patient a master is; no option but `checkpoint_every` changes a bit of the result.
+
+    Attributes:
+        lease_seconds: Seconds before an unfinished micro-batch is reassigned.
+        backup_after_s: Seconds before a micro-batch in progress is also given to an idle worker; the first result
+            counts. None: not before the lease ends.
+        look_ahead: Versions beyond the current one that workers may prepare.
+        commit_deadline_s: How long a failing commit is retried.
+        push_deadline_s: How long an async push may wait for its commit.
+        no_worker_timeout_s: The job fails after that many seconds without any worker; None: it waits indefinitely, and
+            its status says so.
+        evaluate_every: Evaluate the validation split every N versions; 0: at the end of epochs only.
+        validation_freq: As in `model.fit`: evaluate at the end of every N-th epoch, or of these epochs, counted from 1.
+        evaluate_beside: Whether training continues during an evaluation. Must be False where a worker computes with
+            the very model whose variables the master changes.
+        checkpoint_every: Versions between the checkpoints that hooks write; 0: none within epochs. Each of them ends a
+            chapter of tables with `lazy=False` (`Commit.ends_chapter`), and so does each epoch, whether or not a
+            checkpoint can be written: a resumed job gets the same bits as an uninterrupted one.
+        uneven: Whether a micro-batch holds as many records as its push says, rather than as the schedule says: for
+            streams that are read by a worker in this process.
+    """
+
+    lease_seconds: float = 60.0
+    backup_after_s: float | None = None
+    look_ahead: int = 3
+    commit_deadline_s: float = 30.0
+    push_deadline_s: float = 60.0
+    no_worker_timeout_s: float | None = None
+    evaluate_every: int = 0
+    validation_freq: int | tuple[int, ...] = 1
+    evaluate_beside: bool = True
+    checkpoint_every: int = 0
+    uneven: bool = False
+
+    def evaluates(self, epoch: int) -> bool:
+        """Whether the validation split is evaluated at the end of an epoch, counted from 0."""
+        often = self.validation_freq
+        return epoch + 1 in often if isinstance(often, tuple) else (epoch + 1) % often == 0
+
+
+def is_due(version: int, every: int) -> bool:
+    """Whether `version` is a multiple of `every`; always False where `every` is 0."""
+    return every > 0 and version % every == 0
