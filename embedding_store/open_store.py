@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from urllib.parse import parse_qsl
 
-from elastable.embedding_store.composite.partitions.partitioned_source import PartitionedSource
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource, PartitionedStore
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore

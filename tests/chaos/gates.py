@@ -186,16 +186,16 @@ def _lay_store(gates: Gates) -> None:
 
 def _lay_shards(gates: Gates) -> None:
     """One shard makes its part of a version, each time another one first, and the others wait for it."""
-    from elastable.embedding_store.composite.partitions.partitioned_commit import ShardCommits
+    from elastable.embedding_store.composite.coordinator.commit_coordinator import CommitCoordinator
 
-    plain = ShardCommits._finish
+    plain = CommitCoordinator._finish
 
     def finish(self: Any, commit: Any, waves: Sequence[Mapping[int, Any]], together: bool) -> None:
         if gates.waits_at("half", commit.version):
             waves = [_one_first(gates, wave, commit.version) for wave in waves]
         plain(self, commit, waves, together)
 
-    ShardCommits._finish = finish  # type: ignore[method-assign]
+    CommitCoordinator._finish = finish  # type: ignore[method-assign]
 
 
 def _one_first(gates: Gates, calls: Mapping[int, Callable[[], None]], version: int) -> dict[int, Callable[[], None]]:

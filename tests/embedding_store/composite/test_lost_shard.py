@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastable.embedding_store.composite.partitions.partitioned_source import PartitionedSource
-from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.partitions.shard_calls import ShardCalls
+from elastable.embedding_store.composite.coordinator.store_calls import StoreCalls
+from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedSource, PartitionedStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, NotReady, ShardAway, ShardLost, TableNotFound, TakenOver
 from elastable.embedding_store.support.retry import retry
@@ -93,7 +92,7 @@ ASKED: dict[str, Callable[[PartitionedStore], Any]] = {
 def test_a_shard_without_its_rows_is_lost_whatever_is_asked(held: ExitStack, asked: str, strategy: str) -> None:
     store, shards = trained(held, strategy)
     shards[1].start_empty()
-    with pytest.raises(ShardLost, match=r"^shard 1 of 2 is lost: it (stands at version 0, and stood at 2|lacks)"):
+    with pytest.raises(ShardLost, match=r"^shard 1 of 2 is lost: it (is at version 0, and was at 2|lacks)"):
         ASKED[asked](store)
 
 
@@ -145,7 +144,9 @@ def test_rows_of_a_table_that_a_shard_has_lost_are_no_beginning(held: ExitStack)
 
 
 def test_of_several_errors_that_of_the_lost_shard_is_told() -> None:
-    calls = ShardCalls(4, lambda shard, error: "its rows are gone" if shard == 2 else "")
+    calls = StoreCalls(
+        [f"shard {n} of 4" for n in range(4)], lambda shard, error: "its rows are gone" if shard == 2 else ""
+    )
     errors = {0: BadInput("a"), 1: ShardAway("b"), 2: TableNotFound("c"), 3: NotReady("d")}
     for expected, kind in (("shard 2 of 4 is lost: its rows are gone", ShardLost), ("shard 1 of 4: b", ShardAway)):
         with pytest.raises(kind, match=expected):

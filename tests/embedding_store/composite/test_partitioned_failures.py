@@ -37,7 +37,7 @@ def broken(strategy: str = "token", after: bool = False) -> tuple[PartitionedSto
     store.create_table(fixed(dim=5, optimizer=OptimizerSpec.of("adam")))
     commit(store, {"cities": update(IDS, 5)})
     shards[1].failure, shards[1].after = Unavailable("the cable"), after
-    with pytest.raises(StoreFailed, match=r"version 2.*shard 1 of 3.*repeat the same commit.*shard 1: the cable"):
+    with pytest.raises(StoreFailed, match=r"version 2.*shard 1 of 3.*repeat the same commit.*shard 1 of 3: the cable"):
         commit(store, {"cities": update(IDS, 5, 1)})
     return store, shards
 
@@ -56,7 +56,7 @@ def test_the_same_commit_repairs_it(strategy: str) -> None:
     with store:
         assert store.version() == 1
         assert [shard.version() for shard in shards] == [2, 1, 2]
-        with pytest.raises(StoreFailed, match=r"version 1 on shard 1; version 2 on shard 0, 2.*repeat it"):
+        with pytest.raises(StoreFailed, match=r"1 on shard 1 of 3; version 2 on shard 0 of 3, shard 2 of 3.*repeat it"):
             store.lookup({"cities": IDS})
         with pytest.raises(StaleVersion, match="shard 0 of 3: version 1 is past"):
             store.lookup({"cities": IDS}, version=1)
@@ -131,7 +131,9 @@ def test_who_else_writes() -> None:
     with PartitionedStore(shards) as store:
         store.create_table(fixed(dim=5))
         shards[0].reset_version(5)
-        with pytest.raises(StoreFailed, match="shard 0 stands at version 5"):
+        with pytest.raises(
+            StoreFailed, match="shard 0 of 2 is at version 5 and shard 1 of 2 at 0, by a commit that is"
+        ):
             commit(store, {"cities": update(IDS, 5)})
 
 
@@ -195,10 +197,10 @@ def test_bad_arguments() -> None:
         PartitionedStore([MemoryStore(threads=1)], "rows")
     with pytest.raises(BadSpec, match=r"table 'people': strategy 'x'"):
         PartitionedStore([MemoryStore(threads=1)], strategies={"people": "x"})
-    with pytest.raises(BadInput, match="at least one shard"):
+    with pytest.raises(BadInput, match="at least one"):
         PartitionedStore([])
     one = MemoryStore(threads=1)
-    with pytest.raises(BadInput, match="stands twice"):
+    with pytest.raises(BadInput, match="given twice"):
         PartitionedStore([one, one])
 
 
@@ -227,7 +229,7 @@ def test_a_redis_shard_that_dies_in_the_middle_of_a_commit(durable: Server, stra
             store.commit(commit_of(2))
         durable.start()
         assert (memory.version(), redis.version(), store.version()) == (2, 1, 1)
-        with pytest.raises(StoreFailed, match="version 1 on shard 0; version 2 on shard 1"):
+        with pytest.raises(StoreFailed, match="version 1 on shard 0 of 2; version 2 on shard 1 of 2"):
             store.lookup(dict.fromkeys(SPECS, JOB_IDS))
         with pytest.raises(StoreFailed, match="that very commit"):
             store.commit(Commit(2, {}, 1, {}))

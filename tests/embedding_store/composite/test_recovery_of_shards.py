@@ -8,8 +8,8 @@ from itertools import count
 
 import pytest
 
+from elastable.embedding_store.composite.coordinator.store_calls import StoreCalls
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
-from elastable.embedding_store.composite.partitions.shard_calls import ShardCalls
 from elastable.embedding_store.composite.placement.placed_store import PlacedStore
 from elastable.embedding_store.contract.row_data import Commit
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -73,7 +73,7 @@ def test_a_commit_at_every_point(
         with filled(joined(places), 2) as store:
             assert store.keeps_records
             # One shard after the other: threads would die each by itself.
-            monkeypatch.setattr(ShardCalls, "outcomes", in_turn)
+            monkeypatch.setattr(StoreCalls, "outcomes", in_turn)
             try:
                 with dying_after(monkeypatch, writes):
                     store.commit(with_record(3))
@@ -126,7 +126,7 @@ def test_shards_that_cannot_meet(urls: Callable[[str], list[str]]) -> None:
     with by_id([one, other]) as store:
         with pytest.raises(StoreFailed, match="a commit broke off; repeat it"):
             store.record()
-        with pytest.raises(ShardLost, match="shard 1 of 2 is lost: it stands at version 2, and others at 4"):
+        with pytest.raises(ShardLost, match="shard 1 of 2 is lost: it is at version 2, and others at 4"):
             store.recover()
 
 

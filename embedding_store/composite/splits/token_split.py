@@ -1,4 +1,4 @@
-"""Loops over ids and rows that are split by id, and put together again."""
+"""Kernels that split ids and rows by id, and put them together again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def split_ids(ids: Int64, shards: int) -> tuple[Int64, Int64, list[int]]:
 
     Returns:
         local: int64 `[n]`, the shards' own ids, shard after shard.
-        places: int64 `[n]`, where each of them stands in `ids`.
+        places: int64 `[n]`, the position of each in `ids`.
         ends: Where in both each shard's ids end.
     """
     local, places = np.empty_like(ids), np.empty_like(ids)
@@ -39,7 +39,7 @@ def global_ids(ids: Int64, shards: int, shard: int) -> Int64:
 
 
 def cut_columns(rows: Float32, columns: slice) -> Float32:
-    """`rows[:, columns]` as an array of its own, without holding the GIL."""
+    """A contiguous copy of `rows[:, columns]`, made without holding the GIL; `rows` itself if that is all of it."""
     part = rows[:, columns]
     if part.flags.c_contiguous:
         return part

@@ -1,10 +1,8 @@
-"""How one table lies on several stores: which rows and columns each of them holds. Pure planning.
+"""How one table lies on several stores: which rows and columns each of them holds.
 
-Token: the row of id i is that of local id `i // n` on shard `i mod n`, floor
-division and modulo, so that any int64 id has one place, negative ones too.
-Encoding: every shard holds `ceil(dim / n)` columns of every row. The last
-shards hold what is left; the padding that would make them as wide as the
-others is nowhere stored. A shard for which no row or column is left does not
+Token: the row of id i is row `i // n` of shard `i mod n`. Division and modulo are Python's, so every int64 id, also a
+negative one, has exactly one shard. Encoding: every shard holds `ceil(dim / n)` columns of every row; the last shards
+hold fewer, and no padding is stored. Whole: one store holds all of the table. A shard without a row or column does not
 hold the table.
 """
 
@@ -15,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from elastable.embedding_store.composite.partitions.token_split import cut_columns, gather_rows, global_ids, split_ids
+from elastable.embedding_store.composite.splits.token_split import cut_columns, gather_rows, global_ids, split_ids
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import ShardOrigin, TableSpec
@@ -24,19 +22,19 @@ from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
 from elastable.embedding_store.optimizers.registry import row_optimizer
 
-__all__ = ["STRATEGIES", "Part", "Partition", "encoding_columns", "partition", "partition_of_shards"]
+__all__ = ["STRATEGIES", "Part", "Partition", "encoding_columns", "partition", "partition_of_shards", "whole_table"]
 
 STRATEGIES = ("token", "encoding")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """What one shard has to do with some ids.
+    """What one shard holds of some ids.
 
     Attributes:
-        shard: Its number.
+        shard: Number of the shard.
         ids: int64 `[m]`, the shard's own ids.
-        places: int64 `[m]`, where in the ids handed in they stand; None: they are all, in their order.
+        places: int64 `[m]`, their positions in the ids handed in; None: all of them, in order.
     """
 
     shard: int
@@ -46,12 +44,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partition:
-    """One table on shards; made by `partition`.
+    """One table on several stores; made by `partition`, `partition_of_shards` or `whole_table`.
 
     Attributes:
         spec: The whole table.
-        strategy: "token" or "encoding".
-        shards: What every shard holds; None: nothing.
+        strategy: "token", "encoding" or "whole".
+        shards: The table that every shard holds; None: nothing.
         columns: Which of the table's columns every shard holds.
         slot_columns: int64 `[w]`: which of the whole row's slots those of a
             shard's row are. A slot that is one for the whole row is on every shard.
@@ -69,13 +67,13 @@ class Partition:
         return tuple(number for number, spec in enumerate(self.shards) if spec is not None)
 
     @property
-    def by_token(self) -> bool:
-        """Whether shards hold whole rows."""
-        return self.strategy == "token"
+    def whole_rows(self) -> bool:
+        """Whether each row lies on one shard."""
+        return self.strategy != "encoding"
 
     def parts(self, ids: Int64) -> list[Part]:
         """Who is asked for `ids` int64 `[n]`, which have been checked; shards with none of them are left out."""
-        if not self.by_token or len(self.shards) == 1:
+        if self.strategy != "token" or len(self.shards) == 1:
             return [Part(number, ids, None) for number in self.holders]
         local, places, ends = split_ids(ids, len(self.shards))
         starts = (0, *ends[:-1])
@@ -94,7 +92,7 @@ class Partition:
 
     def row_squares(self, update: TableUpdate) -> Float32 | None:
         """What an optimizer that looks across columns must know of whole rows, once they are apart."""
-        if update.row_squares is not None or self.by_token or not row_optimizer(self.spec.optimizer).cross_column:
+        if update.row_squares is not None or self.whole_rows or not row_optimizer(self.spec.optimizer).cross_column:
             return update.row_squares
         return row_squares(np.ascontiguousarray(update.gradients))
 
@@ -103,13 +101,13 @@ class Partition:
         slots, touches = block.slots, block.touches
         if part.places is not None:
             slots, touches = slots[part.places], None if touches is None else touches[part.places]
-        if not self.by_token:
+        if not self.whole_rows:
             slots = slots[:, self.slot_columns[part.shard]]
         return RowBlock(part.ids, self._cut(part, block.weights), slots, touches)
 
     def whole_ids(self, shard: int, ids: Int64) -> Int64:
         """The table's ids of a shard's ids."""
-        return global_ids(ids, len(self.shards), shard) if self.by_token else ids
+        return global_ids(ids, len(self.shards), shard) if self.strategy == "token" else ids
 
     def joined(self, blocks: Sequence[RowBlock]) -> RowBlock:
         """One block of the same ids from every holder, side by side; encoding only."""
@@ -150,6 +148,17 @@ def partition(spec: TableSpec, strategy: str, shards: int) -> Partition:
     return Partition(spec, strategy, tuple(specs), tuple(columns), tuple(slots))
 
 
+def whole_table(spec: TableSpec, shard: int, shards: int) -> Partition:
+    """All of a table on one of `shards` stores.
+
+    Raises:
+        BadSpec: its optimizer is not known here.
+    """
+    specs = tuple(spec if number == shard else None for number in range(shards))
+    slots = np.arange(row_optimizer(spec.optimizer).slot_width(spec.dim))
+    return Partition(spec, "whole", specs, (slice(0, spec.dim),) * shards, (slots,) * shards)
+
+
 def encoding_columns(dim: int, shards: int) -> list[slice]:
     """The columns of every shard: `ceil(dim / shards)` each, fewer or none on the last ones."""
     width = -(-dim // shards)
@@ -157,7 +166,7 @@ def encoding_columns(dim: int, shards: int) -> list[slice]:
 
 
 def partition_of_shards(name: str, held: Sequence[TableSpec | None]) -> tuple[Partition, list[int]]:
-    """What stores hold a table that was split over them: how, and which shards lack their part.
+    """How a table was split over stores, and which of them lack their part.
 
     Args:
         name: Of the table.
@@ -225,11 +234,11 @@ def _refuse_token(spec: TableSpec, shards: int) -> None:
 def _refuse_encoding(spec: TableSpec, optimizer: RowOptimizer, shards: int) -> None:
     if shards == 1:
         return
-    if optimizer.whole_rows or not (optimizer.fused or _tells_of_columns(optimizer)):
-        told = "updates whole rows" if optimizer.whole_rows else "does not say whether it does (`whole_rows`)"
+    if optimizer.whole_rows or not (optimizer.fused or _declares_columns(optimizer)):
+        reason = "updates whole rows" if optimizer.whole_rows else "does not say whether it does (`whole_rows`)"
         raise Unsupported(
             f"table {spec.name!r}: the encoding partition splits rows, which needs an optimizer that updates columns "
-            f"apart, and {optimizer.told_name!r} {told}; use the token partition"
+            f"apart, and {optimizer.told_name!r} {reason}; use the token partition"
         )
     if spec.dtype == "int8":
         raise Unsupported(
@@ -238,7 +247,7 @@ def _refuse_encoding(spec: TableSpec, optimizer: RowOptimizer, shards: int) -> N
         )
 
 
-def _tells_of_columns(optimizer: RowOptimizer) -> bool:
-    """Whether an optimizer says of its own that it updates columns apart."""
+def _declares_columns(optimizer: RowOptimizer) -> bool:
+    """Whether the class of an optimizer declares that it updates columns separately."""
     classes = [kind for kind in type(optimizer).__mro__ if kind is not RowOptimizer]
     return any("whole_rows" in vars(owner) for owner in (optimizer, *classes))

@@ -1,4 +1,4 @@
-"""A commit that may stand in some of several stores: until it stands in all of them, no other commit is accepted."""
+"""A commit that only some of several stores may have applied; no other commit is accepted until all of them have."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["UnfinishedCommit"]
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedCommit:
-    """Which commit it was.
+    """Identifies a commit.
 
     Attributes:
         version: The version that it makes.
-        digest: BLAKE2b of everything that the commit says, gradients and record included.
+        digest: BLAKE2b of everything in the commit, gradients and record included.
     """
 
     version: int
@@ -28,21 +28,21 @@ class UnfinishedCommit:
 
     @classmethod
     def of(cls, commit: Commit) -> Self:
-        """Describes a commit."""
+        """Identifies `commit`."""
         return cls(commit.version, _digest(commit))
 
     def require_same(self, commit: Commit) -> None:
-        """Raises `StoreFailed` unless `commit` is this very commit."""
+        """Raises `StoreFailed` unless `commit` is this commit."""
         if commit.version != self.version or _digest(commit) != self.digest:
             raise StoreFailed(
-                f"the commit of version {self.version} broke off; before another one that very commit "
-                "has to be repeated, with the same gradients, or rows restored and the version reset"
+                f"the commit of version {self.version} broke off: repeat that very commit, with the same gradients, "
+                "before another one, or restore rows and reset the version"
             )
 
 
 def _digest(commit: Commit) -> bytes:
-    said = (commit.version, commit.step, sorted(commit.learning_rates.items()), commit.ends_chapter, commit.frozen)
-    digest = hashlib.blake2b(repr(said).encode())
+    fields = (commit.version, commit.step, sorted(commit.learning_rates.items()), commit.ends_chapter, commit.frozen)
+    digest = hashlib.blake2b(repr(fields).encode())
     for name, update in commit.updates.items():
         digest.update(f"{name} {update.gradients.shape}".encode())
         for part in (update.ids, update.gradients, update.row_squares):

@@ -1,4 +1,4 @@
-"""Lookups in tables that lie on several stores: every shard writes its rows where they belong. Pure planning."""
+"""Lookups in tables that lie on several stores: every store writes its rows where they belong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from elastable.embedding_store.composite.partitions.partition import Partition
+from elastable.embedding_store.composite.splits.partition import Partition
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.tables.lookup_request import LookupRequest
 from elastable.embedding_store.tables.plain_lookup import deliver
@@ -16,7 +16,7 @@ __all__ = ["SplitLookup"]
 
 
 class SplitLookup:
-    """Requests of whole tables as requests of shards, and what is left to do once these are answered.
+    """Requests for whole tables, split into requests for stores; `finish` completes them once those are answered.
 
     Attributes:
         asked: Shard -> its requests. Their outputs are parts of those of the whole requests.
@@ -27,7 +27,9 @@ class SplitLookup:
         self.asked: dict[int, list[LookupRequest]] = {}
         self._folds: list[tuple[LookupRequest, Float32]] = []
         for table, request in zip(tables, requests, strict=True):
-            if table.by_token:
+            if table.strategy == "whole":
+                self.asked.setdefault(table.holders[0], []).append(request)
+            elif table.strategy == "token":
                 self._split_rows(table, request)
             else:
                 self._split_columns(table, request)

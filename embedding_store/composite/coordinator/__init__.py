@@ -1,0 +1,1 @@
+"""Several stores at one version: commits, recovery, snapshots and reads over all of them."""

@@ -1,0 +1,1 @@
+"""How one table is split over several stores. Pure planning: no store is called here."""
