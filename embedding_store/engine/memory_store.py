@@ -30,8 +30,7 @@ __all__ = ["MemoryStore"]
 _PIECE = 1 << 13  # rows that a thread updates in one go: fewer cost more to hand out than to do
 _MOST_THREADS = 8
 
-_Staged = tuple[MemoryTable, StagedUpdate, float]
-"""A table, its update, and the learning rate."""
+_Staged = tuple[MemoryTable, StagedUpdate]
 
 
 class MemoryStore(TableLookups, BaseStore):
@@ -236,10 +235,9 @@ class MemoryStore(TableLookups, BaseStore):
         for table in self._tables.values():
             if table.following is not None:
                 table.following.steps.prepare(commit.step, self._rate(table, commit))
-        rates = [self._rate(table, commit) for table in tables]
         return [
-            (table, table.stage(update, commit.step, rate), rate)
-            for table, update, rate in zip(tables, updates, rates, strict=True)
+            (table, table.stage(update, commit.step, self._rate(table, commit)))
+            for table, update in zip(tables, updates, strict=True)
         ]
 
     def _finish(self, commit: Commit, staged: list[_Staged]) -> None:
@@ -252,15 +250,15 @@ class MemoryStore(TableLookups, BaseStore):
 
     def _apply(self, commit: Commit, staged: list[_Staged]) -> None:
         self._pins.sweep()
-        for table, update, _ in staged:
+        for table, update in staged:
             table.claim(update, self._pool, commit.version)
 
         def apply(number: int, start: int, stop: int) -> None:
-            table, update, rate = staged[number]
+            table, update = staged[number]
             with np.errstate(all="ignore"):  # as Keras does; an overflow must not end a commit half way
-                table.apply(update, start, stop, commit.step, rate)
+                table.apply(update, start, stop)
 
-        self._run([len(staged_update.update.ids) for _, staged_update, _ in staged], apply)
+        self._run([len(update.batch) for _, update in staged], apply)
         for name, table in self._tables.items():
             if name in commit.frozen:
                 table.stay(commit.ends_chapter)

@@ -9,6 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.contract.row_data import RowBlock, TableStatistics, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.engine.following.following_table import following
 from elastable.embedding_store.engine.membership.row_membership import RowMembership
 from elastable.embedding_store.engine.pinned_table import PinnedTable
@@ -35,16 +36,14 @@ class StagedUpdate:
     """An update that cannot fail any more.
 
     Attributes:
-        update: The validated gradients.
+        batch: The step on the rows that are admitted; their positions are known once they are claimed.
         block: New rows, where the optimizer is not fused and has run already.
-        positions: int64 `[u]`, room for them until rows are claimed.
         sighted: int64, the ids that a table with admission counts once more.
         refused: How many ids were left out, as they are not admitted yet.
     """
 
-    update: TableUpdate
+    batch: UpdateBatch
     block: RowBlock | None
-    positions: Int64
     sighted: Int64 | None = None
     refused: int = 0
 
@@ -118,7 +117,7 @@ class MemoryTable(TableReader):
         standing = (self._directory, rows, self._members)
         return PinnedTable(self.spec, *standing, since, self.versions.sequence, self.following)
 
-    def stage(self, update: TableUpdate, step: int, learning_rate: float) -> StagedUpdate:
+    def stage(self, update: TableUpdate, step: int, rate: float) -> StagedUpdate:
         """Does everything about an update that can fail, and changes no row.
 
         Raises:
@@ -127,24 +126,22 @@ class MemoryTable(TableReader):
         """
         whole = len(update.ids)
         update, sighted = self._members.screen(update, self._directory)
+        ids, positions = update.ids, self._positions.take(len(update.ids))
+        batch = UpdateBatch(ids, positions, update.gradients, step, rate, update.row_squares)
         block = None
         if not self.optimizer.fused:
-            block = self._block(update.ids)
-            order = np.arange(len(update.ids))
-            squares = update.row_squares
-            self.optimizer.apply_columns(
-                block.weights, block.slots, order, update.gradients, squares, step, learning_rate
-            )
-            round_update(self.spec, update.ids, step, block.weights)
-        self._reserve(update.ids)
-        return StagedUpdate(update, block, self._positions.take(len(update.ids)), sighted, whole - len(update.ids))
+            block = self._block(ids)
+            self.optimizer.apply(block.weights, block.slots, batch.at(np.arange(len(ids))))
+            round_update(self.spec, ids, step, block.weights)
+        self._reserve(ids)
+        return StagedUpdate(batch, block, sighted, whole - len(ids))
 
     def claim(self, staged: StagedUpdate, pool: RangePool, version: int) -> None:
         """Gives every id of the update a row, with initial values where it is new; all are touched at `version`."""
-        ids, positions = staged.update.ids, staged.positions
+        ids, positions = staged.batch.ids, staged.batch.positions
         self._reserve(ids)  # there is room already, unless the table was cleared since
         if self._directory.count == self._direct:
-            staged.positions = positions = ids  # every id has a row, at its own position
+            staged.batch = staged.batch.at(positions := ids)  # every id has a row, at its own position
             fresh = ids[:0]
         else:
             fresh = self._places(ids, positions, pool)
@@ -202,15 +199,13 @@ class MemoryTable(TableReader):
                 self.versions.save_frequencies(self._members, self._directory.positions_given)
         self._members.evict(version, self._directory, self._remove)
 
-    def apply(self, staged: StagedUpdate, start: int, stop: int, step: int, learning_rate: float) -> None:
+    def apply(self, staged: StagedUpdate, start: int, stop: int) -> None:
         """Updates the claimed rows `start..stop` of the update; ranges may run on different threads."""
-        positions = staged.positions[start:stop]
+        batch = staged.batch.part(start, stop)
         if staged.block is None:
-            ids, gradients = staged.update.ids[start:stop], staged.update.gradients[start:stop]
-            squares = None if staged.update.row_squares is None else staged.update.row_squares[start:stop]
-            self._rows.update(ids, positions, gradients, squares, step, learning_rate)
+            self._rows.update(batch)
         else:
-            self._rows.write(positions, staged.block.weights[start:stop], staged.block.slots[start:stop])
+            self._rows.write(batch.positions, staged.block.weights[start:stop], staged.block.slots[start:stop])
 
     def put(self, block: RowBlock) -> None:
         """Writes rows as they are. Raises `MemoryError` before anything is changed."""
@@ -292,12 +287,12 @@ class MemoryTable(TableReader):
         scale_rows(out, places, self._rows.untouched)
 
     def _save(self, staged: StagedUpdate, fresh: Int64, pool: RangePool) -> None:
-        """Before rows of an update are changed, those at `staged.positions[fresh]` being new."""
-        positions = staged.positions
+        """Before rows of an update are changed; those at `fresh` are new."""
+        positions = staged.batch.positions
         if len(fresh):
             positions = positions.copy()
             positions[fresh] = -1
-        self.versions.save(staged.update.ids, positions, self._rows, self._members, pool)
+        self.versions.save(staged.batch.ids, positions, self._rows, self._members, pool)
         if staged.sighted is not None and len(staged.sighted):
             self.versions.save_sightings(self._members)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.row_gather import can_stream, gather
 from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
@@ -104,16 +105,8 @@ class TableRows(ABC):
         """The weights and slots that `ids` int64 `[n]` have before their first update."""
 
     @abstractmethod
-    def update(
-        self,
-        ids: Int64,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """One step of the table's (fused) optimizer; arguments as in `RowValues.update`."""
+    def update(self, batch: UpdateBatch) -> None:
+        """One step of the table's (fused) optimizer on the rows of a batch, which lie at `batch.positions`."""
 
     @abstractmethod
     def close(self) -> None:
@@ -184,18 +177,8 @@ class ResidentRows(TableRows):
         self._weights.initialise(ids, positions)
         self._slots.array[positions] = self._initial_slots
 
-    def update(
-        self,
-        ids: Int64,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `TableRows.update`."""
-        slots = self._slots.array
-        self._weights.update(self._optimizer, slots, ids, positions, gradients, squares, step, learning_rate)
+    def update(self, batch: UpdateBatch) -> None:
+        self._weights.update(self._optimizer, self._slots.array, batch)
 
     def close(self) -> None:
         """There is nothing but memory."""

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec
 
 if TYPE_CHECKING:
     from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
 
-__all__ = ["KERAS_BLOCK", "Factory", "FusedOptimizer", "RowOptimizer", "SlotSpec", "hyperparameters", "require_share"]
+__all__ = ["KERAS_BLOCK", "Factory", "RowOptimizer", "SlotSpec", "hyperparameters", "require_share"]
 
 KERAS_BLOCK = "keras"
 """Name in specs of the optimizers that Keras itself runs; the master registers them."""
@@ -55,7 +56,7 @@ class RowOptimizer(ABC):
             any thread, and cannot fail; else a store hands it a gathered block.
         cross_column: Whether a column's step depends on other columns of the
             gradient. Where only some columns of a row are at hand,
-            `TableUpdate.row_squares` stand for the others: see `apply_columns`.
+            `TableUpdate.row_squares` stand for the others: see `UpdateBatch.squares`.
         whole_rows: Whether a row's columns can only be updated together.
         default_learning_rate: For commits that name none.
         hyperparameters: All by name, defaults included; of fused ones.
@@ -90,103 +91,17 @@ class RowOptimizer(ABC):
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     @abstractmethod
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
-    ) -> None:
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
         """One optimizer step on some rows, in place.
 
-        Rows do not influence each other, so a block may be cut anywhere and
-        its parts run on any threads: the result is the same to the bit.
+        Rows do not influence each other, so a batch may be cut anywhere and its parts run on any threads: the result
+        is the same to the bit.
 
         Args:
-            weights: float32 `[rows, dim]`, C-contiguous.
-            slots: float32 `[rows, slot_width(dim)]`, C-contiguous.
-            positions: int64 `[u]`, rows to update, each once; trusted.
-            gradients: float32 `[u, dim]`, C-contiguous, summed per row.
-            step: Optimizer steps taken before this one (Keras' `iterations`).
-            learning_rate: Of this step.
+            weights: float32 `[rows, dim]`, C-contiguous; those of the batch are at `batch.weight_positions`.
+            slots: float32 `[rows, slot_width(dim)]`, C-contiguous; those of the batch are at `batch.positions`.
+            batch: The rows, their gradients and the scalars of the step.
         """
-
-    def apply_columns(
-        self,
-        weights: Float32,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As `apply`, on some columns of rows whose other columns lie elsewhere.
-
-        Args:
-            weights, slots, positions, gradients, step, learning_rate: As there.
-            squares: float32 `[u]`, the mean of g² over each whole row
-                (`fused.rowwise_adagrad.row_squares`), or None where whole rows
-                are handed in. Only `cross_column` optimizers look at it.
-        """
-        self.apply(weights, slots, positions, gradients, step, learning_rate)
-
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As `apply_columns`, where a row's weights and its slots lie at different positions.
-
-        Args:
-            weights: float32 `[some rows, dim]`, C-contiguous.
-            places: int64 `[u]`, of the rows in `weights`, each once; trusted.
-            slots: float32 `[other rows, slot_width(dim)]`, C-contiguous.
-            positions: int64 `[u]`, of the rows in `slots`, each once; trusted.
-            gradients, squares, step, learning_rate: As there.
-        """
-        some, states, order = weights[places], slots[positions], np.arange(len(places))
-        self.apply_columns(some, states, order, gradients, squares, step, learning_rate)
-        weights[places], slots[positions] = some, states
-
-
-class FusedOptimizer(RowOptimizer):
-    """One whose kernel does it all: `apply_apart`, of which the others are cases."""
-
-    @abstractmethod
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`."""
-
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
-    ) -> None:
-        """As in `RowOptimizer.apply`."""
-        self.apply_apart(weights, positions, slots, positions, gradients, None, step, learning_rate)
-
-    def apply_columns(
-        self,
-        weights: Float32,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_columns`."""
-        self.apply_apart(weights, positions, slots, positions, gradients, squares, step, learning_rate)
 
 
 Factory = Callable[[OptimizerSpec], RowOptimizer]

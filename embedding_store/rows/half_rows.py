@@ -8,6 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.numbers.half_numbers import HALF_DTYPES, gather_half, scatter_half
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
@@ -67,27 +68,15 @@ class HalfRows(RowValues):
         for start in range(0, len(ids), step):
             self.write(positions[start : start + step], initial_rows(self._spec, ids[start : start + step]))
 
-    def update(
-        self,
-        optimizer: RowOptimizer,
-        slots: Float32,
-        ids: Int64,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowValues.update`."""
+    def update(self, optimizer: RowOptimizer, slots: Float32, batch: UpdateBatch) -> None:
         rows, dim = self._slab.array, self._spec.dim
-        many = min(len(ids), max(1, _PIECE // dim))
+        many = min(len(batch), max(1, _PIECE // dim))
         weights, order = _of_thread.weights.take(many, dim), np.arange(many)
         room = _of_thread.bits.take(rounding_words(self._spec, many))
-        for start in range(0, len(ids), many):
-            piece = slice(start, start + many)
-            there, gradient = positions[piece], gradients[piece]
-            count, given = len(there), None if squares is None else squares[piece]
-            some = weights[:count]
-            gather_half(self._kind, rows, there, some)
-            optimizer.apply_apart(some, order[:count], slots, there, gradient, given, step, learning_rate)
-            scatter_half(self._kind, some, rounding_bits(self._spec, ids[piece], step, room), rows, there)
+        for start in range(0, len(batch), many):
+            piece = batch.part(start, start + many)
+            some = weights[: len(piece)]
+            gather_half(self._kind, rows, piece.positions, some)
+            optimizer.apply(some, slots, piece.at(piece.positions, order[: len(piece)]))
+            bits = rounding_bits(self._spec, piece.ids, piece.step, room)
+            scatter_half(self._kind, some, bits, rows, piece.positions)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.native.kernel import kernel, prefetch
 from elastable.embedding_store.native.numbers.number_bits import bits_of, float_of
@@ -57,17 +58,7 @@ class Int8Rows(RowValues):
         """Raises `Unsupported`: rows of such a table begin with `write`."""
         raise self._untrained()
 
-    def update(
-        self,
-        optimizer: RowOptimizer,
-        slots: Float32,
-        ids: Int64,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
+    def update(self, optimizer: RowOptimizer, slots: Float32, batch: UpdateBatch) -> None:
         """Raises `Unsupported`."""
         raise self._untrained()
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.row_gather import gather
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.optimizers.base import RowOptimizer
@@ -52,21 +53,8 @@ class RowValues(ABC):
         """The initial rows of `ids` int64 `[n]`, to `positions` int64 `[n]`, each once."""
 
     @abstractmethod
-    def update(
-        self,
-        optimizer: RowOptimizer,
-        slots: Float32,
-        ids: Int64,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """One step of a fused optimizer on the rows of `ids` int64 `[n]` at `positions` int64 `[n]`, each once.
-
-        `squares` as in `RowOptimizer.apply_columns`.
-        """
+    def update(self, optimizer: RowOptimizer, slots: Float32, batch: UpdateBatch) -> None:
+        """One step of a fused optimizer on the rows of the batch; `slots` as of `RowOptimizer.apply`."""
 
 
 class Float32Rows(RowValues):
@@ -101,16 +89,5 @@ class Float32Rows(RowValues):
         """As in `RowValues.initialise`."""
         write_initial_rows(self._spec, ids, positions, self._slab.array)
 
-    def update(
-        self,
-        optimizer: RowOptimizer,
-        slots: Float32,
-        ids: Int64,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowValues.update`."""
-        optimizer.apply_columns(self._slab.array, slots, positions, gradients, squares, step, learning_rate)
+    def update(self, optimizer: RowOptimizer, slots: Float32, batch: UpdateBatch) -> None:
+        optimizer.apply(self._slab.array, slots, batch)

@@ -8,6 +8,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import InitializerSpec, TableSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.initial_values import initial_rows
@@ -125,7 +126,8 @@ class ShardedModel:
         return np.tile(first, (len(value), 1)).astype(np.float32).reshape(len(value), len(first))
 
     def _apply(self, name: str, value: Float32, places: Int64, gradients: Float32, step: int, rate: float) -> None:
-        self._optimizer.apply(value, self._slots[name], places, np.ascontiguousarray(gradients), step, rate)
+        batch = UpdateBatch(places, places, np.ascontiguousarray(gradients), step, rate)
+        self._optimizer.apply(value, self._slots[name], batch)
 
     def _bind(self) -> None:
         if self._dense:

@@ -11,6 +11,7 @@ import pytest
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadInput, IdOutOfRange
 from elastable.embedding_store.optimizers.fused import FUSED
 from elastable.embedding_store.optimizers.registry import row_optimizer
@@ -72,7 +73,7 @@ def naive(spec: TableSpec, rate: float, steps: Steps, weighted: bool) -> tuple[l
                 sums[given] = sums[given] + gradient * scale if given in sums else gradient * scale
         if sums:
             where = np.array(list(sums), np.int64)
-            optimizer.apply(weights, slots, where, np.stack(list(sums.values())), number, rate)
+            optimizer.apply(weights, slots, UpdateBatch(where, where, np.stack(list(sums.values())), number, rate))
     return seen, weights
 
 

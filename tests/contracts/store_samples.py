@@ -9,6 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.registry import register_row_optimizer
 
@@ -69,19 +70,11 @@ class BlockSign(RowOptimizer):
     def __init__(self, spec: OptimizerSpec) -> None:
         self.spec = spec
 
-    def apply(
-        self,
-        weights: np.ndarray,
-        slots: np.ndarray,
-        positions: np.ndarray,
-        gradients: np.ndarray,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        np.testing.assert_array_equal(positions, np.arange(len(weights)))
-        if (gradients == FAILS).any():
+    def apply(self, weights: np.ndarray, slots: np.ndarray, batch: UpdateBatch) -> None:
+        np.testing.assert_array_equal(batch.positions, np.arange(len(weights)))
+        if (batch.gradients == FAILS).any():
             raise ArithmeticError("this optimizer fails on purpose")
-        weights -= np.float32(learning_rate) * np.sign(gradients)
+        weights -= np.float32(batch.rate) * np.sign(batch.gradients)
         slots += 1
 
 

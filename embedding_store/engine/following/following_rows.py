@@ -6,6 +6,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.engine.table_rows import MakeRows, TableRows
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.row_gather import scatter_rows
@@ -118,17 +119,8 @@ class CaughtUpRows(TableRows):
         """As in `TableRows.initialise`; steps follow with the first update."""
         self._inner.initialise(ids, positions)
 
-    def update(
-        self,
-        ids: Int64,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `TableRows.update`."""
-        self._inner.update(ids, positions, gradients, squares, step, learning_rate)
+    def update(self, batch: UpdateBatch) -> None:
+        self._inner.update(batch)
 
     def close(self) -> None:
         """As in `TableRows.close`."""

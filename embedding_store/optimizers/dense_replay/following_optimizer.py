@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.optimizers.base import FusedOptimizer, RowOptimizer, SlotSpec
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.update_batch import UpdateBatch
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.dense_replay.one_pass import update_adam
 from elastable.embedding_store.optimizers.dense_replay.steps_at import PIECE_BYTES
 from elastable.embedding_store.optimizers.dense_replay.table_steps import TableSteps
@@ -14,7 +15,7 @@ from elastable.embedding_store.optimizers.fused.adam import Adam
 __all__ = ["CatchUpOptimizer", "stamped"]
 
 
-class CatchUpOptimizer(FusedOptimizer):
+class CatchUpOptimizer(RowOptimizer):
     """Another optimizer's step on rows that are brought to the present first.
 
     Beside the other's slots a row has one more, the last: the step up to which
@@ -35,32 +36,21 @@ class CatchUpOptimizer(FusedOptimizer):
         self._adam = inner if isinstance(inner, Adam) and len(inner.slots) == 2 else None
         self.slots = (*inner.slots, SlotSpec("caught_up", columns=1))
 
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`; the rows have followed this step, too, then."""
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
+        """The rows have followed this step too afterwards."""
         present = self._steps.at()
+        stamp = present.step + 1
         if self._adam is not None and present.cubic:
-            _, which = present.reach(weights, places, slots, positions)
-            steps, table = slots.view(np.int32), (which, present.coefficients, present.step + 1)
-            scalars = self._adam.scalars(step, learning_rate)
-            update_adam(weights, places, slots, steps, positions, gradients, *table, *scalars)
+            rows = (weights, batch.weight_positions, slots)
+            _, which = present.reach(*rows, batch.positions)
+            table, scalars = (which, present.coefficients, stamp), self._adam.scalars(batch.step, batch.rate)
+            update_adam(*rows, slots.view(np.int32), batch.positions, batch.gradients, *table, *scalars)
             return
-        rows = max(64, PIECE_BYTES // (4 * (weights.shape[1] + slots.shape[1])))
-        for start in range(0, len(positions), rows):
-            piece = slice(start, start + rows)
-            there, here = places[piece], positions[piece]
-            given = None if squares is None else squares[piece]
-            present.catch_up(weights, there, slots, here, present.step + 1)
-            self._inner.apply_apart(weights, there, slots, here, gradients[piece], given, step, learning_rate)
+        many = max(64, PIECE_BYTES // (4 * (weights.shape[1] + slots.shape[1])))
+        for start in range(0, len(batch), many):
+            piece = batch.part(start, start + many)
+            present.catch_up(weights, piece.weight_positions, slots, piece.positions, stamp)
+            self._inner.apply(weights, slots, piece)
 
 
 def stamped(slots: Float32, step: int) -> Float32:

@@ -6,15 +6,16 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import FusedOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters, require_share
 
 __all__ = ["Adadelta"]
 
 _DEFAULTS = {"learning_rate": 0.001, "rho": 0.95, "epsilon": 1e-7, "weight_decay": 0.0}
 
 
-class Adadelta(FusedOptimizer):
+class Adadelta(RowOptimizer):
     """`a = rho a + (1 - rho) g²; d = -sqrt(b + e) g / sqrt(a + e); b = rho b + (1 - rho) d²; w += lr d`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -27,20 +28,18 @@ class Adadelta(FusedOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`."""
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
         scalars = (np.float32(self._rho), np.float32(1 - self._rho), self._epsilon)
-        _adadelta(weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+        _adadelta(
+            weights,
+            batch.weight_positions,
+            slots,
+            batch.positions,
+            batch.gradients,
+            np.float32(batch.rate),
+            self._decay,
+            *scalars,
+        )
 
 
 @kernel

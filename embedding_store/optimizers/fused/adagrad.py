@@ -6,6 +6,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.kernel import (
     LINE_VALUES,
     PREFETCH_VALUES,
@@ -14,14 +15,14 @@ from elastable.embedding_store.native.kernel import (
     prefetch_distance,
     prefetch_line,
 )
-from elastable.embedding_store.optimizers.base import FusedOptimizer, SlotSpec, hyperparameters
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters
 
 __all__ = ["Adagrad"]
 
 _DEFAULTS = {"learning_rate": 0.001, "initial_accumulator_value": 0.1, "epsilon": 1e-7, "weight_decay": 0.0}
 
 
-class Adagrad(FusedOptimizer):
+class Adagrad(RowOptimizer):
     """`a += g²; w -= lr g / sqrt(a + epsilon)`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -32,19 +33,17 @@ class Adagrad(FusedOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`."""
-        _adagrad(weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, self._epsilon)
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
+        _adagrad(
+            weights,
+            batch.weight_positions,
+            slots,
+            batch.positions,
+            batch.gradients,
+            np.float32(batch.rate),
+            self._decay,
+            self._epsilon,
+        )
 
 
 @inlined

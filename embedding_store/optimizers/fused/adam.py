@@ -6,6 +6,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.kernel import (
     LINE_VALUES,
     PREFETCH_VALUES,
@@ -15,7 +16,7 @@ from elastable.embedding_store.native.kernel import (
     prefetch_distance,
     prefetch_line,
 )
-from elastable.embedding_store.optimizers.base import FusedOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters, require_share
 from elastable.embedding_store.optimizers.fused.power import adam_rate
 
 __all__ = ["Adam"]
@@ -30,7 +31,7 @@ _DEFAULTS = {
 }
 
 
-class Adam(FusedOptimizer):
+class Adam(RowOptimizer):
     """`m += (g - m)(1 - b1); v += (g² - v)(1 - b2); w -= m alpha / (sqrt(v) + epsilon)`.
 
     `alpha = lr sqrt(1 - b2^t) / (1 - b1^t)`, t = step + 1. AMSGrad divides by
@@ -51,20 +52,16 @@ class Adam(FusedOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`."""
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
         run = _amsgrad if self._amsgrad else _adam
-        run(weights, places, slots, positions, gradients, *self.scalars(step, learning_rate))
+        run(
+            weights,
+            batch.weight_positions,
+            slots,
+            batch.positions,
+            batch.gradients,
+            *self.scalars(batch.step, batch.rate),
+        )
 
     def scalars(
         self, step: int, learning_rate: float

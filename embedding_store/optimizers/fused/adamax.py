@@ -6,8 +6,9 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import FusedOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters, require_share
 from elastable.embedding_store.optimizers.fused.power import float32_power
 
 __all__ = ["Adamax"]
@@ -15,7 +16,7 @@ __all__ = ["Adamax"]
 _DEFAULTS = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "weight_decay": 0.0}
 
 
-class Adamax(FusedOptimizer):
+class Adamax(RowOptimizer):
     """`m += (g - m)(1 - b1); u = max(b2 u, |g|); w -= lr m / ((1 - b1^t)(u + epsilon))`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -29,21 +30,19 @@ class Adamax(FusedOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`."""
-        correction = np.float32(1) - float32_power(self._beta_1, step + 1)
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
+        correction = np.float32(1) - float32_power(self._beta_1, batch.step + 1)
         scalars = (np.float32(1 - self._beta_1), self._beta_2, correction, self._epsilon)
-        _adamax(weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+        _adamax(
+            weights,
+            batch.weight_positions,
+            slots,
+            batch.positions,
+            batch.gradients,
+            np.float32(batch.rate),
+            self._decay,
+            *scalars,
+        )
 
 
 @kernel

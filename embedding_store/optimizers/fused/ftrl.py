@@ -6,9 +6,10 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import FusedOptimizer, SlotSpec, hyperparameters
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters
 
 __all__ = ["Ftrl"]
 
@@ -24,7 +25,7 @@ _DEFAULTS = {
 }
 
 
-class Ftrl(FusedOptimizer):
+class Ftrl(RowOptimizer):
     """Keras' Ftrl; slots are the accumulator of squared gradients and the linear term."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -41,26 +42,24 @@ class Ftrl(FusedOptimizer):
         self._values = values
         self._decay = np.float32(values["weight_decay"])
 
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`."""
-        values, rate = self._values, np.float32(learning_rate)
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
+        values, rate = self._values, np.float32(batch.rate)
         l2 = np.float32(values["l2_regularization_strength"]) + np.float32(values["beta"]) / (np.float32(2) * rate)
         scalars = (
             np.float32(values["l1_regularization_strength"]),
             np.float32(2) * l2,
             np.float32(2 * values["l2_shrinkage_regularization_strength"]),
         )
-        arguments = (weights, places, slots, positions, gradients, rate, self._decay, *scalars)
+        arguments = (
+            weights,
+            batch.weight_positions,
+            slots,
+            batch.positions,
+            batch.gradients,
+            rate,
+            self._decay,
+            *scalars,
+        )
         power = -values["learning_rate_power"]
         if power == 0.5:
             _ftrl_root(*arguments)

@@ -6,8 +6,9 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import FusedOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters, require_share
 
 __all__ = ["Lion"]
 
@@ -15,7 +16,7 @@ _DEFAULTS = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.99, "weight_deca
 _ONE = np.float32(1)
 
 
-class Lion(FusedOptimizer):
+class Lion(RowOptimizer):
     """`w -= lr sign(b1 m + (1 - b1) g); m = b2 m + (1 - b2) g`."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -28,20 +29,18 @@ class Lion(FusedOptimizer):
         self._beta_1, self._beta_2 = np.float32(values["beta_1"]), np.float32(values["beta_2"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`."""
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
         scalars = (self._beta_1, _ONE - self._beta_1, self._beta_2, _ONE - self._beta_2)
-        _lion(weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+        _lion(
+            weights,
+            batch.weight_positions,
+            slots,
+            batch.positions,
+            batch.gradients,
+            np.float32(batch.rate),
+            self._decay,
+            *scalars,
+        )
 
 
 @kernel

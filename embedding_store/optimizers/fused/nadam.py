@@ -8,8 +8,9 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import FusedOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters, require_share
 from elastable.embedding_store.optimizers.fused.power import float32_power
 
 __all__ = ["Nadam"]
@@ -18,7 +19,7 @@ _DEFAULTS = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 
 _ONE = np.float32(1)
 
 
-class Nadam(FusedOptimizer):
+class Nadam(RowOptimizer):
     """Adam with Nesterov momentum and the momentum schedule of Dozat (2016).
 
     Keras keeps the running product of the schedule in a variable; here it is
@@ -36,20 +37,9 @@ class Nadam(FusedOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`."""
-        u, u_next = _schedule(self._beta_1, step + 1), _schedule(self._beta_1, step + 2)
-        product = momentum_product(self._beta_1, step + 1)
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
+        u, u_next = _schedule(self._beta_1, batch.step + 1), _schedule(self._beta_1, batch.step + 2)
+        product = momentum_product(self._beta_1, batch.step + 1)
         scalars = (
             _ONE - np.float32(self._beta_1),
             _ONE - np.float32(self._beta_2),
@@ -57,10 +47,19 @@ class Nadam(FusedOptimizer):
             _ONE - product * u_next,
             _ONE - u,
             _ONE - product,
-            _ONE - float32_power(self._beta_2, step + 1),
+            _ONE - float32_power(self._beta_2, batch.step + 1),
             self._epsilon,
         )
-        _nadam(weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+        _nadam(
+            weights,
+            batch.weight_positions,
+            slots,
+            batch.positions,
+            batch.gradients,
+            np.float32(batch.rate),
+            self._decay,
+            *scalars,
+        )
 
 
 def _schedule(beta_1: float, step: int) -> np.float32:

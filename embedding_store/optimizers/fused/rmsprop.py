@@ -6,8 +6,9 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import FusedOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters, require_share
 
 __all__ = ["RMSprop"]
 
@@ -21,7 +22,7 @@ _DEFAULTS = {
 }
 
 
-class RMSprop(FusedOptimizer):
+class RMSprop(RowOptimizer):
     """`v = rho v + (1 - rho) g²; w -= lr g / sqrt(v + epsilon)`.
 
     Centered subtracts the square of the averaged gradient from v; momentum
@@ -42,20 +43,18 @@ class RMSprop(FusedOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`."""
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
         scalars = (np.float32(self._rho), np.float32(1 - self._rho), self._epsilon)
-        arguments = (weights, places, slots, positions, gradients, np.float32(learning_rate), self._decay, *scalars)
+        arguments = (
+            weights,
+            batch.weight_positions,
+            slots,
+            batch.positions,
+            batch.gradients,
+            np.float32(batch.rate),
+            self._decay,
+            *scalars,
+        )
         # A kernel each: with the cases as branches in the loop over columns, LLVM does not vectorise it.
         if self._momentum > 0:
             (_centered_momentum if self._centered else _with_momentum)(*arguments, self._momentum)

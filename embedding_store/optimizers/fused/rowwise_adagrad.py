@@ -12,8 +12,9 @@ from numba.extending import intrinsic
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import FusedOptimizer, SlotSpec, hyperparameters
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters
 
 if TYPE_CHECKING:
     from llvmlite.ir import IRBuilder, Value
@@ -31,7 +32,7 @@ _LANES = 16
 _NO_SQUARES = np.empty(0, np.float32)
 
 
-class RowwiseAdagrad(FusedOptimizer):
+class RowwiseAdagrad(RowOptimizer):
     """`a += mean(g²); w -= lr / (sqrt(a) + epsilon) g`, a being one value a row."""
 
     cross_column = True
@@ -44,21 +45,20 @@ class RowwiseAdagrad(FusedOptimizer):
         self._epsilon = np.float32(values["epsilon"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`."""
-        given = _NO_SQUARES if squares is None else squares
-        rate = np.float32(learning_rate)
-        _rowwise_adagrad(weights, places, slots, positions, gradients, given, rate, self._decay, self._epsilon)
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
+        given = _NO_SQUARES if batch.squares is None else batch.squares
+        rate = np.float32(batch.rate)
+        _rowwise_adagrad(
+            weights,
+            batch.weight_positions,
+            slots,
+            batch.positions,
+            batch.gradients,
+            given,
+            rate,
+            self._decay,
+            self._epsilon,
+        )
 
 
 def row_squares(gradients: Float32) -> Float32:

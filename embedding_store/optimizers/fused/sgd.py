@@ -6,15 +6,16 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import FusedOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters, require_share
 
 __all__ = ["SGD"]
 
 _DEFAULTS = {"learning_rate": 0.01, "momentum": 0.0, "nesterov": 0.0, "weight_decay": 0.0}
 
 
-class SGD(FusedOptimizer):
+class SGD(RowOptimizer):
     """`w -= lr g`; with momentum `m = mu m - lr g; w += m` (Nesterov: `w += mu m - lr g`)."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -27,23 +28,22 @@ class SGD(FusedOptimizer):
         self._nesterov = bool(values["nesterov"])
         self._decay = np.float32(values["weight_decay"])
 
-    def apply_apart(
-        self,
-        weights: Float32,
-        places: Int64,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_apart`."""
-        rate = np.float32(learning_rate)
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
+        rate = np.float32(batch.rate)
         if not self.slots:
-            _plain(weights, places, gradients, rate, self._decay)
+            _plain(weights, batch.weight_positions, batch.gradients, rate, self._decay)
         else:
-            _momentum(weights, places, slots, positions, gradients, rate, self._decay, self._momentum, self._nesterov)
+            _momentum(
+                weights,
+                batch.weight_positions,
+                slots,
+                batch.positions,
+                batch.gradients,
+                rate,
+                self._decay,
+                self._momentum,
+                self._nesterov,
+            )
 
 
 @kernel

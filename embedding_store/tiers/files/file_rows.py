@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
-from elastable.embedding_store.engine.table_rows import ResidentRows, TableRows
+from elastable.embedding_store.contract.update_batch import UpdateBatch
+from elastable.embedding_store.engine.table_rows import TableRows
 from elastable.embedding_store.native.ids.hot_set import BYTES_A_FRAME, WAYS, HotSet
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.native.row_gather import can_stream
@@ -196,29 +197,15 @@ class FileRows(TableRows):
         for piece, scratch in self._scratched(positions[cold], cold, loaded=False, stored=True):
             scratch.rows.initialise(ids[piece], np.arange(len(piece)))
 
-    def update(
-        self,
-        ids: Int64,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `TableRows.update`."""
-        here, frames, cold = self._places(positions)
+    def update(self, batch: UpdateBatch) -> None:
+        here, frames, cold = self._places(batch.positions)
         self._hot.marks[frames] = 1
         if not len(cold):
-            self._frames.rows.update(ids, frames, gradients, squares, step, learning_rate)
+            self._frames.rows.update(batch.at(frames))
             return
-
-        def step_on(rows: ResidentRows, chosen: Int64, at: Int64) -> None:
-            some = None if squares is None else squares[chosen]
-            rows.update(ids[chosen], at, gradients[chosen], some, step, learning_rate)
-
-        step_on(self._frames.rows, here, frames)
-        for piece, scratch in self._scratched(positions[cold], cold, stored=True):
-            step_on(scratch.rows, piece, np.arange(len(piece)))
+        self._frames.rows.update(batch.chosen(here, frames))
+        for piece, scratch in self._scratched(batch.positions[cold], cold, stored=True):
+            scratch.rows.update(batch.chosen(piece, np.arange(len(piece))))
 
     def flush(self) -> None:
         """Writes every changed row to its file. Raises `StoreFailed`."""

@@ -184,11 +184,11 @@ class FileStore(MemoryStore):
     def _file_table(self, spec: TableSpec, folder: str, saved: SavedIds | None = None) -> FileTable:
         return FileTable(spec, self._direct_bytes, self.folder / folder, self._budget, self._soil, saved)
 
-    def _stage(self, commit: Commit) -> list[tuple[MemoryTable, StagedUpdate, float]]:
+    def _stage(self, commit: Commit) -> list[tuple[MemoryTable, StagedUpdate]]:
         self._require_open()
         return super()._stage(commit)
 
-    def _finish(self, commit: Commit, staged: list[tuple[MemoryTable, StagedUpdate, float]]) -> None:
+    def _finish(self, commit: Commit, staged: list[tuple[MemoryTable, StagedUpdate]]) -> None:
         self._soil()
         with self._all_or_broken():
             super()._finish(commit, staged)

@@ -9,6 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import TableUpdate
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadIds, StoreFailed
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.row_dtypes import round_update
@@ -52,8 +53,10 @@ def apply_update(rows: RedisRows, update: TableUpdate, step: int, learning_rate:
     optimizer = row_optimizer(spec.optimizer)
     rate = optimizer.default_learning_rate if learning_rate is None else learning_rate
     rows.slots[rows.fill_missing()] = optimizer.initial_slots(spec.dim)
-    everywhere = np.arange(len(rows.ids))
-    optimizer.apply_columns(rows.weights, rows.slots, everywhere, update.gradients, update.row_squares, step, rate)
+    order = np.arange(len(rows.ids))
+    optimizer.apply(
+        rows.weights, rows.slots, UpdateBatch(rows.ids, order, update.gradients, step, rate, update.row_squares)
+    )
     round_update(spec, rows.ids, step, rows.weights)
 
 

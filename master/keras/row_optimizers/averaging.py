@@ -11,6 +11,7 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.base import SlotSpec
 from elastable.embedding_store.optimizers.registry import register_row_optimizer, row_optimizer
@@ -89,27 +90,17 @@ class AveragedRowOptimizer(OuterRowOptimizer):
                 f"{self._momentum} and {self._every}"
             )
 
-    def apply_columns(
-        self,
-        weights: Float32,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_columns`."""
-        width = self._inner.slot_width(weights.shape[1])
-        before, beside = weights[positions], slots[positions]
-        states, order = np.ascontiguousarray(beside[:, :width]), np.arange(len(positions))
-        self._inner.apply_apart(weights, positions, states, order, gradients, squares, step, learning_rate)
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
+        width, positions = self._inner.slot_width(weights.shape[1]), batch.weight_positions
+        before, beside = weights[positions], slots[batch.positions]
+        states = np.ascontiguousarray(beside[:, :width])
+        self._inner.apply(weights, states, batch.at(np.arange(len(batch)), positions))
         # In the first step of all the average is the row itself.
-        kept = np.float32(self._momentum if step else 0.0)
+        kept = np.float32(self._momentum if batch.step else 0.0)
         average = np.where(beside[:, -1:] > 0, beside[:, width:-1], before)
         average = kept * average + (np.float32(1.0) - kept) * weights[positions]
-        slots[positions] = np.concatenate([states, average, np.ones((len(average), 1), np.float32)], axis=1)
-        if self._every and (step + 1) % self._every == 0:
+        slots[batch.positions] = np.concatenate([states, average, np.ones((len(average), 1), np.float32)], axis=1)
+        if self._every and (batch.step + 1) % self._every == 0:
             weights[positions] = average
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.optimizers.registry import register_row_optimizer
 from elastable.master.keras.row_optimizers.outer_optimizer import OuterRowOptimizer, outer_spec
@@ -67,19 +68,9 @@ class ConstrainedRowOptimizer(OuterRowOptimizer):
         self._constrain = _numpy_constraint(config["constraint"], float(config.get("epsilon", _EPSILON)))
         self._joins_columns = config["constraint"].get("class_name") != "NonNeg"
 
-    def apply_columns(
-        self,
-        weights: Float32,
-        slots: Float32,
-        positions: Int64,
-        gradients: Float32,
-        squares: Float32 | None,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        """As in `RowOptimizer.apply_columns`."""
-        self._inner.apply_columns(weights, slots, positions, gradients, squares, step, learning_rate)
-        weights[positions] = self._constrain(weights[positions])
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
+        self._inner.apply(weights, slots, batch)
+        weights[batch.weight_positions] = self._constrain(weights[batch.weight_positions])
 
 
 def _numpy_constraint(config: Any, epsilon: float) -> Constrain:

@@ -11,8 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.optimizers.base import KERAS_BLOCK, RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.registry import register_row_optimizer
@@ -77,19 +78,16 @@ class KerasBlockOptimizer(RowOptimizer):
         """The class of the Keras optimizer."""
         return self._kind
 
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
-    ) -> None:
-        """As in `RowOptimizer.apply`."""
-        dim = gradients.shape[1]
+    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
+        dim = batch.gradients.shape[1]
         with self._lock:
             if dim not in self._blocks:
                 self._blocks[dim] = _Block(self._optimizer(), _BLOCK_ROWS, dim)
-            for start in range(0, len(positions), _BLOCK_ROWS):
-                rows = positions[start : start + _BLOCK_ROWS]
-                block = gradients[start : start + _BLOCK_ROWS]
-                weights[rows], slots[rows] = self._blocks[dim].run(
-                    weights[rows], slots[rows], block, step, learning_rate
+            for start in range(0, len(batch), _BLOCK_ROWS):
+                part = batch.part(start, start + _BLOCK_ROWS)
+                here, there = part.weight_positions, part.positions
+                weights[here], slots[there] = self._blocks[dim].run(
+                    weights[here], slots[there], part.gradients, part.step, part.rate
                 )
 
     def _optimizer(self) -> Any:

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.base import RowOptimizer
@@ -62,9 +61,3 @@ class OuterRowOptimizer(RowOptimizer):
     def told_name(self) -> str:
         """That of the optimizer within."""
         return self._inner.told_name
-
-    def apply(
-        self, weights: Float32, slots: Float32, positions: Int64, gradients: Float32, step: int, learning_rate: float
-    ) -> None:
-        """As in `RowOptimizer.apply`."""
-        self.apply_columns(weights, slots, positions, gradients, None, step, learning_rate)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from tests.embedding_store.optimizers.test_row_optimizer import CASES, OURS_ALONE, make
@@ -14,7 +15,7 @@ DIM = 19
 
 
 class Counting(RowOptimizer):
-    """Not one of ours: it knows nothing of rows that lie apart."""
+    """Not one of ours."""
 
     fused = False
     default_learning_rate = 0.1
@@ -23,17 +24,9 @@ class Counting(RowOptimizer):
     def __init__(self) -> None:
         self.spec = OptimizerSpec("counting", ())
 
-    def apply(
-        self,
-        weights: np.ndarray,
-        slots: np.ndarray,
-        positions: np.ndarray,
-        gradients: np.ndarray,
-        step: int,
-        learning_rate: float,
-    ) -> None:
-        weights[positions] -= np.float32(learning_rate) * gradients
-        slots[positions] += 1
+    def apply(self, weights: np.ndarray, slots: np.ndarray, batch: UpdateBatch) -> None:
+        weights[batch.weight_positions] -= np.float32(batch.rate) * batch.gradients
+        slots[batch.positions] += 1
 
 
 def optimizers() -> list[RowOptimizer]:
@@ -49,8 +42,9 @@ def test_rows_that_lie_apart_are_updated_as_those_side_by_side(optimizer: RowOpt
     for step in range(3):
         positions = random.permutation(40)[:25]
         gradients = random.normal(size=(25, DIM)).astype(np.float32)
-        optimizer.apply(weights, slots, positions, gradients, step, 0.05)
-        optimizer.apply_apart(apart[0], 39 - positions, apart[1], positions + 20, gradients, None, step, 0.05)
+        batch = UpdateBatch(positions, positions, gradients, step, 0.05)
+        optimizer.apply(weights, slots, batch)
+        optimizer.apply(*apart, batch.at(positions + 20, 39 - positions))
     np.testing.assert_array_equal(apart[0][::-1], weights)
     np.testing.assert_array_equal(apart[1][20:60], slots)
     np.testing.assert_array_equal(apart[1][:20], np.tile(optimizer.initial_slots(DIM), (20, 1)))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.registry import known_row_optimizers, row_optimizer
 from tests.contracts.reference_rows import stepped
@@ -67,7 +68,7 @@ def test_equals_keras_where_every_row_is_touched(name: str, hyperparameters: dic
     for step in range(20):
         gradients = random.normal(size=weights.shape).astype(np.float32)
         theirs.apply([gradients], [variable])
-        ours.apply(weights, slots, np.arange(40), gradients, step, 0.05)
+        ours.apply(weights, slots, UpdateBatch(np.arange(40), np.arange(40), gradients, step, 0.05))
         # Ftrl subtracts two powers that are nearly equal, and TensorFlow's float32 power is off by up to
         # 1.3 units in the last place (measured), where ours is exact: the difference is TensorFlow's error.
         absolute = 3e-6 if name == "ftrl" else 1e-9
@@ -98,13 +99,16 @@ def test_lazy_over_positions_and_splits(name: str, hyperparameters: dict[str, An
         positions = positions[positions != 3]
         touched |= set(positions.tolist())
         gradients = random.normal(size=(len(positions), dim)).astype(np.float32)
-        optimizer.apply(weights, slots, positions, gradients, step, 0.05)
+        optimizer.apply(weights, slots, UpdateBatch(positions, positions, gradients, step, 0.05))
         for p, gradient in reversed(list(zip(positions, gradients, strict=True))):
             row, row_slots = alone[p : p + 1].copy(), alone_slots[p : p + 1].copy()
-            optimizer.apply(row, row_slots, np.zeros(1, np.int64), gradient[None], step, 0.05)
+            first = np.zeros(1, np.int64)
+            optimizer.apply(row, row_slots, UpdateBatch(first, first, gradient[None], step, 0.05))
             alone[p], alone_slots[p] = row, row_slots
         for part in (slice(4, None), slice(0, 4)):
-            optimizer.apply(split, split_slots, positions[part], gradients[part], step, 0.05)
+            optimizer.apply(
+                split, split_slots, UpdateBatch(positions[part], positions[part], gradients[part], step, 0.05)
+            )
     for other, other_slots in ((alone, alone_slots), (split, split_slots)):
         assert (weights.tobytes(), slots.tobytes()) == (other.tobytes(), other_slots.tobytes())
     untouched = [row for row in range(30) if row not in touched]
@@ -132,7 +136,7 @@ def test_lazy_rows_are_those_of_a_naive_loop(
     for step, touched in history:
         positions = random.permutation(sorted(touched)).astype(np.int64)
         gradients = random.normal(size=(len(positions), dim)).astype(np.float32)
-        optimizer.apply(weights, slots, positions, gradients, step, 0.05)
+        optimizer.apply(weights, slots, UpdateBatch(positions, positions, gradients, step, 0.05))
         for p, gradient in zip(positions.tolist(), gradients, strict=True):
             row, own = naive[p]
             naive[p] = stepped(name, row, own, gradient, step, 0.05, optimizer.hyperparameters)
@@ -146,7 +150,8 @@ def test_sgd_example_of_embedding_tables_jl() -> None:
     weights = np.zeros((4, 4), np.float32)
     optimizer = row_optimizer(OptimizerSpec.of("sgd"))
     gradients = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
-    optimizer.apply(weights, np.empty((4, 0), np.float32), np.array([0, 2, 3]), gradients, 0, 0.1)
+    at = np.array([0, 2, 3])
+    optimizer.apply(weights, np.empty((4, 0), np.float32), UpdateBatch(at, at, gradients, 0, 0.1))
     expected = np.zeros((4, 4))
     expected[[0, 2, 3]] = -0.1 * gradients
     np.testing.assert_allclose(weights, expected, rtol=1e-6)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient
 from elastable.embedding_store.optimizers.fused.rowwise_adagrad import row_squares
@@ -27,7 +28,7 @@ def test_equals_the_formula_in_double(dim: int, seed: int) -> None:
     for step in range(4):
         positions = random.permutation(5)[: 1 + step]
         gradients = random.normal(size=(len(positions), dim)).astype(np.float32)
-        row_optimizer(SPEC).apply(weights, slots, positions, gradients, step, 0.05)
+        row_optimizer(SPEC).apply(weights, slots, UpdateBatch(positions, positions, gradients, step, 0.05))
         wide = gradients.astype(np.float64)
         accumulator[positions] += np.mean(wide * wide, axis=1)
         expected[positions] -= (0.05 / (np.sqrt(accumulator[positions]) + 1e-6))[:, None] * wide
@@ -64,10 +65,10 @@ def test_columns_apart_with_row_squares_are_the_whole_row_to_the_bit(dim: int, p
     for step in range(3):
         gradients = random.normal(size=(3, dim)).astype(np.float32)
         squares = row_squares(gradients)
-        optimizer.apply(weights, slots, positions, gradients, step, 0.1)
+        optimizer.apply(weights, slots, UpdateBatch(positions, positions, gradients, step, 0.1))
         for (part, part_slots), columns in zip(split, np.array_split(gradients, len(split), axis=1), strict=True):
             own = np.ascontiguousarray(columns)
-            optimizer.apply_columns(part, part_slots, positions, own, squares, step, 0.1)
+            optimizer.apply(part, part_slots, UpdateBatch(positions, positions, own, step, 0.1, squares))
             assert part_slots.tobytes() == slots.tobytes()
     assert np.concatenate([part for part, _ in split], axis=1).tobytes() == weights.tobytes()
 

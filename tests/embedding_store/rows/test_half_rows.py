@@ -19,6 +19,7 @@ from elastable.embedding_store.composite.placement.locations import (
 )
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, ShardOrigin, TableSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.errors import BadInput, BadSpec
@@ -71,7 +72,7 @@ def test_an_update_is_the_optimizers_in_float32_then_rounded(dtype: str, optimiz
             change = update(ids, DIM, seed=step)
             commit(store, {"t": change})
             rate = applied.default_learning_rate
-            applied.apply(weights, slots, np.arange(len(ids)), change.gradients, step, rate)
+            applied.apply(weights, slots, UpdateBatch(ids, np.arange(len(ids)), change.gradients, step, rate))
             round_update(spec, ids, step, weights)
         np.testing.assert_array_equal(store.lookup({"t": ids})["t"], weights)
         found = store.read_rows("t", ids)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.master.keras.row_optimizers.constraints import constrained
@@ -37,7 +38,8 @@ def test_touched_rows_are_constrained_as_in_keras(constraint: Any) -> None:
     start = random.normal(size=(6, 8)).astype(np.float32)
     gradients = random.normal(size=(3, 8)).astype(np.float32)
     weights, slots = start.copy(), np.zeros((6, 8), np.float32)
-    rows.apply(weights, slots, np.array([4, 0, 2]), gradients, 0, 0.5)
+    chosen = np.array([4, 0, 2])
+    rows.apply(weights, slots, UpdateBatch(chosen, chosen, gradients, 0, 0.5))
     expected = np.asarray(constraint(start[[4, 0, 2]] - np.float32(0.5) * gradients))
     np.testing.assert_allclose(weights[[4, 0, 2]], expected, rtol=1e-6)
     assert np.array_equal(weights[[1, 3, 5]], start[[1, 3, 5]])
@@ -57,9 +59,8 @@ def test_another_epsilon_of_keras_goes_with_the_spec() -> None:
         expected = np.asarray(C.UnitNorm(axis=1)(weights))
     finally:
         keras.config.set_epsilon(before)
-    row_optimizer(said).apply(
-        weights, np.zeros((1, 0), np.float32), np.array([0]), np.zeros((1, 2), np.float32), 0, 0.5
-    )
+    batch = UpdateBatch(np.array([0]), np.array([0]), np.zeros((1, 2), np.float32), 0, 0.5)
+    row_optimizer(said).apply(weights, np.zeros((1, 0), np.float32), batch)
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec, ModelError, Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.master.commits.clipping import Clipping
@@ -74,7 +75,8 @@ def test_with_all_rows_touched_the_numbers_are_keras_own(name: str, make: Any) -
     gradients = [random.normal(size=(5, 4)).astype(np.float32) for _ in range(4)]
     weights, slots = start.copy(), np.tile(rows.initial_slots(4), (5, 1))
     for step, gradient in enumerate(gradients):
-        rows.apply(weights, slots, np.arange(5), gradient, step, rows.default_learning_rate)
+        batch = UpdateBatch(np.arange(5), np.arange(5), gradient, step, rows.default_learning_rate)
+        rows.apply(weights, slots, batch)
     np.testing.assert_allclose(weights, train_in_keras(make(), start, gradients), rtol=2e-5, atol=1e-6)
 
 
@@ -106,7 +108,8 @@ def test_a_block_is_the_same_however_it_is_cut() -> None:
     for cuts in ([0, 3000], [0, 1, 1500, 2999, 3000]):
         weights, slots = start.copy(), np.zeros((3000, 4), np.float32)
         for first, last in itertools.pairwise(cuts):
-            rows.apply(weights, slots, np.arange(first, last), gradients[first:last], 0, 0.1)
+            part = np.arange(first, last)
+            rows.apply(weights, slots, UpdateBatch(part, part, gradients[first:last], 0, 0.1))
         results.append((weights, slots))
     assert all(np.array_equal(one, other) for one, other in zip(*results, strict=True))
     assert rows.slots[0].name == "momentum"
