@@ -17,7 +17,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.open_store import open_store
-from elastable.worker.step.train_step import store_layers
+from elastable.worker.layers.model_tables import store_layers
 
 __all__ = ["StoreGiven", "refuse_rows_of_others", "stores_and_places"]
 

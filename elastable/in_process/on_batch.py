@@ -20,6 +20,7 @@ from elastable.master.keras.metrics import MetricBook
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
 from elastable.worker.keras.seeds import global_seed
+from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import as_tensors, build_model
 from elastable.worker.readers import Reader
 from elastable.worker.step.id_plan import plan_ids
@@ -27,7 +28,7 @@ from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.own_train_step import OwnTrainStep
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.step_plan import plan_step
-from elastable.worker.step.train_step import TrainStep, store_layers
+from elastable.worker.step.train_step import TrainStep
 
 __all__ = ["train_batch"]
 

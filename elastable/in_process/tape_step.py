@@ -26,10 +26,10 @@ from elastable.master.keras.keras_optimizer import inner_optimizer
 from elastable.master.tasks.progress import Progress
 from elastable.models.tables_in_store import seeded_as_read, tables_in_store
 from elastable.worker.keras.seeds import global_seed, layers_of
+from elastable.worker.layers.model_tables import pretrained_rows, store_layers
 from elastable.worker.rows.scope import entered
 from elastable.worker.step.traced.own_step import Collector, current_collector
 from elastable.worker.step.traced.tape_scope import TapeLookup, TapeScope, slices_of
-from elastable.worker.step.train_step import pretrained_rows, store_layers
 from elastable.worker.step.trainable import is_trained
 
 __all__ = ["CollectedStep", "TapeStep", "step"]

@@ -32,13 +32,13 @@ from elastable.master.keras.keras_optimizer import accumulated_by, accumulation_
 from elastable.master.keras.metrics import MetricBook
 from elastable.master.tasks.progress import Progress
 from elastable.models.table_places import locations_of, on_worker, open_places
+from elastable.worker.layers.model_tables import pretrained_rows, store_layers
 from elastable.worker.models.build import make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import Reader
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.step_plan import StepPlan, plan_step
-from elastable.worker.step.train_step import pretrained_rows, store_layers
 
 __all__ = ["PreparedJob", "prepare_job", "tables_of"]
 

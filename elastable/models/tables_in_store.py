@@ -16,8 +16,8 @@ from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.master.keras.discovery import create_tables
+from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.keras_slots import keras_slots
-from elastable.worker.step.train_step import store_layers
 
 __all__ = ["note_trained", "seeded_as_read", "tables_in_store"]
 
@@ -76,16 +76,16 @@ def tables_in_store(
         Unsupported: see `_counters`.
     """
     layers = store_layers(model)
-    before = {layer.table_name: layer for layer in layers if isinstance(layer.source, EmbeddingStore)}
+    before = {layer.table_name: (layer, layer.source) for layer in layers if isinstance(layer.source, EmbeddingStore)}
     there = held.specs()
     # Every version names its learning rate: a table made at an earlier point of a schedule is the same table.
     create_tables(held, {name: _as_there(spec, there.get(name)) for name, spec in tables.items()})
     for name, spec in tables.items():
-        layer = before.get(name)
-        if layer is not None:
+        if name in before:
+            layer, source = before[name]
             goes_on = layer.trained_by(_optimizer_of(layer, model, optimizers))
-            if layer.source is not held or (layer.was_trained and not goes_on):
-                _carry(layer.source, held, spec, goes_on)
+            if source is not held or (layer.was_trained and not goes_on):
+                _carry(source, held, spec, goes_on)
         elif name in given:
             held.put(name, [fresh_rows(spec, np.arange(len(given[name]), dtype=np.int64), given[name])])
     for layer in layers:

@@ -17,6 +17,7 @@ from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.keras.dense_turns import dense_part
 from elastable.master.keras.metrics import MetricBook
+from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import as_tensors, make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
 from elastable.worker.readers import Reader
@@ -25,7 +26,6 @@ from elastable.worker.step.id_set import make_id_sets
 from elastable.worker.step.model_step import EvaluateStep
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.step_plan import plan_step
-from elastable.worker.step.train_step import store_layers
 
 __all__ = ["TrainedModel", "batches", "evaluated", "open_trained"]
 

@@ -8,7 +8,7 @@ import keras
 
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.step.train_step import store_layers
+from elastable.worker.layers.model_tables import store_layers
 
 __all__ = ["refuse_losses", "refuse_model"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
@@ -14,7 +13,7 @@ __all__ = ["history_of", "require_callback", "sees_batches"]
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
-def require_callback(callback: Any) -> str:
+def require_callback(callback: keras.callbacks.Callback) -> str:
     """The name of its class.
 
     Raises:
@@ -26,16 +25,16 @@ def require_callback(callback: Any) -> str:
     return name
 
 
-def sees_batches(callbacks: Sequence[Any]) -> bool:
+def sees_batches(callbacks: Sequence[keras.callbacks.Callback]) -> bool:
     """Whether one of them has a hook of batches: by its class, or of its own, as a `LambdaCallback`."""
     return any(_overrides(callback, name) for callback in callbacks for name in _BATCH_HOOKS)
 
 
-def history_of(callbacks: keras.callbacks.CallbackList) -> Any:
+def history_of(callbacks: keras.callbacks.CallbackList) -> keras.callbacks.History:
     """Keras' `History` in a list made with `add_history=True`."""
     return next(callback for callback in callbacks.callbacks if isinstance(callback, keras.callbacks.History))
 
 
-def _overrides(callback: Any, name: str) -> bool:
+def _overrides(callback: keras.callbacks.Callback, name: str) -> bool:
     hook = getattr(callback, name)
     return getattr(hook, "__func__", hook) is not getattr(keras.callbacks.Callback, name)

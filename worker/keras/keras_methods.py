@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import keras
 
@@ -24,7 +23,7 @@ _WRAPPED = ("fit", "train_on_batch")
 _MARK = "_elastable_wraps"
 
 
-def has_tables_in_store(model: Any) -> bool:
+def has_tables_in_store(model: keras.Model) -> bool:
     """Whether a layer of the model, built or not, has its table in a store."""
     return any(hasattr(layer, "table_spec") and not layer.on_worker for layer in layers_of(model))
 
@@ -37,9 +36,9 @@ def wrap_model_methods() -> None:
             setattr(keras.Model, name, _wrapped(name, plain))
 
 
-def _wrapped(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapped(name: str, plain: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(plain)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: keras.Model, *args: object, **kwargs: object) -> object:
         if not has_tables_in_store(self):
             return plain(self, *args, **kwargs)
         return trainer(name)(self, *args, **kwargs)

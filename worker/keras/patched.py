@@ -6,9 +6,10 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 __all__ = ["patched"]
+
+Method = Callable[..., object]
 
 
 class _Patch:
@@ -16,19 +17,19 @@ class _Patch:
 
     def __init__(self, owner: type, name: str) -> None:
         self.owner, self.name = owner, name
-        self.plain: Callable[..., Any] = getattr(owner, name)
+        self.plain: Method = getattr(owner, name)
         self.blocks = 0  # that use it, nested or in several threads
         self._local = threading.local()
 
     @property
-    def replacements(self) -> list[Callable[..., Any]]:
+    def replacements(self) -> list[Method]:
         """Those of the calling thread, the innermost last."""
-        stack: list[Callable[..., Any]] = self._local.__dict__.setdefault("stack", [])
+        stack: list[Method] = self._local.__dict__.setdefault("stack", [])
         return stack
 
     def install(self) -> None:
         @functools.wraps(self.plain)  # Keras reads the arguments of `build`
-        def method(*arguments: Any, **options: Any) -> Any:
+        def method(*arguments: object, **options: object) -> object:
             stack = self.replacements
             return (stack[-1] if stack else self.plain)(*arguments, **options)
 
@@ -45,7 +46,7 @@ _PATCHES: dict[tuple[type, str], _Patch] = {}
 
 
 @contextmanager
-def patched(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+def patched(owner: type, name: str, make: Callable[[Method], Method]) -> Iterator[None]:
     """Within the block, calls of `owner.name` from this thread go to `make(the method as it was)`.
 
     Calls from other threads go where they went before; blocks of several threads run side by side.

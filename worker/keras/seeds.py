@@ -10,8 +10,8 @@ same numbers for it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
@@ -32,12 +32,12 @@ def global_seed() -> int:
     return 0 if seed is None else int(seed)
 
 
-def layers_of(model: Any) -> list[Any]:
+def layers_of(model: keras.Model) -> list[keras.Layer]:
     """Every layer of a model, however nested, each once, in a fixed order."""
     return list(dict.fromkeys(model._flatten_layers(include_self=True, recursive=True)))
 
 
-def seed_states(model: Any, job_seed: int | None = None) -> list[Any]:
+def seed_states(model: keras.Model, job_seed: int | None = None) -> list[keras.Variable]:
     """State variables (uint32 `[2]`) of the seed generators that `set_seeds` sets, in model order.
 
     Behind them that of Keras' global generator; it is of the thread that calls, and of those that `same_keras_state`
@@ -68,7 +68,7 @@ def same_keras_state(work: Callable[[], None]) -> Callable[[], None]:
     return working
 
 
-def set_seeds(states: list[Any], job_seed: int | None, micro_batch: Any) -> None:
+def set_seeds(states: list[keras.Variable], job_seed: int | None, micro_batch: tf.Tensor) -> None:
     """Sets generator g to a function of (job seed, g, micro-batch).
 
     Args:

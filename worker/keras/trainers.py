@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from elastable.embedding_store.errors import Unsupported
 
 __all__ = ["Trainer", "register_trainers", "trainer"]
 
-Trainer = Callable[..., Any]
+Trainer = Callable[..., object]
 """Takes the model and then what the method of Keras takes."""
 
 _found: dict[str, Callable[[], Trainer]] = {}

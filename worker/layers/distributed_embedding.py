@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadInput, BadSpec, Unsupported
+from elastable.worker.keras.structures import TensorLike, TensorStructure
 from elastable.worker.layers.feature_configs import (
     FeatureConfig,
     TableConfig,
@@ -19,8 +21,12 @@ from elastable.worker.layers.feature_configs import (
     table_config,
 )
 from elastable.worker.layers.table_features import TableFeatures
+from elastable.worker.readers.records.pytrees import Structure
 
 __all__ = ["DistributedEmbedding"]
+
+_ByPart: TypeAlias = "dict[str, dict[str, TensorLike | None]]"
+_Packed: TypeAlias = dict[str, dict[str, _ByPart]]
 
 # keras-rs' own mark of inputs that `preprocess` has packed; there is one placement here.
 _PREPROCESSED, _PLACEMENT = "preprocessed_inputs_per_placement", "default_device"
@@ -32,7 +38,7 @@ class _Feature:
     """A leaf of the configuration.
 
     Attributes:
-        path: Where it lies in the nest, keys joined by dots.
+        path: Where it lies in the structure, keys joined by dots.
         table: Position of its table in the layer.
         length: Of its sequence; 0: it is reduced.
         config: As the user gave it.
@@ -41,7 +47,7 @@ class _Feature:
     path: str
     table: int
     length: int
-    config: Any
+    config: FeatureConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +55,14 @@ class _Features:
     """The configuration as it was given, kept from Keras' tracking, which would change its types.
 
     Attributes:
-        configs: The user's nest.
+        configs: The user's structure.
         leaves: The same nest with a `_Feature` in the place of each description.
-        flat: The leaves in the order of the nest.
+        flat: The leaves in the order of the structure.
         tables: The tables, each once.
     """
 
-    configs: Any
-    leaves: Any
+    configs: Structure[FeatureConfig]
+    leaves: Structure[_Feature]
     flat: tuple[_Feature, ...]
     tables: tuple[TableConfig, ...]
 
@@ -76,7 +82,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
 
     Call arguments:
         inputs: Integer ids in the nest of `feature_configs`: dense, ragged or sparse; or what `preprocess` returned.
-        weights: The weight of every id in its combination, in the same nest.
+        weights: The weight of every id in its combination, in the same structure.
         training: As in Keras.
 
     Returns:
@@ -85,12 +91,12 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
     Raises:
         BadSpec: a description that is none, or of a table that cannot be.
         Unsupported: `update_stats=True`.
-        BadInput: inputs or weights in another nest.
+        BadInput: inputs or weights in another structure.
     """
 
     def __init__(
         self,
-        feature_configs: Any,
+        feature_configs: Structure[FeatureConfig],
         *,
         table_stacking: str | Sequence[str] | Sequence[Sequence[str]] | None = "auto",
         update_stats: bool = False,
@@ -109,31 +115,36 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         self.autocast = False
         self.supports_jit = False
 
-    def build(self, input_shapes: Any = None) -> None:
+    def build(self, input_shapes: object = None) -> None:
         """Checks the tables' specs; there are no weights to make."""
         for table in self._tables:
             table.build()
         self.built = True
 
-    def preprocess(self, inputs: Any, weights: Any = None, training: bool = False) -> Any:
-        """Inputs and weights as one nest, which `call` takes in the place of its inputs; optional."""
+    def preprocess(
+        self, inputs: TensorStructure, weights: TensorStructure | None = None, training: bool = False
+    ) -> _Packed:
+        """Inputs and weights as one structure, which `call` takes in the place of its inputs; optional."""
         packed = {"inputs": self._by_path("inputs", inputs)}
         if weights is not None:
             packed["weights"] = self._by_path("weights", weights)
         return {_PREPROCESSED: {_PLACEMENT: packed}}
 
-    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+    def call(
+        self, inputs: TensorStructure, weights: TensorStructure | None = None, training: bool | None = None
+    ) -> TensorStructure:
         """Combined rows of every feature; see the class."""
         packed = self._packed(inputs, weights)
         found, scales = packed["inputs"], packed.get("weights", {})
 
-        def looked_up(feature: _Feature) -> Any:
+        def looked_up(feature: _Feature) -> tf.Tensor:
             table = self._tables[feature.table]
             return table(found[feature.path], scales.get(feature.path), length=feature.length, training=training)
 
-        return keras.tree.map_structure(looked_up, self._features.leaves)
+        output: TensorStructure = keras.tree.map_structure(looked_up, self._features.leaves)
+        return output
 
-    def get_embedding_tables(self) -> dict[str, Any]:
+    def get_embedding_tables(self) -> dict[str, tf.Tensor]:
         """All rows of every table `[vocabulary_size, dim]`, by the table's name.
 
         Raises:
@@ -141,15 +152,19 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         """
         return {table.name: tf.convert_to_tensor(_all_rows(table)) for table in self._tables}
 
-    def compute_output_spec(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+    def compute_output_spec(
+        self, inputs: TensorStructure, weights: TensorStructure | None = None, training: bool | None = None
+    ) -> TensorStructure:
         """Symbolic output of symbolic ids."""
         found = self._packed(inputs, weights)["inputs"]
-        return keras.tree.map_structure(
-            lambda feature: self._tables[feature.table].output_spec(found[feature.path], feature.length),
-            self._features.leaves,
-        )
 
-    def get_config(self) -> dict[str, Any]:
+        def spec_of(feature: _Feature) -> keras.KerasTensor:
+            return self._tables[feature.table].output_spec(found[feature.path], feature.length)
+
+        output: TensorStructure = keras.tree.map_structure(spec_of, self._features.leaves)
+        return output
+
+    def get_config(self) -> dict[str, object]:
         """Everything needed to make the layer again, in keras-rs' form: tables apart, features naming them by place."""
         features = keras.tree.map_structure(_config_of_feature, self._features.leaves)
         return {
@@ -164,53 +179,60 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         config = dict(config)
         tables = [TableConfig.from_config(table) for table in config.pop("tables")]
 
-        def feature_of(part: Any) -> FeatureConfig | None:
+        def feature_of(part: object) -> FeatureConfig | None:
             if not (isinstance(part, dict) and isinstance(part.get("table"), int)):
-                return None  # a part of the nest, to be looked into
+                return None  # a part of the structure, to be looked into
             return FeatureConfig(**{**part, "table": tables[part["table"]]})
 
         config["feature_configs"] = keras.tree.traverse(feature_of, config["feature_configs"])
         return cls(**config)
 
-    def _packed(self, inputs: Any, weights: Any) -> Any:
+    def _packed(self, inputs: TensorStructure, weights: TensorStructure | None) -> _ByPart:
         if isinstance(inputs, dict) and _PREPROCESSED in inputs:
-            return inputs[_PREPROCESSED][_PLACEMENT]
+            packed: _ByPart = inputs[_PREPROCESSED][_PLACEMENT]
+            return packed
         return self.preprocess(inputs, weights)[_PREPROCESSED][_PLACEMENT]
 
-    def _by_path(self, what: str, nest: Any) -> dict[str, Any]:
+    def _by_path(self, what: str, structure: TensorStructure) -> dict[str, TensorLike | None]:
         """Path -> its tensor."""
-        tensors = _leaves_of(nest, self._features.leaves, f"layer {self.name!r}: {what}")
+        tensors = _leaves_of(structure, self._features.leaves, f"layer {self.name!r}: {what}")
         return {
             feature.path: value if value is None or hasattr(value, "dtype") else tf.convert_to_tensor(value)
             for feature, value in tensors
         }
 
 
-def _leaves_of(nest: Any, features: Any, where: str) -> Iterator[tuple[_Feature, Any]]:
+def _leaves_of(
+    structure: TensorStructure, features: Structure[_Feature], where: str
+) -> Iterator[tuple[_Feature, TensorLike]]:
     """Each feature with its part of the nest; a list and a tuple are the same, as they are in a saved model.
 
     Raises:
         BadInput: naming the place where the nests differ.
     """
     if isinstance(features, _Feature):
-        yield features, nest
+        yield features, structure
         return
     if isinstance(features, Mapping):
-        if not isinstance(nest, Mapping) or set(nest) != set(features):
-            told = f"the keys {sorted(map(str, nest))}" if isinstance(nest, Mapping) else type(nest).__name__
+        if not isinstance(structure, Mapping) or set(structure) != set(features):
+            told = (
+                f"the keys {sorted(map(str, structure))}"
+                if isinstance(structure, Mapping)
+                else type(structure).__name__
+            )
             raise BadInput(f"{where}: feature_configs have the keys {sorted(map(str, features))}, got {told}")
         for key, part in features.items():
-            yield from _leaves_of(nest[key], part, f"{where}[{key!r}]")
+            yield from _leaves_of(structure[key], part, f"{where}[{key!r}]")
         return
-    if not isinstance(nest, list | tuple) or len(nest) != len(features):
-        told = f"{len(nest)}" if isinstance(nest, list | tuple) else type(nest).__name__
+    if not isinstance(structure, list | tuple) or len(structure) != len(features):
+        told = f"{len(structure)}" if isinstance(structure, list | tuple) else type(structure).__name__
         raise BadInput(f"{where}: feature_configs have a list of {len(features)} features here, got {told}")
     for place, part in enumerate(features):
-        yield from _leaves_of(nest[place], part, f"{where}[{place}]")
+        yield from _leaves_of(structure[place], part, f"{where}[{place}]")
 
 
-def _read(feature_configs: Any) -> _Features:
-    tables: list[Any] = []
+def _read(feature_configs: Structure[FeatureConfig]) -> _Features:
+    tables: list[object] = []
     flat = []
     for keys, config in keras.tree.flatten_with_path(feature_configs):
         path = ".".join(str(key) for key in keys)
@@ -244,7 +266,7 @@ def _table_layer(table: TableConfig) -> TableFeatures:
     )
 
 
-def _config_of_feature(feature: _Feature) -> dict[str, Any]:
+def _config_of_feature(feature: _Feature) -> dict[str, object]:
     config = feature.config
     return {
         "name": config.name,
@@ -255,7 +277,7 @@ def _config_of_feature(feature: _Feature) -> dict[str, Any]:
     }
 
 
-def _all_rows(table: TableFeatures) -> Any:
+def _all_rows(table: TableFeatures) -> Float32:
     if table.input_dim is None:
         raise Unsupported(f"table {table.name!r} takes any int64 id, so there are no rows of all ids; look some up")
     starts = range(0, table.input_dim, _BLOCK_ROWS)

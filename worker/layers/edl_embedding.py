@@ -27,14 +27,14 @@ class EdlEmbedding(Embedding):
         embedding_size: int | None,
         embedding_dim: int,
         name: str | None = None,
-        embedding_initializer: Any = "uniform",
+        embedding_initializer: keras.Initializer | str = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(
             embedding_size, embedding_dim, embeddings_initializer=embedding_initializer, name=name, **kwargs
         )
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Everything needed to make the layer again, by this class's names."""
         config = super().get_config()
         config["embedding_size"] = config.pop("input_dim")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import keras
+import numpy.typing as npt
+import tensorflow as tf
 
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.rows.row_dtypes import rounded_rows
+from elastable.worker.keras.structures import TensorLike
 from elastable.worker.layers.embedding_arguments import (
     optimizer_given,
     order_of_keras,
@@ -23,6 +25,7 @@ from elastable.worker.layers.membership import membership_config, membership_spe
 from elastable.worker.rows.combine import COMBINERS
 from elastable.worker.rows.saved_rows import load_table, refuse_legacy_file, save_table
 from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import SavedArrays
 
 __all__ = ["Embedding"]
 
@@ -84,32 +87,33 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         IdOutOfRange: ids outside of a fixed vocabulary.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: object, **kwargs: object) -> Embedding:
         """Refuses `Embedding(8, input_dim=1000)`, the order of earlier versions, before Python does in its words."""
         if args and "input_dim" in kwargs and cls.__init__ is Embedding.__init__:
             size = kwargs["input_dim"]
             raise BadSpec(
                 f"et.Embedding({args[0]!r}, input_dim={size!r}): {order_of_keras(f'({size!r}, {args[0]!r})')}"
             )
-        return super().__new__(cls, *args, **kwargs)
+        layer: Embedding = super().__new__(cls, *args, **kwargs)
+        return layer
 
     def __init__(
         self,
         input_dim: int | None,
         output_dim: int | None = None,
-        embeddings_initializer: Any = "uniform",
-        embeddings_regularizer: Any = None,
-        embeddings_constraint: Any = None,
+        embeddings_initializer: keras.Initializer | str = "uniform",
+        embeddings_regularizer: keras.Regularizer | None = None,
+        embeddings_constraint: keras.constraints.Constraint | None = None,
         mask_zero: bool = False,
-        weights: Any = None,
+        weights: npt.ArrayLike | None = None,
         combiner: str | None = None,
         table: str | None = None,
         table_dtype: str | None = None,
-        admission: AdmissionSpec | Mapping[str, Any] | None = None,
-        eviction: EvictionSpec | Mapping[str, Any] | None = None,
+        admission: AdmissionSpec | Mapping[str, object] | None = None,
+        eviction: EvictionSpec | Mapping[str, object] | None = None,
         lazy: bool | None = None,
-        optimizer: Any = None,
-        **kwargs: Any,
+        optimizer: keras.optimizers.Optimizer | str | dict[str, object] | None = None,
+        **kwargs: object,
     ) -> None:
         refuse_keras_only(kwargs)
         super().__init__(**kwargs)
@@ -152,27 +156,31 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.supports_jit = False
         self.begin()
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: object = None) -> None:
         """Checks the table's spec; there are no weights to make."""
         self.table_spec()
         self.built = True
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, inputs: TensorLike, *args: object, **kwargs: object) -> tf.Tensor | tf.RaggedTensor:
         """As of every layer; a Sequential model that begins with this one takes ids as integers."""
         take_integer_ids(inputs)
         return super().__call__(inputs, *args, **kwargs)
 
-    def call(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+    def call(
+        self, inputs: TensorLike, weights: TensorLike | None = None, training: bool | None = None
+    ) -> tf.Tensor | tf.RaggedTensor:
         """Rows of `inputs`; see the class."""
         return self.embed(inputs, weights, training)
 
-    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+    def compute_mask(self, inputs: TensorLike, mask: tf.Tensor | None = None) -> tf.Tensor | None:
         """True where ids are not 0, and strings not empty, under `mask_zero` and without a combiner."""
         if not self.mask_zero or self.combiner is not None:
             return None
         return keras.ops.not_equal(inputs, "" if inputs.dtype == "string" else 0)
 
-    def compute_output_spec(self, inputs: Any, weights: Any = None, training: bool | None = None) -> Any:
+    def compute_output_spec(
+        self, inputs: TensorLike, weights: TensorLike | None = None, training: bool | None = None
+    ) -> keras.KerasTensor:
         """Symbolic output of symbolic ids."""
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         if dtype == "string" or "int" in dtype:  # floats are refused where they come as values
@@ -181,11 +189,11 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         shape = self.output_shape_of(tuple(inputs.shape))
         return keras.KerasTensor(shape, dtype=self.compute_dtype, ragged=ragged)
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
+    def compute_output_shape(self, input_shape: Sequence[int | None]) -> tuple[int | None, ...]:
         """Shape of the output for ids of `input_shape`."""
         return self.output_shape_of(tuple(input_shape))
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Everything needed to make the layer again."""
         refuse_legacy_file(self)
         return {
@@ -205,10 +213,10 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             "optimizer": None if self.optimizer is None else keras.optimizers.serialize(self.optimizer),
         }
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: SavedArrays) -> None:
         """Writes the table into a Keras file; raises `Unsupported` for one that is too large (`et.save`)."""
         save_table(self, store)
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: SavedArrays) -> None:
         """Reads what `save_own_variables` wrote."""
         load_table(self, store)

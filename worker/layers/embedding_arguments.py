@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadSpec, Unsupported
@@ -22,7 +21,7 @@ __all__ = [
 _TABLE_DTYPES = ("float32", "bfloat16", "float16")
 
 
-def refuse_keras_only(arguments: dict[str, Any]) -> None:
+def refuse_keras_only(arguments: dict[str, object]) -> None:
     """Takes what plain Keras' layer has and a table in a store does not out of `arguments`; refuses it where given."""
     for name in ("lora_rank", "lora_alpha", "quantization_config"):
         value = arguments.pop(name, None)
@@ -38,7 +37,7 @@ def order_of_keras(right: str) -> str:
     return f"the order is Keras' own, et.Embedding(input_dim, output_dim), input_dim=None for any int64 id: {right}"
 
 
-def rows_given(layer: str, weights: Any, input_dim: int | None, output_dim: int) -> Float32:
+def rows_given(layer: str, weights: npt.ArrayLike, input_dim: int | None, output_dim: int) -> Float32:
     """The rows that Keras' argument `weights` means: an array, or a list of one."""
     only = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
     rows = np.ascontiguousarray(only, dtype=np.float32)
@@ -65,7 +64,7 @@ def require_size(layer: str, argument: str, value: object) -> None:
         raise BadSpec(f"embedding layer {layer!r}: {argument} must be a positive integer, got {value!r}")
 
 
-def optimizer_given(layer: str, optimizer: Any) -> Any:
+def optimizer_given(layer: str, optimizer: object) -> keras.optimizers.Optimizer:
     """The Keras optimizer that an instance, a name or a config stands for.
 
     Args:

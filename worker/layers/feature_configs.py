@@ -38,8 +38,10 @@ class TableConfig:
     name: str
     vocabulary_size: int | None
     embedding_dim: int
-    initializer: Any = field(default_factory=lambda: keras.initializers.VarianceScaling(mode="fan_out"))
-    optimizer: Any = "adam"
+    initializer: keras.Initializer | str = field(
+        default_factory=lambda: keras.initializers.VarianceScaling(mode="fan_out")
+    )
+    optimizer: keras.optimizers.Optimizer | str | dict[str, object] | None = "adam"
     combiner: str = "mean"
     placement: str = "auto"
     max_ids_per_partition: int = 256
@@ -72,13 +74,13 @@ class FeatureConfig:
     """
 
     name: str
-    table: Any
+    table: TableConfig
     input_shape: Sequence[int | None] | None = None
     output_shape: Sequence[int | None] | None = None
     max_sequence_length: int = 0
 
 
-def refuse_feature(path: str, feature: Any) -> None:
+def refuse_feature(path: str, feature: object) -> None:
     """Raises `BadSpec` where a leaf of the configuration is no feature of a table that can be had."""
     table = getattr(feature, "table", None)
     missing = [name for name in ("name", "vocabulary_size", "embedding_dim") if not hasattr(table, name)]
@@ -93,7 +95,7 @@ def refuse_feature(path: str, feature: Any) -> None:
         raise BadSpec(f"feature {path!r}: max_sequence_length must be 0 or a positive integer, got {length!r}")
 
 
-def table_config(table: Any) -> TableConfig:
+def table_config(table: object) -> TableConfig:
     """A table as `et.TableConfig`, whoever's class describes it.
 
     Raises:
@@ -108,7 +110,7 @@ def table_config(table: Any) -> TableConfig:
     return own
 
 
-def config_of_table(table: TableConfig) -> dict[str, Any]:
+def config_of_table(table: TableConfig) -> dict[str, object]:
     """The table as JSON can hold it."""
     return {
         **{part.name: getattr(table, part.name) for part in fields(table)},

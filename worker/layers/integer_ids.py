@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import keras
+
+from elastable.worker.keras.structures import TensorLike
 
 __all__ = ["take_integer_ids"]
 
 _SEQUENTIAL_BUILD = keras.Sequential.build.__code__
 
 
-def take_integer_ids(ids: Any) -> None:
+def take_integer_ids(ids: TensorLike) -> None:
     """Makes the symbolic input int64 of every Sequential model that is being built and hands `ids` on untouched.
 
     Args:
@@ -36,7 +37,7 @@ def take_integer_ids(ids: Any) -> None:
         ids = _given_to(local["self"])
 
 
-def _given_to(model: Any) -> Any:
+def _given_to(model: keras.Model) -> keras.KerasTensor | None:
     """The tensor that the model is called with in the Sequential that is being built around it."""
     for local in _sequentials_being_built():
         if local.get("layer") is model:
@@ -44,7 +45,7 @@ def _given_to(model: Any) -> Any:
     return None
 
 
-def _sequentials_being_built() -> Iterator[dict[str, Any]]:
+def _sequentials_being_built() -> Iterator[dict[str, keras.Layer]]:
     """The variables of every running `Sequential.build`, the innermost first."""
     frame = sys._getframe()
     while frame is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec
 from elastable.embedding_store.errors import BadSpec
@@ -14,7 +14,7 @@ __all__ = ["membership_config", "membership_spec"]
 Spec = TypeVar("Spec", AdmissionSpec, EvictionSpec)
 
 
-def membership_spec(layer: str, kind: type[Spec], given: Any, input_dim: int | None) -> Spec | None:
+def membership_spec(layer: str, kind: type[Spec], given: object, input_dim: int | None) -> Spec | None:
     """What a layer was given for `admission` or `eviction`.
 
     Args:
@@ -42,6 +42,6 @@ def membership_spec(layer: str, kind: type[Spec], given: Any, input_dim: int | N
         raise BadSpec(f"{told}: {dict(given)} are no fields of et.{kind.__name__}: {error}") from error
 
 
-def membership_config(spec: AdmissionSpec | EvictionSpec | None) -> dict[str, Any] | None:
+def membership_config(spec: AdmissionSpec | EvictionSpec | None) -> dict[str, object] | None:
     """The dict that `membership_spec` understands."""
     return None if spec is None else asdict(spec)

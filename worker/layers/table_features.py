@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadIds
+from elastable.worker.keras.structures import TensorLike
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.rows.combine import flatten_ids, shape_rows
 
@@ -21,7 +20,9 @@ class TableFeatures(Embedding):
     axis, in float32.
     """
 
-    def call(self, inputs: Any, weights: Any = None, training: bool | None = None, length: int = 0) -> Any:
+    def call(
+        self, inputs: TensorLike, weights: TensorLike | None = None, training: bool | None = None, length: int = 0
+    ) -> tf.Tensor | tf.RaggedTensor:
         """The output of one feature.
 
         Args:
@@ -39,13 +40,13 @@ class TableFeatures(Embedding):
             return self._single(inputs, weights, training)
         return self.embed(inputs, weights, training)
 
-    def output_spec(self, inputs: Any, length: int) -> Any:
+    def output_spec(self, inputs: TensorLike, length: int) -> keras.KerasTensor:
         """Symbolic output of the symbolic ids of one feature."""
         kept = tuple(inputs.shape[:1]) if length else tuple(inputs.shape[:-1]) or tuple(inputs.shape)
         shape = (*kept, length, self.output_dim) if length else (*kept, self.output_dim)
         return keras.KerasTensor(shape, dtype=self.compute_dtype)
 
-    def _single(self, ids: Any, weights: Any, training: bool | None) -> Any:
+    def _single(self, ids: tf.Tensor, weights: TensorLike | None, training: bool | None) -> tf.Tensor:
         """One id is its own mean, whatever its weight; in a sum the weight counts."""
         flat = flatten_ids(self.name, ids, None, None, False)
         rows = shape_rows(flat, self._rows_of(flat.ids, training), None, self.output_dim)
@@ -53,7 +54,7 @@ class TableFeatures(Embedding):
             rows *= tf.cast(tf.expand_dims(weights, -1), rows.dtype)
         return tf.cast(rows, self.compute_dtype)
 
-    def _sequence(self, ids: Any, weights: Any, length: int, training: bool | None) -> Any:
+    def _sequence(self, ids: TensorLike, weights: TensorLike | None, length: int, training: bool | None) -> tf.Tensor:
         if weights is not None or ids.shape.rank != 2:
             told = "weights" if weights is not None else f"ids of rank {ids.shape.rank}"
             raise BadIds(
@@ -69,7 +70,7 @@ class TableFeatures(Embedding):
         return tf.cast(placed, self.compute_dtype)
 
 
-def _positions(ids: Any, length: int) -> Any:
+def _positions(ids: TensorLike, length: int) -> tf.SparseTensor:
     """The first `length` ids of each row as a sparse tensor `[batch, n]`."""
     if isinstance(ids, tf.RaggedTensor):
         sparse = ids.to_sparse()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -29,12 +29,12 @@ class LossPart:
     """
 
     kind: DivisorKind | None
-    amount: Any
-    loss: Any
-    losses: Mapping[int, Any] = field(default_factory=dict)
+    amount: tf.Tensor | None
+    loss: tf.Tensor
+    losses: Mapping[int, tf.Tensor] = field(default_factory=dict)
 
 
-def loss_parts(model: Any, loss: Any, terms: Sequence[LossTerm], average: str) -> list[LossPart]:
+def loss_parts(model: keras.Model, loss: tf.Tensor, terms: Sequence[LossTerm], average: str) -> list[LossPart]:
     """The parts of a loss, that with most of it first.
 
     Args:
@@ -50,7 +50,7 @@ def loss_parts(model: Any, loss: Any, terms: Sequence[LossTerm], average: str) -
         return [LossPart(DivisorKind.RECORDS, None, loss)]
     if average == "mean":
         _refuse_unknown(model, terms)
-    groups: dict[Any, list[LossTerm]] = {}
+    groups: dict[tuple[DivisorKind | None, Hashable], list[LossTerm]] = {}
     for term in sorted(terms, key=lambda term: not term.of_batch):
         groups.setdefault(_group(term, average), []).append(term)
     if len(groups) == 1:
@@ -60,18 +60,18 @@ def loss_parts(model: Any, loss: Any, terms: Sequence[LossTerm], average: str) -
     return [LossPart(kind, alike[0].amount, _sum(alike)) for (kind, _), alike in groups.items()]
 
 
-def _group(term: LossTerm, average: str) -> tuple[DivisorKind | None, Any]:
+def _group(term: LossTerm, average: str) -> tuple[DivisorKind | None, Hashable]:
     if average == "sum":
         return (DivisorKind.NOTHING if term.of_batch else DivisorKind.RECORDS), None
     return term.kind, None if term.amount is None else term.amount.ref()
 
 
-def _sum(terms: Sequence[LossTerm]) -> Any:
+def _sum(terms: Sequence[LossTerm]) -> tf.Tensor:
     values = [term.value for term in terms]
     return values[0] if len(values) == 1 else tf.add_n(values)
 
 
-def _refuse_unknown(model: Any, terms: Sequence[LossTerm]) -> None:
+def _refuse_unknown(model: keras.Model, terms: Sequence[LossTerm]) -> None:
     for term in terms:
         if term.kind is None:
             raise Unsupported(
@@ -85,8 +85,8 @@ def _refuse_unknown(model: Any, terms: Sequence[LossTerm]) -> None:
 
 
 def shown_losses(
-    model: Any, parts: Sequence[LossPart], recorded: Sequence[RecordedLoss], penalty: Any
-) -> tuple[list[LossPart], Mapping[int, Any]]:
+    model: keras.Model, parts: Sequence[LossPart], recorded: Sequence[RecordedLoss], penalty: tf.Tensor | None
+) -> tuple[list[LossPart], Mapping[int, tf.Tensor]]:
     """The parts with what they add to Keras' loss metrics, and what a penalty on rows adds.
 
     A mean over records needs none: metric states of micro-batches are summed as they are.
@@ -107,7 +107,7 @@ def shown_losses(
     return shown, {} if whole is None or penalty is None else {whole: penalty}
 
 
-def require_rowwise(layer: Any) -> None:
+def require_rowwise(layer: keras.Layer) -> None:
     """Refuses a regularizer of a table that does not treat rows separately: micro-batches cannot be combined.
 
     Raises:

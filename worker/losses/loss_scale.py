@@ -6,17 +6,19 @@ the model; the master changes it with each version (`elastable.master.keras.kera
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
+
+from elastable.worker.keras.structures import Gradient
 
 __all__ = ["scale_variables", "scaled_gradient"]
 
 _KEPT = "_elastable_loss_scale"
 
 
-def scale_variables(optimizer: Any) -> list[Any]:
+def scale_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The variable of a scale that changes, alone; none where the optimizer has no such scale."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return []
@@ -29,18 +31,26 @@ def scale_variables(optimizer: Any) -> list[Any]:
     return [getattr(optimizer, _KEPT)]
 
 
-def scaled_gradient(tape: Any, loss: Any, sources: Any, optimizer: Any) -> Any:
+def scaled_gradient(
+    tape: tf.GradientTape,
+    loss: tf.Tensor,
+    sources: Sequence[Sequence[tf.Tensor]],
+    optimizer: keras.optimizers.Optimizer,
+) -> Sequence[Sequence[Gradient]]:
     """`tape.gradient(loss, sources)`, computed at the optimizer's loss scale."""
     dynamic = scale_variables(optimizer)
     static = getattr(optimizer, "loss_scale_factor", None)
+    found: Sequence[Sequence[Gradient]]
     if not dynamic and static is None:
-        return tape.gradient(loss, sources)
+        found = tape.gradient(loss, sources)
+        return found
     scale = tf.convert_to_tensor(dynamic[0].value if dynamic else static, tf.float32)
     found = tape.gradient(loss, sources, output_gradients=tf.ones_like(loss) * tf.cast(scale, loss.dtype))
-    return tf.nest.map_structure(lambda gradient: _divided(gradient, scale), found)
+    found = tf.nest.map_structure(lambda gradient: _divided(gradient, scale), found)
+    return found
 
 
-def _divided(gradient: Any, scale: Any) -> Any:
+def _divided(gradient: Gradient, scale: tf.Tensor) -> Gradient:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

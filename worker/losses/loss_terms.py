@@ -9,9 +9,8 @@ known. What is not known is said to be so, and never guessed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -43,14 +42,14 @@ class LossTerm:
         told: The operation where the walk ended, for messages.
     """
 
-    value: Any
+    value: tf.Tensor
     kind: DivisorKind | None
-    amount: Any
+    amount: tf.Tensor | None
     of_batch: bool
     told: str
 
 
-def averaged(value: Any) -> Any:
+def averaged(value: tf.Tensor) -> tf.Tensor:
     """Marks a scalar of a loss as a mean over the records of the batch; changes no number.
 
     For terms of `add_loss` and `compute_loss`, and losses that return one
@@ -59,13 +58,13 @@ def averaged(value: Any) -> Any:
     return tf.identity(value, name=_AVERAGED)
 
 
-def summed(value: Any) -> Any:
+def summed(value: tf.Tensor) -> tf.Tensor:
     """Marks a scalar of a loss as a sum over the records of the batch; changes no number. See `averaged`."""
     return tf.identity(value, name=_SUMMED)
 
 
 def loss_terms(
-    loss: Any, recorded: Sequence[RecordedLoss], batch: Collection[Any], rows: Collection[Any]
+    loss: tf.Tensor, recorded: Sequence[RecordedLoss], batch: Collection[tf.Tensor], rows: Collection[tf.Tensor]
 ) -> list[LossTerm]:
     """The terms of a loss that is traced into a graph.
 
@@ -99,20 +98,22 @@ def loss_terms(
 
 @dataclass(frozen=True, slots=True)
 class _Leaf:
-    tensor: Any
-    factors: tuple[Any, ...]
+    tensor: tf.Tensor
+    factors: tuple[tf.Tensor | float, ...]
     kind: DivisorKind | str
-    amount: Any
+    amount: tf.Tensor | None
 
 
 class _Walk:
-    def __init__(self, recorded: Sequence[RecordedLoss], batch: Collection[Any], rows: Collection[Any]) -> None:
+    def __init__(
+        self, recorded: Sequence[RecordedLoss], batch: Collection[tf.Tensor], rows: Collection[tf.Tensor]
+    ) -> None:
         self._recorded = {loss.result.ref(): loss for loss in recorded}
         self._rows = {tensor.ref() for tensor in rows}
         self._batch = self._rows | {tensor.ref() for tensor in batch}
-        self._known: dict[Any, int] = {}
+        self._known: dict[Hashable, int] = {}
 
-    def leaves(self, tensor: Any, factors: tuple[Any, ...] = ()) -> list[_Leaf]:
+    def leaves(self, tensor: tf.Tensor, factors: tuple[tf.Tensor | float, ...] = ()) -> list[_Leaf]:
         """The summands of a tensor."""
         if (loss := self._recorded.get(tensor.ref())) is not None:
             return [_Leaf(tensor, factors, loss.kind, loss.amount)]
@@ -127,7 +128,7 @@ class _Walk:
         inside = self._inside(tensor, factors) if depends == _BATCH else None
         return [_Leaf(tensor, factors, _UNKNOWN, None)] if inside is None else inside
 
-    def _inside(self, tensor: Any, factors: tuple[Any, ...]) -> list[_Leaf] | None:
+    def _inside(self, tensor: tf.Tensor, factors: tuple[tf.Tensor | float, ...]) -> list[_Leaf] | None:
         operation, inputs = tensor.op, list(tensor.op.inputs)
         kind = operation.type
         if kind in _THROUGH:
@@ -147,13 +148,15 @@ class _Walk:
             return self._reduction(tensor, inputs[0], kind, factors)
         return None
 
-    def _product(self, inputs: Sequence[Any], factors: tuple[Any, ...]) -> list[_Leaf] | None:
+    def _product(self, inputs: Sequence[tf.Tensor], factors: tuple[tf.Tensor | float, ...]) -> list[_Leaf] | None:
         for one, other in (inputs, inputs[::-1]):
             if self.depends(other) == _CONSTANT and other.shape.rank == 0:
                 return self.leaves(one, (*factors, other))
         return None
 
-    def _quotient(self, tensor: Any, above: Any, below: Any, factors: tuple[Any, ...]) -> list[_Leaf] | None:
+    def _quotient(
+        self, tensor: tf.Tensor, above: tf.Tensor, below: tf.Tensor, factors: tuple[tf.Tensor | float, ...]
+    ) -> list[_Leaf] | None:
         depends = self.depends(below)
         if below.shape.rank != 0:
             return None
@@ -169,7 +172,9 @@ class _Walk:
             return [_Leaf(tensor, factors, DivisorKind.AMOUNT, tf.cast(below, tf.float64))]
         return None
 
-    def _reduction(self, tensor: Any, source: Any, kind: str, factors: tuple[Any, ...]) -> list[_Leaf] | None:
+    def _reduction(
+        self, tensor: tf.Tensor, source: tf.Tensor, kind: str, factors: tuple[tf.Tensor | float, ...]
+    ) -> list[_Leaf] | None:
         if source.shape.rank == 0:
             return self.leaves(source, factors)
         if tensor.shape.rank != 0:
@@ -183,7 +188,7 @@ class _Walk:
             return [_Leaf(tensor, factors, DivisorKind.RECORDS, None)]
         return [_Leaf(tensor, factors, _BARE_SUM if self._is_scaled_by_size(source) else DivisorKind.NOTHING, None)]
 
-    def depends(self, tensor: Any) -> int:
+    def depends(self, tensor: tf.Tensor) -> int:
         """What of the batch a tensor depends on."""
         waiting = [tensor]
         while waiting:
@@ -199,20 +204,20 @@ class _Walk:
             self._known[last.ref()] = self._own(last)
         return self._known[tensor.ref()]
 
-    def _own(self, tensor: Any) -> int:
+    def _own(self, tensor: tf.Tensor) -> int:
         if tensor.ref() in self._batch:
             return _BATCH
         most = max((self._known[part.ref()] for part in tensor.op.inputs), default=_CONSTANT)
         return min(most, _SHAPE) if tensor.op.type in _SHAPE_OPS else most
 
-    def _is_scaled_by_size(self, tensor: Any) -> bool:
+    def _is_scaled_by_size(self, tensor: tf.Tensor) -> bool:
         """Whether the size of the batch went into a value by arithmetic: as in `sum(x / batch_size)`."""
         return any(
             operation.type in _ARITHMETIC and any(self.depends(part) == _SHAPE for part in operation.inputs)
             for operation in _ancestors(tensor)
         )
 
-    def _is_trained(self, tensor: Any) -> bool:
+    def _is_trained(self, tensor: tf.Tensor) -> bool:
         """Whether a value is computed from rows or variables, and so has a gradient of its own."""
         return any(
             operation.type.startswith(_READS) or any(part.ref() in self._rows for part in operation.outputs)
@@ -220,7 +225,7 @@ class _Walk:
         )
 
 
-def _ancestors(tensor: Any) -> list[Any]:
+def _ancestors(tensor: tf.Tensor) -> list[tf.Operation]:
     """The operations that a tensor is computed by, its own first."""
     waiting, found = [tensor.op], {}
     while waiting:

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
@@ -39,9 +38,9 @@ class RecordedLoss:
         amount: With `DivisorKind.AMOUNT` that divisor, a float64 scalar; else None.
     """
 
-    result: Any
+    result: tf.Tensor
     kind: DivisorKind
-    amount: Any = None
+    amount: tf.Tensor | None = None
 
 
 @contextmanager
@@ -57,8 +56,12 @@ def recorded_losses() -> Iterator[list[RecordedLoss]]:
 
 
 def _reduce(
-    values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "sum_over_batch_size", dtype: Any = None
-) -> Any:
+    values: tf.Tensor,
+    sample_weight: tf.Tensor | None = None,
+    mask: tf.Tensor | None = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: str | None = None,
+) -> tf.Tensor:
     result = _keras_reduce(values, sample_weight=sample_weight, mask=mask, reduction=reduction, dtype=dtype)
     found = getattr(_current, "found", None)
     # Without a graph nobody asks for them. One number for a whole batch is a loss that was reduced by somebody else.
@@ -70,7 +73,9 @@ def _reduce(
     return result
 
 
-def _divisor(values: Any, weight: Any, mask: Any, reduction: Any, dtype: Any) -> tuple[DivisorKind, Any]:
+def _divisor(
+    values: tf.Tensor, weight: tf.Tensor | None, mask: tf.Tensor | None, reduction: str | None, dtype: str | None
+) -> tuple[DivisorKind, tf.Tensor | None]:
     values = tf.convert_to_tensor(values)
     if reduction in (None, "none", "sum"):
         return DivisorKind.NOTHING, None
@@ -92,7 +97,7 @@ def _divisor(values: Any, weight: Any, mask: Any, reduction: Any, dtype: Any) ->
     return DivisorKind.AMOUNT, tf.cast(tf.size(values), tf.float64)
 
 
-def _counts_records(values: Any) -> bool:
+def _counts_records(values: tf.Tensor) -> bool:
     """Whether the number of values is the number of records, times a constant."""
     if values.shape.rank is None or any(size is None for size in values.shape[1:]):
         return False

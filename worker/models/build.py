@@ -6,14 +6,16 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError, Unsupported
 from elastable.worker.keras.patched import patched
+from elastable.worker.keras.structures import TensorBatch, TensorLike
+from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.offload import offloading
 from elastable.worker.models.on_worker import keep_on_worker
 from elastable.worker.readers import RaggedArray, Reader, SparseArray
@@ -22,23 +24,23 @@ from elastable.worker.step.batch_checks import require_like, require_parts
 from elastable.worker.step.forward import Forward, forward, update_metrics
 from elastable.worker.step.tensor_specs import batch_spec
 from elastable.worker.step.traced.own_step import overrides, rehearse
-from elastable.worker.step.train_step import store_layers
 
 __all__ = ["as_tensors", "build_model", "make_model", "sample_batch"]
 
 _log = logging.getLogger(__name__)
 
 
-def as_tensors(batch: Any, source: str = "the reader") -> Any:
+def as_tensors(batch: object, source: str = "the reader") -> TensorBatch:
     """A batch of arrays as the same nest of tensors: RaggedArrays and SparseArrays as TensorFlow's.
 
     Raises:
         BadInput: no batch; `source` says where it comes from.
     """
-    return tf.nest.map_structure(_as_tensor, require_parts(batch, source))
+    tensors: TensorBatch = tf.nest.map_structure(_as_tensor, require_parts(batch, source))
+    return tensors
 
 
-def _as_tensor(value: Any) -> Any:
+def _as_tensor(value: object) -> TensorLike:
     if tf.is_tensor(value):
         return value
     if isinstance(value, RaggedArray):
@@ -50,7 +52,7 @@ def _as_tensor(value: Any) -> Any:
     return tf.convert_to_tensor(value)
 
 
-def sample_batch(reader: Reader, records: int = 2) -> Any:
+def sample_batch(reader: Reader, records: int = 2) -> TensorBatch:
     """The first records of a reader, as tensors."""
     if len(reader) == 0:
         raise BadInput("the training split is empty; data('train') must hold at least one record")
@@ -62,8 +64,12 @@ def sample_batch(reader: Reader, records: int = 2) -> Any:
 
 
 def make_model(
-    make: Callable[[], Any], sample: Any, seed: int, offload_above: int = 0, on_worker: Collection[str] = ()
-) -> Any:
+    make: Callable[[], keras.Model],
+    sample: TensorBatch,
+    seed: int,
+    offload_above: int = 0,
+    on_worker: Collection[str] = (),
+) -> keras.Model:
     """Calls `make` for the model and builds it.
 
     Args:
@@ -85,7 +91,7 @@ def make_model(
     return model
 
 
-def build_model(model: Any, sample: Any) -> None:
+def build_model(model: keras.Model, sample: TensorBatch) -> None:
     """Runs the model once on `sample`, so that all variables exist.
 
     Raises:
@@ -112,7 +118,7 @@ def build_model(model: Any, sample: Any) -> None:
     model.reset_metrics()
 
 
-def _refuse_unsupported(model: Any) -> None:
+def _refuse_unsupported(model: keras.Model) -> None:
     """Refuses by name what `compile()` or the model ask for and the step cannot honour."""
     if not getattr(model, "compiled", False):
         raise ModelError(f"model {model.name!r} is not compiled; call model.compile(optimizer, loss, ...) first")
@@ -133,15 +139,17 @@ def _refuse_unsupported(model: Any) -> None:
 
 
 @contextmanager
-def _states_kept(model: Any) -> Iterator[None]:
+def _states_kept(model: keras.Model) -> Iterator[None]:
     """Afterwards the layers' states are as before, or, of layers built meanwhile, as they were initialised.
 
     A layer may count its calls or move an average whether it trains or not; this call is none of the program's.
     """
-    values: list[tuple[Any, Any]] = [(variable, np.array(variable)) for variable in model.non_trainable_variables]
+    values: list[tuple[keras.Variable, keras.Initializer | npt.NDArray[np.generic]]] = [
+        (variable, np.array(variable)) for variable in model.non_trainable_variables
+    ]
 
-    def notes(plain_add_weight: Any) -> Any:
-        def add_weight(self: Any, *arguments: Any, **options: Any) -> Any:
+    def notes(plain_add_weight: Callable[..., keras.Variable]) -> Callable[..., keras.Variable]:
+        def add_weight(self: keras.Layer, *arguments: object, **options: object) -> keras.Variable:
             variable = plain_add_weight(self, *arguments, **options)
             if not variable.trainable:
                 # Where Keras builds a model by calling it on shapes, a variable has no value yet.
@@ -159,7 +167,7 @@ def _states_kept(model: Any) -> Iterator[None]:
             variable.assign(value(variable.shape, dtype=variable.dtype) if callable(value) else value)
 
 
-def _require_sums(model: Any, done: Forward) -> None:
+def _require_sums(model: keras.Model, done: Forward) -> None:
     """Refuses a user's metric whose state is no sum over records, so that micro-batches cannot be merged.
 
     Raises:
@@ -185,7 +193,7 @@ def _require_sums(model: Any, done: Forward) -> None:
                 )
 
 
-def _between_zero_and_one(value: Any) -> Any:
+def _between_zero_and_one(value: TensorLike) -> TensorLike:
     if not tf.is_tensor(value) or isinstance(value, tf.RaggedTensor) or not value.dtype.is_floating:
         return value
     return tf.cast(np.random.default_rng(0).uniform(0.1, 0.9, value.shape), value.dtype)

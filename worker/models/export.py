@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -27,7 +26,7 @@ __all__ = ["export_keras", "plain_model"]
 _BLOCK_ROWS = 1 << 16
 
 
-def export_keras(model: Any, store: EmbeddingStore, path: str | Path) -> Path:
+def export_keras(model: keras.Model, store: EmbeddingStore, path: str | Path) -> Path:
     """Writes `model` with its tables as a `.keras` file that loads without Elastable.
 
     A model of plain Keras layers, of which some are offloaded, may be of any
@@ -48,11 +47,11 @@ def export_keras(model: Any, store: EmbeddingStore, path: str | Path) -> Path:
     return file
 
 
-def _is_functional(model: Any) -> bool:
+def _is_functional(model: keras.Model) -> bool:
     return isinstance(model, keras.Sequential | keras.src.models.functional.Functional)
 
 
-def plain_model(model: Any, store: EmbeddingStore) -> Any:
+def plain_model(model: keras.Model, store: EmbeddingStore) -> keras.Model:
     """The same Functional or Sequential model with plain Keras layers only.
 
     A fixed table becomes a `keras.layers.Embedding` of all its rows. A table
@@ -69,11 +68,11 @@ def plain_model(model: Any, store: EmbeddingStore) -> Any:
             f"model {model.name!r} is a subclass of keras.Model, whose et.Embedding layers Keras cannot replace; write "
             "a SavedModel with model.export(path, input_signature=...), or model.save for where Elastable is installed"
         )
-    pairs: list[tuple[Any, Any]] = []
-    shared: dict[str, Any] = {}
+    pairs: list[tuple[keras.Layer, keras.Layer]] = []
+    shared: dict[str, keras.layers.Embedding] = {}
     homes = _worker_tables(model)
 
-    def clone(layer: Any) -> Any:
+    def clone(layer: keras.Layer) -> keras.Layer:
         if isinstance(layer, StoreBacked):
             return _plain_layer(layer, homes.get(layer.table_name, store), shared)
         if isinstance(layer, DistributedEmbedding):
@@ -97,7 +96,7 @@ def plain_model(model: Any, store: EmbeddingStore) -> Any:
     return plain
 
 
-def _worker_tables(model: Any) -> dict[str, EmbeddingStore]:
+def _worker_tables(model: keras.Model) -> dict[str, EmbeddingStore]:
     """Tables that stay on the worker, each in a store: table name -> store."""
     homes: dict[str, EmbeddingStore] = {}
     for layer in model._flatten_layers():
@@ -109,13 +108,13 @@ def _worker_tables(model: Any) -> dict[str, EmbeddingStore]:
     return homes
 
 
-def _compile_like(model: Any, plain: Any) -> None:
+def _compile_like(model: keras.Model, plain: keras.Model) -> None:
     config = model.get_compile_config() if getattr(model, "compiled", False) else None
     if config:
         plain.compile_from_config(config)
 
 
-def _plain_layer(layer: Any, store: EmbeddingStore, shared: dict[str, Any]) -> Any:
+def _plain_layer(layer: keras.Layer, store: EmbeddingStore, shared: dict[str, keras.layers.Embedding]) -> keras.Layer:
     spec = store.specs()[layer.table_name]
     if isinstance(layer, OffloadedEmbedding):
         shared[spec.name] = keras.layers.Embedding.from_config(layer.get_config())
@@ -141,7 +140,7 @@ def _plain_layer(layer: Any, store: EmbeddingStore, shared: dict[str, Any]) -> A
     return _composed(layer, table, _lookup_of(layer, store, spec))
 
 
-def _lookup_of(layer: Any, store: EmbeddingStore, spec: TableSpec) -> Any:
+def _lookup_of(layer: keras.Layer, store: EmbeddingStore, spec: TableSpec) -> keras.layers.IntegerLookup | None:
     if spec.vocabulary_size is not None:
         return None
     ids = _trained_ids(store, spec.name)
@@ -153,7 +152,9 @@ def _lookup_of(layer: Any, store: EmbeddingStore, spec: TableSpec) -> Any:
     )
 
 
-def _composed(layer: Embedding, table: Any, lookup: Any) -> Any:
+def _composed(
+    layer: Embedding, table: keras.layers.Embedding, lookup: keras.layers.IntegerLookup | None
+) -> keras.Model:
     """A small functional model in the place of a layer that plain Keras has no single layer for."""
     ids = _symbolic_ids(layer)
     rows = table(ids if lookup is None else lookup(ids))
@@ -161,7 +162,7 @@ def _composed(layer: Embedding, table: Any, lookup: Any) -> Any:
     return keras.Model(ids, output, name=layer.name)
 
 
-def _symbolic_ids(layer: Embedding) -> Any:
+def _symbolic_ids(layer: Embedding) -> keras.KerasTensor:
     given = layer.input
     if not isinstance(given, keras.KerasTensor) or given.sparse or getattr(given, "ragged", False):
         raise Unsupported(
@@ -171,7 +172,7 @@ def _symbolic_ids(layer: Embedding) -> Any:
     return keras.Input(given.shape[1:], dtype=given.dtype, name=f"{layer.name}_input")
 
 
-def _reduced(rows: Any, ids: Any, layer: Embedding) -> Any:
+def _reduced(rows: keras.KerasTensor, ids: keras.KerasTensor, layer: Embedding) -> keras.KerasTensor:
     ops = keras.ops
     if not layer.mask_zero:
         length = ids.shape[-1]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import keras
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = ["give_back_slots", "keras_slots"]
 
 _BLOCK_ROWS = 1 << 16
 
 
-def keras_slots(optimizer: Any, layer: Any, spec: TableSpec) -> Float32 | None:
+def keras_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, spec: TableSpec) -> Float32 | None:
     """float32 `[vocabulary, slot_width]`: the slots that the optimizer has for the layer's former variable.
 
     None where it has none: the layer never had a variable, or the optimizer was not built with it.
@@ -27,23 +28,26 @@ def keras_slots(optimizer: Any, layer: Any, spec: TableSpec) -> Float32 | None:
     variables = _variables(optimizer, layer, spec)
     if variables is None:
         return None
-    return np.concatenate([np.zeros((layer.input_dim, 0), np.float32), *map(np.asarray, variables)], axis=1)
+    no_slots = np.zeros((layer.input_dim or 0, 0), np.float32)
+    return np.concatenate([no_slots, *map(np.asarray, variables)], axis=1)
 
 
-def give_back_slots(optimizer: Any, layer: Any) -> None:
+def give_back_slots(optimizer: keras.optimizers.Optimizer, layer: StoreBacked, store: EmbeddingStore) -> None:
     """Brings the optimizer's own variables up to date with the table, for whoever writes them into a file."""
-    spec = layer.source.specs()[layer.table_name]
+    spec = store.specs()[layer.table_name]
     variables = _variables(optimizer, layer, spec) or []
     slots = np.concatenate([np.asarray(variable) for variable in variables], axis=1) if variables else None
     if slots is None:
         return
-    for block in layer.source.scan(layer.table_name, _BLOCK_ROWS):
+    for block in store.scan(layer.table_name, _BLOCK_ROWS):
         slots[block.ids] = block.slots
     for variable, values in zip(variables, np.split(slots, len(variables), axis=1), strict=True):
         variable.assign(values)
 
 
-def _variables(optimizer: Any, layer: Any, spec: TableSpec) -> list[Any] | None:
+def _variables(
+    optimizer: keras.optimizers.Optimizer, layer: StoreBacked, spec: TableSpec
+) -> list[keras.Variable] | None:
     path = getattr(layer, "variable_path", None)
     known = [variable.path for variable in getattr(optimizer, "_trainable_variables", ())]
     if path is None or path not in known:

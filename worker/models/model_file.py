@@ -18,7 +18,8 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+
+import keras
 
 from elastable.embedding_store.errors import BadInput, ElastableError, ModelError
 from elastable.worker.readers import EndlessReader, Reader, as_reader
@@ -41,7 +42,7 @@ class ModelFile:
     sha256: str
     _module: ModuleType
 
-    def model(self) -> Any:
+    def model(self) -> keras.Model:
         """The compiled Keras model.
 
         Raises:
@@ -74,7 +75,7 @@ class ModelFile:
         except BadInput as error:
             raise type(error)(f"{self.path}: data({split!r}): {error}") from error
 
-    def callbacks(self) -> list[Any]:
+    def callbacks(self) -> list[keras.callbacks.Callback]:
         """The Keras callbacks, if the file defines any.
 
         Raises:
@@ -93,7 +94,7 @@ class ModelFile:
             return None
         return _told(self.path, what, error)
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name: str, *arguments: object) -> object:
         try:
             return getattr(self._module, name)(*arguments)
         except ElastableError:

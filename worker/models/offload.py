@@ -9,20 +9,23 @@ becomes a plain layer again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.patched import patched
 from elastable.worker.keras.seeds import layers_of
+from elastable.worker.keras.structures import TensorLike
 from elastable.worker.models.keras_slots import give_back_slots
 from elastable.worker.rows.saved_rows import all_rows, load_all_rows, refuse_legacy_file
 from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import SavedArrays
 from elastable.worker.rows.whole_table import WholeTable
 
 __all__ = ["OffloadedEmbedding", "bring_back", "offload_built", "offloading"]
@@ -44,43 +47,44 @@ class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[m
     variable_path: str | None = None
 
     @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return keras.layers.Embedding
+    def __class__(self) -> type[keras.layers.Embedding]:
+        kind: type[keras.layers.Embedding] = keras.layers.Embedding
+        return kind
 
-    def build(self, input_shape: Any = None) -> None:
+    def build(self, input_shape: object = None) -> None:
         """Makes no weights."""
         self.built = True
 
-    def call(self, inputs: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: TensorLike, training: bool | None = None) -> tf.Tensor:
         """Rows of `inputs`; float ids are truncated, as Keras does."""
         if not inputs.dtype.is_integer:
             inputs = keras.ops.cast(inputs, "int64")
         return self.embed(inputs, None, training)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """That of the plain layer."""
         refuse_legacy_file(self)
         return dict(keras.layers.Embedding.get_config(self))
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: SavedArrays) -> None:
         """Writes the rows as the plain layer does; raises `Unsupported` where there are too many (`et.save`)."""
         store["0"] = all_rows(self)
         optimizer = None if self._trained_by is None else self._trained_by()
         if optimizer is not None and isinstance(self._source, EmbeddingStore):
-            give_back_slots(optimizer, self)  # Keras writes the optimizer after the layers
+            give_back_slots(optimizer, self, self._source)  # Keras writes the optimizer after the layers
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: SavedArrays) -> None:
         """Reads the rows of a plain layer."""
         load_all_rows(self, np.asarray(store["0"]))
         if self.variable_path is not None:
             self.note_steps(_LOADED)  # slots are those that Keras loads into the optimizer
 
 
-def _elements(layer: Any) -> int:
+def _elements(layer: keras.Layer) -> int:
     return int(layer.input_dim) * int(layer.output_dim)
 
 
-def _refuse_unsupported(layer: Any) -> None:
+def _refuse_unsupported(layer: keras.Layer) -> None:
     if layer.lora_rank or layer.quantization_mode:
         raise Unsupported(
             f"embedding layer {layer.name!r}: LoRA and quantized embeddings cannot be offloaded; "
@@ -88,7 +92,7 @@ def _refuse_unsupported(layer: Any) -> None:
         )
 
 
-def _offload(layer: Any) -> None:
+def _offload(layer: keras.Layer) -> None:
     _refuse_unsupported(layer)
     layer.__class__ = OffloadedEmbedding
     layer.combiner = None
@@ -105,8 +109,8 @@ def offloading(above: int) -> Iterator[None]:
         yield
         return
 
-    def offloads(plain_build: Any) -> Any:
-        def build(self: Any, input_shape: Any = None) -> None:
+    def offloads(plain_build: Callable[..., object]) -> Callable[..., object]:
+        def build(self: keras.layers.Embedding, input_shape: object = None) -> None:
             if type(self) is keras.layers.Embedding and not self.built and _elements(self) > above:
                 _offload(self)
                 # Keras binds `build` to an instance when it is made: name the class.
@@ -120,7 +124,7 @@ def offloading(above: int) -> Iterator[None]:
         yield
 
 
-def offload_built(model: Any, above: int) -> dict[str, np.ndarray[Any, Any]]:
+def offload_built(model: keras.Model, above: int) -> dict[str, Float32]:
     """Offloads the already built embeddings of a model.
 
     Returns:
@@ -144,7 +148,7 @@ def offload_built(model: Any, above: int) -> dict[str, np.ndarray[Any, Any]]:
     return values
 
 
-def _refuse_held_elsewhere(model: Any, layer: Any) -> None:
+def _refuse_held_elsewhere(model: keras.Model, layer: keras.Layer) -> None:
     """Raises `Unsupported` where another layer has the variable as a weight of its own."""
     for other in layers_of(model):
         weights = (*other._trainable_variables, *other._non_trainable_variables)
@@ -156,10 +160,10 @@ def _refuse_held_elsewhere(model: Any, layer: Any) -> None:
             )
 
 
-def _tie(model: Any, variable: Any, table: WholeTable) -> None:
+def _tie(model: keras.Model, variable: keras.Variable, table: WholeTable) -> None:
     """Puts the table in the place of the variable where operations of Functional models are called with it."""
 
-    def swap(argument: Any) -> Any:
+    def swap(argument: object) -> object:
         return table if argument is variable else argument
 
     for part in layers_of(model):
@@ -172,7 +176,7 @@ def _tie(model: Any, variable: Any, table: WholeTable) -> None:
                     arguments._flat_arguments = [swap(argument) for argument in arguments._flat_arguments]
 
 
-def bring_back(layer: OffloadedEmbedding, values: np.ndarray[Any, Any]) -> None:
+def bring_back(layer: OffloadedEmbedding, values: Float32) -> None:
     """Makes the layer a plain Keras embedding again, holding `values` `[vocabulary, dim]`."""
     object.__dict__["__class__"].__set__(layer, keras.layers.Embedding)  # past the property
     layer.supports_jit = True

@@ -7,22 +7,25 @@ of it along with the dense variables (see `elastable.embedding_store.composite.p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.embedding_store.rows.initial_values import initial_rows
+from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.offload import OffloadedEmbedding, bring_back
 from elastable.worker.rows.keras_draw import first_rows
-from elastable.worker.step.train_step import store_layers
+from elastable.worker.rows.store_backed import StoreBacked
 
 __all__ = ["keep_on_worker"]
 
 
-def keep_on_worker(model: Any, tables: Mapping[str, TableSpec], given: Mapping[str, Float32] | None = None) -> None:
+def keep_on_worker(
+    model: keras.Model, tables: Mapping[str, TableSpec], given: Mapping[str, Float32] | None = None
+) -> None:
     """Gives the layers of these tables a Keras variable in the place of the store.
 
     It begins with the rows that the store would have begun with: those given
@@ -44,7 +47,7 @@ def keep_on_worker(model: Any, tables: Mapping[str, TableSpec], given: Mapping[s
             f"model {model.name!r}: its optimizer {model.optimizer.name!r} is built, so no table can become a variable "
             "of the workers any more; make the model anew"
         )
-    variables: dict[str, Any] = {}
+    variables: dict[str, keras.Variable] = {}
     for layer in store_layers(model):
         spec = tables.get(layer.table_name)
         if spec is None:
@@ -64,7 +67,7 @@ def keep_on_worker(model: Any, tables: Mapping[str, TableSpec], given: Mapping[s
         layer.keep_on_worker(variables[spec.name])
 
 
-def _rows_of(layer: Any, spec: TableSpec, given: Float32 | None) -> Float32:
+def _rows_of(layer: StoreBacked, spec: TableSpec, given: Float32 | None) -> Float32:
     if given is not None:
         return given
     assert spec.vocabulary_size is not None
@@ -75,7 +78,7 @@ def _rows_of(layer: Any, spec: TableSpec, given: Float32 | None) -> Float32:
     return initial_rows(spec, ids) if rows is None else rows
 
 
-def _variable_of(layer: Any, spec: TableSpec, rows: Float32) -> Any:
+def _variable_of(layer: keras.Layer, spec: TableSpec, rows: Float32) -> keras.Variable:
     layer._tracker.unlock()
     variable = layer.add_weight(
         shape=rows.shape,

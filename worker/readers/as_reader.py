@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.numpy_reader import NumpyReader
@@ -16,7 +15,7 @@ __all__ = ["as_reader"]
 _RIGHT = "give a Reader, a tuple (x, y) or (x, y, sample_weight) of arrays, or a dict with the keys x, y, sample_weight"
 
 
-def as_reader(data: Any, endless: bool = False) -> Reader:
+def as_reader(data: object, endless: bool = False) -> Reader:
     """A Reader of `data`.
 
     Args:
@@ -49,7 +48,7 @@ def as_reader(data: Any, endless: bool = False) -> Reader:
     raise BadInput(f"data is a {_kind(data)}; {_RIGHT}")
 
 
-def _kind(data: Any) -> str:
+def _kind(data: object) -> str:
     if is_stream(data) or is_iterator(data):
         return (f"{type(data).__name__}, a stream, and a job's seeded order fetches records by number: wrap it in "
                 "et.StreamReader, which reads it once, or, without an end, in et.EndlessReader")  # fmt: skip

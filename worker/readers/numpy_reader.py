@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.nests import (
+from elastable.worker.readers.records.pytrees import (
     Leaf,
-    as_arrays,
+    batch_arrays,
     map_arrays,
-    named_arrays,
+    named_parts,
     records_of,
     refuse_large_ids,
 )
@@ -38,14 +36,11 @@ class NumpyReader(Reader):
         BadInput: no records, lengths that differ, or leaves that are no arrays.
     """
 
-    def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, *, name: str = "arrays") -> None:
+    def __init__(self, x: object, y: object = None, sample_weight: object = None, *, name: str = "arrays") -> None:
         if sample_weight is not None and y is None:
             raise BadInput(f"{name}: sample_weight without y; weights belong to targets")
-        given = {"x": x, "y": y, "sample_weight": sample_weight}
-        parts = {part: as_arrays(nest, part) for part, nest in given.items() if part == "x" or nest is not None}
-        leaves = [leaf for part, nest in parts.items() for leaf in named_arrays(nest, part)]
-        self._records = records_of(leaves, name)
-        self._parts: Batch = tuple(parts.values())
+        self._parts: Batch = batch_arrays([x, *(part for part in (y, sample_weight) if part is not None)])
+        self._records = records_of(named_parts(self._parts), name)
         self._name = name
 
     def __len__(self) -> int:

@@ -7,21 +7,24 @@ import random
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.nests import as_arrays
-from elastable.worker.readers.records.reader import Batch, Reader
+from elastable.worker.readers.records.pytrees import batch_arrays
+from elastable.worker.readers.records.reader import Batch, Int64, Reader
 from elastable.worker.readers.streams.stream_reader import (
-    PARTS,
     StreamReader,
     batch_parts,
     batches_of,
+    is_dataset,
     is_endless,
-    kinds_of,
+    is_py_dataset,
 )
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = ["PassReader"]
 
@@ -51,7 +54,7 @@ class PassReader(StreamReader):
     """
 
     def __init__(
-        self, batches: Any, *, count: int | None = None, shuffle: bool, first_pass: int = 0, goes_on: bool = False
+        self, batches: object, *, count: int | None = None, shuffle: bool, first_pass: int = 0, goes_on: bool = False
     ) -> None:
         passes = _passes(batches, count, shuffle, goes_on)
         self._first = next(passes)
@@ -83,7 +86,7 @@ class PassReader(StreamReader):
         start = sum(self.sizes[:number])
         return self.take(np.arange(start, start + self.sizes[number], dtype=np.int64))
 
-    def _opened(self, batches: Any, count: int | None) -> Iterator[Any]:
+    def _opened(self, batches: object, count: int | None) -> Iterator[object]:
         return self._first
 
 
@@ -100,7 +103,7 @@ class _Later(Reader):
     def batches(self) -> int:
         return self._whole.batches
 
-    def take(self, indices: Any) -> Batch:
+    def take(self, indices: Int64) -> Batch:
         raise BadInput("a stream gives whole batches alone")  # nobody asks: `batches` says so
 
     def batch(self, number: int) -> Batch:
@@ -110,7 +113,7 @@ class _Later(Reader):
 class _LaterPasses:
     """The batches of all passes but the first, one behind the other."""
 
-    def __init__(self, passes: Iterator[Iterator[Any]], batches: int, name: str) -> None:
+    def __init__(self, passes: Iterator[Iterator[object]], batches: int, name: str) -> None:
         self._of_one, self._name = batches, name
         self._stream = self._joined(passes)
         self._lock = threading.Lock()
@@ -135,12 +138,12 @@ class _LaterPasses:
     def _read(self) -> Batch:
         batch = next(self._stream)
         try:
-            return tuple(as_arrays(part, name) for part, name in zip(batch_parts(batch), PARTS, strict=False))
+            return batch_arrays(batch_parts(batch))
         except BadInput as error:
             epoch, place = divmod(self._next, self._of_one)
             raise type(error)(f"{self._name}: batch {place} of pass {epoch + 1}: {error}") from error
 
-    def _joined(self, passes: Iterator[Iterator[Any]]) -> Iterator[Any]:
+    def _joined(self, passes: Iterator[Iterator[object]]) -> Iterator[object]:
         for number, one in enumerate(passes, 1):
             for read in range(self._of_one):
                 batch = next(one, None)
@@ -155,16 +158,16 @@ class _LaterPasses:
                 yield batch
 
 
-def _passes(data: Any, count: int | None, shuffle: bool, goes_on: bool) -> Iterator[Iterator[Any]]:
+def _passes(data: object, count: int | None, shuffle: bool, goes_on: bool) -> Iterator[Iterator[object]]:
     """The batches of each pass."""
     for number in itertools.count():
-        if "keras.PyDataset" in kinds_of(data) and data.num_batches is not None:
+        if is_py_dataset(data) and data.num_batches is not None:
             yield _of_py_dataset(data, shuffle, first=number == 0)
         else:
             yield _of_stream(data, count, once_more=not goes_on and is_endless(data) is False)
 
 
-def _of_py_dataset(data: Any, shuffle: bool, first: bool) -> Iterator[Any]:
+def _of_py_dataset(data: keras.utils.PyDataset, shuffle: bool, first: bool) -> Iterator[object]:
     if first:
         # As Keras, whose numbers come out where these change what the data set gives.
         for number in range(min(_LOOKED_AT, data.num_batches)):
@@ -179,9 +182,9 @@ def _of_py_dataset(data: Any, shuffle: bool, first: bool) -> Iterator[Any]:
     data.on_epoch_end()
 
 
-def _of_stream(data: Any, count: int | None, once_more: bool) -> Iterator[Any]:
+def _of_stream(data: object, count: int | None, once_more: bool) -> Iterator[object]:
     yield from batches_of(data, count)
-    if once_more and "tensorflow.DatasetV2" in kinds_of(data):
+    if once_more and is_dataset(data):
         # Keras opens a dataset whose length it knows again after its last batch, and one that shuffles by a seed
         # counts how often it was opened.
         iter(data)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any
 
 import numpy as np
 
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import BadInput
+from elastable.worker.readers.records.ragged import Array
 from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
 
 __all__ = ["ClassWeightReader", "PartReader"]
@@ -59,7 +60,7 @@ class ClassWeightReader(Reader):
         BadInput: no mapping of class numbers to weights, targets that are several, or weights of the reader's own.
     """
 
-    def __init__(self, reader: Reader, class_weight: Mapping[Any, Any]) -> None:
+    def __init__(self, reader: Reader, class_weight: Mapping[int, float]) -> None:
         if not isinstance(class_weight, Mapping):
             raise BadInput(f"class_weight={class_weight!r}: give a dict, class number -> weight")
         try:
@@ -113,7 +114,7 @@ class ClassWeightReader(Reader):
         x, y = batch
         return x, y, self._weights_of(np.asarray(y))
 
-    def _weights_of(self, y: Any) -> Any:
+    def _weights_of(self, y: Array) -> Float32:
         if y.ndim > 1:
             y = y[..., 0] if y.shape[-1] == 1 else np.argmax(y, axis=-1)
         classes, inverse = np.unique(np.round(y).astype(np.int32), return_inverse=True)

@@ -7,11 +7,11 @@ int64 `[n]` ids and float32 `[n, dim]` rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadIds, BadSpec
+from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.id_values import as_int64, refuse_weights_unlike, require_id_dtype
 
 __all__ = ["COMBINERS", "FlatIds", "flatten_ids", "shape_rows"]
@@ -30,13 +30,18 @@ class FlatIds:
         weights: `[n]` or None: of each id in its combination.
     """
 
-    ids: Any
-    source: Any
-    weights: Any
+    ids: tf.Tensor
+    source: TensorLike
+    weights: tf.Tensor | None
 
 
 def flatten_ids(
-    layer: str, inputs: Any, weights: Any, combiner: str | None, mask_zero: bool, input_dim: int | None = None
+    layer: str,
+    inputs: TensorLike,
+    weights: TensorLike | None,
+    combiner: str | None,
+    mask_zero: bool,
+    input_dim: int | None = None,
 ) -> FlatIds:
     """Flattens the ids of one call of the layer named `layer`.
 
@@ -69,18 +74,18 @@ def flatten_ids(
     return FlatIds(as_int64(layer, values), inputs, flat_weights)
 
 
-def _is_kept(values: Any, mask_zero: bool) -> Any:
+def _is_kept(values: tf.Tensor, mask_zero: bool) -> tf.Tensor:
     """Whether an id is none of padding: 0, or the empty string."""
     if values.dtype == tf.string:
         return tf.not_equal(values, "") if mask_zero else tf.ones_like(values, tf.bool)
     return tf.not_equal(values, tf.zeros([], values.dtype))
 
 
-def _flat(weights: Any) -> Any:
+def _flat(weights: TensorLike) -> tf.Tensor:
     return weights.flat_values if isinstance(weights, tf.RaggedTensor) else tf.reshape(weights, [-1])
 
 
-def _flatten_sparse(layer: str, inputs: Any, weights: Any, mask_zero: bool) -> FlatIds:
+def _flatten_sparse(layer: str, inputs: TensorLike, weights: TensorLike | None, mask_zero: bool) -> FlatIds:
     ids = as_int64(layer, inputs.values)
     # The hashes of half the strings are below 0.
     pruned = ids > 0 if mask_zero else ids >= 0
@@ -93,7 +98,7 @@ def _flatten_sparse(layer: str, inputs: Any, weights: Any, mask_zero: bool) -> F
     return FlatIds(tf.boolean_mask(ids, kept), source, values)
 
 
-def shape_rows(flat: FlatIds, rows: Any, combiner: str | None, dim: int) -> Any:
+def shape_rows(flat: FlatIds, rows: tf.Tensor, combiner: str | None, dim: int) -> tf.Tensor | tf.RaggedTensor:
     """The output of a call from its flat rows.
 
     Args:
@@ -122,7 +127,7 @@ def shape_rows(flat: FlatIds, rows: Any, combiner: str | None, dim: int) -> Any:
     return _combine_dense(flat, rows, combiner, dim)
 
 
-def _combine_ragged(flat: FlatIds, rows: Any, combiner: str) -> Any:
+def _combine_ragged(flat: FlatIds, rows: tf.Tensor, combiner: str) -> tf.Tensor | tf.RaggedTensor:
     # The innermost ragged axis is the one that is combined.
     innermost = flat.source
     while isinstance(innermost.values, tf.RaggedTensor):
@@ -138,7 +143,9 @@ def _combine_ragged(flat: FlatIds, rows: Any, combiner: str) -> Any:
     return tf.RaggedTensor.from_nested_row_splits(combined, splits)
 
 
-def _combine_segments(rows: Any, segments: Any, count: Any, weights: Any, combiner: str) -> Any:
+def _combine_segments(
+    rows: tf.Tensor, segments: tf.Tensor, count: tf.Tensor, weights: tf.Tensor | None, combiner: str
+) -> tf.Tensor:
     count = tf.cast(count, tf.int64)
     segments = tf.cast(segments, tf.int64)
     weighted = rows if weights is None else rows * weights[:, tf.newaxis]
@@ -152,7 +159,7 @@ def _combine_segments(rows: Any, segments: Any, count: Any, weights: Any, combin
     return tf.math.divide_no_nan(total, norm[:, tf.newaxis])
 
 
-def _combine_dense(flat: FlatIds, rows: Any, combiner: str, dim: int) -> Any:
+def _combine_dense(flat: FlatIds, rows: tf.Tensor, combiner: str, dim: int) -> tf.Tensor:
     source = flat.source
     shape = tf.shape(source)
     shaped = tf.reshape(rows, tf.concat([shape, [dim]], axis=0))

@@ -10,7 +10,6 @@ row gets its initial value from the same bits as everywhere
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +20,9 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
 from elastable.embedding_store.rows.initial_values import table_key
+from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.saved_rows import all_rows
+from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["LARGEST_EXPORTED_BYTES", "export_format", "exported_rows", "integer_ids_in_export"]
 
@@ -57,7 +58,7 @@ def export_format() -> str | None:
     return found
 
 
-def integer_ids_in_export(layer: Any, inputs: Any) -> Any:
+def integer_ids_in_export(layer: StoreLayer, inputs: TensorLike) -> TensorLike:
     """The ids as they are, but where Keras exports a subclassed model with float inputs, not knowing what it takes.
 
     Beside what it exports by the signature that it is given, Keras traces a default
@@ -92,7 +93,7 @@ def _is_default_signature() -> bool:
     return False
 
 
-def exported_rows(layer: Any, ids: Any, kind: str) -> Any:
+def exported_rows(layer: StoreLayer, ids: tf.Tensor, kind: str) -> tf.Tensor:
     """The rows of int64 `[n]` ids as a part of the graph that is traced, float32 `[n, dim]`.
 
     Args:
@@ -115,7 +116,7 @@ def exported_rows(layer: Any, ids: Any, kind: str) -> Any:
     return tf.gather(tf.constant(all_rows(layer)), ids)
 
 
-def _searched(layer: Any, ids: Any) -> Any:
+def _searched(layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
     known, weights, spec, kept = _trained(layer)
     fresh = _initial_values(spec, ids) * tf.constant(kept)
     if not len(known):
@@ -125,7 +126,7 @@ def _searched(layer: Any, ids: Any) -> Any:
     return tf.where(there[:, tf.newaxis], tf.gather(tf.constant(weights), place), fresh)
 
 
-def _trained(layer: Any) -> tuple[Int64, Float32, TableSpec, np.float32]:
+def _trained(layer: StoreLayer) -> tuple[Int64, Float32, TableSpec, np.float32]:
     """Sorted ids, their rows, the table, and what decay has made of rows without one."""
     source, name = layer.source, layer.table_name
     if source is None:
@@ -152,7 +153,7 @@ def _kept(source: EmbeddingStore, spec: TableSpec) -> np.float32:
     return np.float32(np.exp(np.frombuffer(counters[-8:].tobytes(), "<f8")[0]))
 
 
-def _refuse_large(layer: Any, rows: int) -> None:
+def _refuse_large(layer: StoreLayer, rows: int) -> None:
     size = rows * layer.output_dim * 4
     if size > LARGEST_EXPORTED_BYTES:
         raise Unsupported(
@@ -162,7 +163,7 @@ def _refuse_large(layer: Any, rows: int) -> None:
         )
 
 
-def _initial_values(spec: TableSpec, ids: Any) -> Any:
+def _initial_values(spec: TableSpec, ids: tf.Tensor) -> tf.Tensor:
     """`initial_rows` in TensorFlow: bits to the bit, normal values to a rounding of float32."""
     kind, a, b = spec.initializer.kind, spec.initializer.a, spec.initializer.b
     if kind in ("zeros", "ones", "constant"):
@@ -180,7 +181,7 @@ def _initial_values(spec: TableSpec, ids: Any) -> Any:
     return values if half is None else tf.cast(tf.cast(values, half), tf.float32)
 
 
-def _philox_words(ids: Any, spec: TableSpec) -> Any:
+def _philox_words(ids: tf.Tensor, spec: TableSpec) -> tf.Tensor:
     """uint64 `[n, dim]`: the 32 random bits of every value; see `initial_values._philox`."""
     unsigned = tf.bitcast(ids, tf.uint64)
     word, shift = tf.constant(_WORD, tf.uint64), tf.constant(_SHIFT, tf.uint64)
@@ -204,5 +205,5 @@ def _philox_words(ids: Any, spec: TableSpec) -> Any:
     return tf.stack(columns[: spec.dim], axis=1)
 
 
-def _mixed(one: Any, other: Any, key: int) -> Any:
+def _mixed(one: tf.Tensor, other: tf.Tensor, key: int) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(one, other), tf.constant(key, tf.uint64))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
 
 from elastable.embedding_store.errors import BadIds
+from elastable.worker.keras.structures import TensorLike
 
 __all__ = ["as_int64", "refuse_weights_unlike", "require_id_dtype"]
 
@@ -35,7 +34,7 @@ def require_id_dtype(layer: str, dtype: str, input_dim: int | None) -> None:
         )
 
 
-def as_int64(layer: str, values: Any) -> Any:
+def as_int64(layer: str, values: tf.Tensor) -> tf.Tensor:
     """int64 `[n]` ids of a flat tensor of integers or strings.
 
     Strings become their FarmHash `Fingerprint64`, as `elastable.embedding_store.native.ids.string_ids` says.
@@ -59,7 +58,7 @@ def as_int64(layer: str, values: Any) -> Any:
         return tf.identity(ids)
 
 
-def refuse_weights_unlike(layer: str, inputs: Any, weights: Any) -> None:
+def refuse_weights_unlike(layer: str, inputs: TensorLike, weights: TensorLike) -> None:
     """Refuses weights that are not one for each id: with the ids flattened, they would weigh others.
 
     Raises:
@@ -73,7 +72,7 @@ def refuse_weights_unlike(layer: str, inputs: Any, weights: Any) -> None:
     told = f"embedding layer {layer!r}: weights must be shaped as the ids"
     if kinds == ["dense", "dense"] and not inputs.shape.is_compatible_with(weights.shape):
         raise BadIds(f"{told}; ids are {inputs.shape}, weights {weights.shape}")
-    pairs: list[tuple[Any, Any]] = []
+    pairs: list[tuple[tf.Tensor, tf.Tensor]] = []
     if kinds == ["ragged", "ragged"]:
         if inputs.ragged_rank != weights.ragged_rank:
             raise BadIds(f"{told}; ids have {inputs.ragged_rank} ragged axes, weights {weights.ragged_rank}")
@@ -87,7 +86,7 @@ def refuse_weights_unlike(layer: str, inputs: Any, weights: Any) -> None:
             raise BadIds(f"{told}: they differ in where records begin or lie") from error
 
 
-def _kind(value: Any) -> str:
+def _kind(value: TensorLike) -> str:
     if isinstance(value, tf.RaggedTensor):
         return "ragged"
     return "sparse" if isinstance(value, tf.SparseTensor) else "dense"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.contract.variance_scaling import variance_scaling
@@ -14,7 +13,9 @@ from elastable.embedding_store.errors import Unsupported
 __all__ = ["initializer_spec", "seed_of", "was_seeded"]
 
 
-def initializer_spec(layer: str, initializer: Any, vocabulary_size: int | None, dim: int) -> InitializerSpec:
+def initializer_spec(
+    layer: str, initializer: keras.Initializer, vocabulary_size: int | None, dim: int
+) -> InitializerSpec:
     """The distribution that a Keras initializer draws `[vocabulary_size, dim]` from.
 
     Raises:
@@ -45,11 +46,11 @@ def initializer_spec(layer: str, initializer: Any, vocabulary_size: int | None, 
     )
 
 
-def _draws_as(initializer: Any, base: Any) -> bool:
+def _draws_as(initializer: keras.Initializer, base: type[keras.Initializer]) -> bool:
     return isinstance(initializer, base) and type(initializer).__call__ is base.__call__
 
 
-def _scalar(layer: str, value: Any) -> float:
+def _scalar(layer: str, value: float | npt.NDArray[np.float32]) -> float:
     if np.ndim(value):
         raise Unsupported(
             f"embedding layer {layer!r}: Constant of shape {np.shape(value)} is no one number; give rows to begin with "
@@ -58,7 +59,7 @@ def _scalar(layer: str, value: Any) -> float:
     return float(value)
 
 
-def _scaled(layer: str, initializer: Any, vocabulary_size: int | None, dim: int) -> InitializerSpec:
+def _scaled(layer: str, initializer: keras.Initializer, vocabulary_size: int | None, dim: int) -> InitializerSpec:
     if vocabulary_size is None and initializer.mode != "fan_out":
         raise Unsupported(
             f"embedding layer {layer!r}: {type(initializer).__name__} scales with the size of the vocabulary, and "
@@ -69,7 +70,7 @@ def _scaled(layer: str, initializer: Any, vocabulary_size: int | None, dim: int)
     return InitializerSpec(*variance_scaling(initializer.scale, initializer.mode, initializer.distribution, rows, dim))
 
 
-def seed_of(initializer: Any, otherwise: int) -> int:
+def seed_of(initializer: keras.Initializer, otherwise: int) -> int:
     """The seed that a person gave the initializer, or `otherwise`.
 
     Keras invents a random seed where none was given, which would differ in
@@ -78,6 +79,6 @@ def seed_of(initializer: Any, otherwise: int) -> int:
     return int(initializer.get_config()["seed"]) if was_seeded(initializer) else otherwise
 
 
-def was_seeded(initializer: Any) -> bool:
+def was_seeded(initializer: keras.Initializer) -> bool:
     """Whether a person gave the initializer an integer seed."""
     return isinstance(initializer.get_config().get("seed"), int)

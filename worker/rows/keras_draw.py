@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.rows.row_dtypes import rounded_rows
 from elastable.worker.rows.initializers import was_seeded
+from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["LARGEST_DRAW", "first_rows"]
 
@@ -18,7 +17,7 @@ LARGEST_DRAW = 1 << 22
 _DRAWN = "_elastable_drawn"
 
 
-def first_rows(layer: Any, unseeded: bool) -> Float32 | None:
+def first_rows(layer: StoreLayer, unseeded: bool) -> Float32 | None:
     """All rows that a layer's table begins with, where they are not `initial_rows` of its spec.
 
     They are those that the layer was given as `weights=`, or what Keras' own
@@ -45,7 +44,7 @@ def first_rows(layer: Any, unseeded: bool) -> Float32 | None:
     return drawn[0] if drawn else None
 
 
-def _draw(layer: Any) -> Float32 | None:
+def _draw(layer: StoreLayer) -> Float32 | None:
     initializer = layer.embeddings_initializer
     # A SeedGenerator as its seed counts the draws of all that share it: what Keras would draw is not known here.
     if layer.input_dim is None or not isinstance(getattr(initializer, "seed", None), int):

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from keras.src.backend.common import global_state
@@ -26,6 +25,7 @@ from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.rows.put_weights import put_weights
 from elastable.worker.rows.keras_draw import first_rows
+from elastable.worker.rows.store_layer import SavedArrays, StoreLayer
 
 __all__ = [
     "LARGEST_TABLE_BYTES",
@@ -55,31 +55,32 @@ def writing_tables_of(largest_table_bytes: int) -> Iterator[None]:
         _largest.reset(token)
 
 
-def all_rows(layer: Any) -> Float32:
+def all_rows(layer: StoreLayer) -> Float32:
     """float32 `[vocabulary, dim]`: every row of a layer's fixed table, as it reads them now.
 
     Raises:
         Unsupported: the table is larger than what is written, or takes any id.
     """
-    require_all_rows(layer)
-    _refuse_large(layer, layer.input_dim * layer.output_dim * 4)
-    rows = np.empty((layer.input_dim, layer.output_dim), np.float32)
+    count = require_all_rows(layer)
+    _refuse_large(layer, count * layer.output_dim * 4)
+    rows = np.empty((count, layer.output_dim), np.float32)
     for start in range(0, len(rows), _BLOCK_ROWS):
         block = rows[start : start + _BLOCK_ROWS]
         block[:] = layer.read_rows(np.arange(start, start + len(block), dtype=np.int64))
     return rows
 
 
-def require_all_rows(layer: Any) -> None:
-    """Raises `Unsupported` for a layer whose table takes any id."""
+def require_all_rows(layer: StoreLayer) -> int:
+    """The number of rows of a fixed table; raises `Unsupported` for a table that takes any id."""
     if layer.input_dim is None:
         raise Unsupported(
             f"embedding layer {layer.name!r}: its table takes any int64 id, so it has no array of all rows; read rows "
             "by id with layer.read_rows(ids), or give the layer input_dim"
         )
+    return layer.input_dim
 
 
-def load_all_rows(layer: Any, rows: Float32) -> None:
+def load_all_rows(layer: StoreLayer, rows: Float32) -> None:
     """Gives a fixed table these rows; slots stay as they are, as of a Keras variable that is assigned.
 
     Args:
@@ -105,7 +106,7 @@ def load_all_rows(layer: Any, rows: Float32) -> None:
         put_weights(source, layer.table_name, ids, rows[ids])
 
 
-def save_table(layer: Any, store: Any) -> None:
+def save_table(layer: StoreLayer, store: SavedArrays) -> None:
     """Writes the table of an `et.Embedding` into its part of a Keras file.
 
     Raises:
@@ -130,7 +131,7 @@ def save_table(layer: Any, store: Any) -> None:
         store["counters"] = counters
 
 
-def load_table(layer: Any, store: Any) -> None:
+def load_table(layer: StoreLayer, store: SavedArrays) -> None:
     """Reads what `save_table` wrote.
 
     A layer that has no store yet gets one of its own, one that has keeps it. Slots
@@ -187,7 +188,7 @@ class _Saved:
         self.vocabulary = spec.vocabulary_size
 
 
-def _saved_table(layer: Any, store: Any) -> _Saved:
+def _saved_table(layer: StoreLayer, store: SavedArrays) -> _Saved:
     spec = replace(spec_from_json(np.asarray(store["spec"], np.uint8).tobytes()), name=layer.table_name)
     ours = layer.table_spec()
     for what in ("dim", "vocabulary_size", "dtype"):
@@ -204,7 +205,7 @@ def _saved_table(layer: Any, store: Any) -> _Saved:
     return _Saved(spec, ids, own)
 
 
-def _writable(layer: Any) -> EmbeddingStore:
+def _writable(layer: StoreLayer) -> EmbeddingStore:
     if not isinstance(layer.source, EmbeddingStore):
         raise Unsupported(
             f"embedding layer {layer.name!r} reads its rows from elsewhere, and cannot save or load them here: save "
@@ -213,7 +214,7 @@ def _writable(layer: Any) -> EmbeddingStore:
     return layer.source
 
 
-def refuse_legacy_file(layer: Any) -> None:
+def refuse_legacy_file(layer: StoreLayer) -> None:
     """Raises `Unsupported` while Keras writes a file of its old HDF5 format, which has no place for rows of a store."""
     if global_state.get_global_attribute("use_legacy_config", None):
         raise Unsupported(
@@ -222,7 +223,7 @@ def refuse_legacy_file(layer: Any) -> None:
         )
 
 
-def _refuse_large(layer: Any, size: int) -> None:
+def _refuse_large(layer: StoreLayer, size: int) -> None:
     largest = _largest.get()
     if size > largest:
         raise Unsupported(

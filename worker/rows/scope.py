@@ -16,18 +16,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import ModelError, Unsupported
+from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = [
     "EmbeddingCall",
     "PlanScope",
     "RowScope",
     "StepScope",
-    "StoreLayer",
     "current_scope",
     "entered",
     "refuse_inner_call",
@@ -36,18 +37,6 @@ __all__ = [
 #: Marks the rows a plan pretends to have looked up, so that ids computed from
 #: them are recognised as not plannable.
 PLANNED_ROWS = "elastable_planned_rows"
-
-
-class StoreLayer(Protocol):
-    """The part of a store-backed layer that scopes use."""
-
-    name: str
-    output_dim: int
-    embeddings_regularizer: Any
-
-    @property
-    def table_name(self) -> str:
-        """Name of the table in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +49,7 @@ class EmbeddingCall:
     """
 
     layer: StoreLayer
-    ids: Any
+    ids: tf.Tensor
 
 
 class PlanScope:
@@ -69,7 +58,7 @@ class PlanScope:
     def __init__(self) -> None:
         self.calls: list[EmbeddingCall] = []
 
-    def rows(self, layer: StoreLayer, ids: Any) -> Any:
+    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """Zeros `[n, dim]` in the place of the rows, after recording `ids`."""
         self.calls.append(EmbeddingCall(layer, ids))
         zeros = tf.zeros([tf.shape(ids)[0], layer.output_dim])
@@ -92,14 +81,14 @@ class StepScope:
     """
 
     layers: Sequence[StoreLayer]
-    inverses: Sequence[Any]
-    bets: dict[str, Any]
-    lookup: Callable[[str, Any], Any] | None = None
-    tape: Any = None
-    unplanned: list[tuple[str, Any, Any]] = field(default_factory=list)
+    inverses: Sequence[tf.Tensor | None]
+    bets: dict[str, tf.Tensor]
+    lookup: Callable[[str, Int64], Float32] | None = None
+    tape: tf.GradientTape = None
+    unplanned: list[tuple[str, tf.Tensor, tf.Tensor]] = field(default_factory=list)
     _next: int = 0
 
-    def rows(self, layer: StoreLayer, ids: Any) -> Any:
+    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of this call's ids."""
         call = self._next
         self._next += 1
@@ -113,11 +102,11 @@ class StepScope:
             return self._look_up_in_graph(layer, ids)
         return tf.gather(self.watched(layer, self.bets[layer.table_name], None), self.inverses[call])
 
-    def watched(self, layer: StoreLayer, rows: Any, in_graph: int | None) -> Any:
+    def watched(self, layer: StoreLayer, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
         """The rows of a call, or of the `in_graph`th that could not be planned, as they are gathered from."""
         return rows
 
-    def _look_up_in_graph(self, layer: StoreLayer, ids: Any) -> Any:
+    def _look_up_in_graph(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         if self.lookup is None:
             raise ModelError(f"embedding layer {layer.name!r}: its ids cannot be planned and no lookup is at hand")
         lookup = self.lookup
@@ -141,7 +130,7 @@ def refuse_inner_call(layer: StoreLayer) -> NoReturn:
 class RowScope(Protocol):
     """Answers the embedding calls of a step."""
 
-    def rows(self, layer: Any, ids: Any) -> Any:
+    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of a call's int64 `[n]` ids."""
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
@@ -18,6 +18,7 @@ from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.worker.keras.keras_methods import wrap_model_methods
 from elastable.worker.keras.seeds import global_seed
+from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.combine import flatten_ids, shape_rows
 from elastable.worker.rows.export_rows import export_format, exported_rows, integer_ids_in_export
 from elastable.worker.rows.id_values import require_id_dtype
@@ -39,11 +40,12 @@ class StoreBacked:
     """
 
     name: str
+    trainable: bool
     output_dim: int
     input_dim: int | None
-    embeddings_initializer: Any
-    embeddings_regularizer: Any
-    embeddings_constraint: Any
+    embeddings_initializer: keras.Initializer
+    embeddings_regularizer: keras.Regularizer | None
+    embeddings_constraint: keras.constraints.Constraint | None
     combiner: str | None
     mask_zero: bool
     table: str | None
@@ -52,16 +54,16 @@ class StoreBacked:
     admission: AdmissionSpec | None = None
     eviction: EvictionSpec | None = None
     lazy: bool | None = None
-    optimizer: Any = None
-    compute_dtype: Any
+    optimizer: keras.optimizers.Optimizer | None = None
+    compute_dtype: str
     _source: RowSource | None
     _seed: int | None
     _keras_seed: int
     """Keras' global seed when the layer was made: it is kept by thread, and graphs read rows in other threads."""
-    _trained_by: Any = None
+    _trained_by: weakref.ref[keras.optimizers.Optimizer] | None = None
     _steps: int | None = None
     _id_kind: str | None = None
-    _here: tuple[Any, ...] = ()
+    _here: tuple[keras.Variable, ...] = ()
     """The variable of a table that stays on the worker."""
 
     @property
@@ -104,7 +106,7 @@ class StoreBacked:
         """Whether the table is a Keras variable here, and not in a store."""
         return bool(self._here)
 
-    def keep_on_worker(self, variable: Any) -> None:
+    def keep_on_worker(self, variable: keras.Variable) -> None:
         """Reads rows from a Keras variable `[input_dim, output_dim]` from now on, and never from a store."""
         # Past Keras' tracking: the variable belongs to the first of the layers that share it.
         object.__setattr__(self, "_here", (variable,))
@@ -124,7 +126,7 @@ class StoreBacked:
         """Whether an optimizer of this process trained the table, or the one that a file holds."""
         return self._trained_by is not None or self._steps is not None
 
-    def trained_by(self, optimizer: Any) -> bool:
+    def trained_by(self, optimizer: keras.optimizers.Optimizer) -> bool:
         """Whether this very optimizer trained the table last: then the rows' slots are its own, and it goes on.
 
         Of rows that were loaded it is the one that was loaded with them, which has as many steps behind it.
@@ -133,7 +135,7 @@ class StoreBacked:
             return int(optimizer.iterations) == self._steps
         return self._trained_by is not None and self._trained_by() is optimizer
 
-    def note_trained_by(self, optimizer: Any) -> None:
+    def note_trained_by(self, optimizer: keras.optimizers.Optimizer) -> None:
         """This optimizer trains the table from now on."""
         # Past Keras' tracking.
         object.__setattr__(self, "_trained_by", weakref.ref(optimizer))
@@ -151,11 +153,11 @@ class StoreBacked:
         self._steps = steps
 
     @property
-    def embeddings(self) -> Any:
+    def embeddings(self) -> keras.Variable | WholeTable:
         """All rows of a fixed table, in the place of the variable that a `keras.layers.Embedding` has."""
         return self._here[0] if self._here else WholeTable(self)
 
-    def all_rows_tensor(self) -> Any:
+    def all_rows_tensor(self) -> tf.Tensor:
         """Every row, looked up like those of any other call; raises `Unsupported` for a table of any id."""
         require_all_rows(self)
         return self._rows_of(tf.range(self.input_dim, dtype=tf.int64), None)
@@ -183,7 +185,9 @@ class StoreBacked:
             return initial_rows(spec, ids) if rows is None else rows[ids]
         return self._source.lookup({self.table_name: ids})[self.table_name]
 
-    def embed(self, inputs: Any, weights: Any, training: bool | None) -> Any:
+    def embed(
+        self, inputs: TensorLike, weights: TensorLike | None, training: bool | None
+    ) -> tf.Tensor | tf.RaggedTensor:
         """The forward pass of one call."""
         inputs = integer_ids_in_export(self, inputs)
         self._note_ids(inputs.dtype.name)
@@ -211,13 +215,13 @@ class StoreBacked:
         """A copy of all rows `[input_dim, output_dim]` of a table that stays on the worker."""
         return np.array(self._here[0], np.float32)
 
-    def _rows_of(self, ids: Any, training: bool | None) -> Any:
+    def _rows_of(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
         if self._here:
             return tf.gather(self._here[0].value, ids)
         scope = current_scope()
         return scope.rows(self, ids) if scope is not None else self._read_in_graph(ids, training)
 
-    def _read_in_graph(self, ids: Any, training: bool | None) -> Any:
+    def _read_in_graph(self, ids: tf.Tensor, training: bool | None) -> tf.Tensor:
         if training:
             raise ModelError(
                 f"embedding layer {self.name!r}: its table lives in a store, which Keras' own train step "

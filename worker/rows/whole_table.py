@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
-from elastable.worker.rows.saved_rows import all_rows, load_all_rows
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.worker.rows.saved_rows import all_rows, load_all_rows, require_all_rows
+from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["WholeTable"]
 
@@ -25,7 +26,7 @@ class WholeTable:
         Unsupported: the table takes any id, or is too large (`saved_rows.all_rows`).
     """
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: StoreLayer) -> None:
         self._layer = layer
         self.shape = (layer.input_dim, layer.output_dim)
         self.dtype = "float32"
@@ -41,54 +42,54 @@ class WholeTable:
         return bool(self._layer.trainable)
 
     @property
-    def value(self) -> Any:
+    def value(self) -> tf.Tensor:
         """The rows as a tensor float32 `[vocabulary, dim]`."""
         return self._layer.all_rows_tensor()
 
-    def numpy(self) -> np.ndarray[Any, Any]:
+    def numpy(self) -> Float32:
         """The rows as they are now, float32 `[vocabulary, dim]`."""
         return all_rows(self._layer)
 
-    def assign(self, value: Any) -> None:
+    def assign(self, value: npt.ArrayLike) -> None:
         """Gives the table these rows, `[vocabulary, dim]`; slots stay as they are."""
         load_all_rows(self._layer, np.asarray(value))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> Float32:
         return np.asarray(self.numpy(), dtype)
 
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         return self.value if dtype is None else tf.cast(self.value, dtype)
 
     def __len__(self) -> int:
-        return int(self.shape[0])
+        return require_all_rows(self._layer)
 
-    def __getitem__(self, where: Any) -> Any:
+    def __getitem__(self, where: object) -> tf.Tensor:
         return self.value[where]
 
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: object) -> tf.Tensor:
         return self.value @ other
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: object) -> tf.Tensor:
         return other @ self.value
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: object) -> tf.Tensor:
         return self.value * other
 
     __rmul__ = __mul__
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: object) -> tf.Tensor:
         return self.value + other
 
     __radd__ = __add__
 
-    def __sub__(self, other: Any) -> Any:
+    def __sub__(self, other: object) -> tf.Tensor:
         return self.value - other
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: object) -> tf.Tensor:
         return other - self.value
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: object) -> tf.Tensor:
         return self.value / other
 
-    def __neg__(self) -> Any:
+    def __neg__(self) -> tf.Tensor:
         return -self.value

@@ -7,15 +7,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from elastable.embedding_store.contract.arrays import Float32
+import keras
+
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, ModelError, NotFinite, Unavailable
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, JobSpec, Task, TaskKind, Tensor
 from elastable.master.tasks.record_order import RecordOrder, record_order
+from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.models.build import as_tensors, sample_batch
 from elastable.worker.readers import Reader
 from elastable.worker.runtime.dense_mirror import DenseMirror
@@ -45,7 +47,7 @@ class Prepared:
     """
 
     task: Task
-    batch: Any
+    batch: TensorBatch
     ids: IdSets
     records: int
 
@@ -68,7 +70,7 @@ def require_same_records(job: JobSpec, readers: Mapping[TaskKind, Reader]) -> No
             )
 
 
-def _require_same_turns(model: Any, job: JobSpec, turns: int) -> None:
+def _require_same_turns(model: keras.Model, job: JobSpec, turns: int) -> None:
     if turns != job.versions_per_step:
         raise ModelError(
             f"model {model.name!r}: its train_step makes {turns} versions of a step here, and {job.versions_per_step} "
@@ -96,10 +98,10 @@ class MicroBatchComputer:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         job: JobSpec,
         readers: Mapping[TaskKind, Reader],
-        sample: Any,
+        sample: TensorBatch,
         source: RowSource,
         specs: Mapping[str, TableSpec],
         deadline_s: float = 30.0,
@@ -122,7 +124,7 @@ class MicroBatchComputer:
         _require_same_turns(model, job, self._turns)
         self._mirror = DenseMirror(*dense_parts(model, steps))
 
-        def look_up_in(rows: RowSource, table: str, ids: Any) -> Any:
+        def look_up_in(rows: RowSource, table: str, ids: Int64) -> Float32:
             return retry(lambda: rows.lookup({table: ids})[table], "a lookup", deadline_s, on=(Unavailable,))
 
         look_up = partial(look_up_in, source)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import keras
 import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError
@@ -21,7 +21,7 @@ class DenseMirror:
         states: All other weights, in model order.
     """
 
-    def __init__(self, variables: Sequence[Any], states: Sequence[Any]) -> None:
+    def __init__(self, variables: Sequence[keras.Variable], states: Sequence[keras.Variable]) -> None:
         variables = [*variables, *states]
         self._targets = [variable.value for variable in variables]
         self._paths = [variable.path for variable in variables]

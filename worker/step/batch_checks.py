@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.nests import named_arrays
+from elastable.worker.keras.structures import BatchSpec, TensorBatch, TensorLike, TensorStructure
+from elastable.worker.readers.records.pytrees import named_parts
+from elastable.worker.readers.records.reader import Batch
 from elastable.worker.step.tensor_specs import batch_spec, records_in
 
-__all__ = ["PARTS", "not_finite_columns", "require_like", "require_parts"]
-
-PARTS = ("x", "y", "sample_weight")
+__all__ = ["not_finite_columns", "require_like", "require_parts"]
 
 
-def require_parts(batch: Any, source: str) -> tuple[Any, ...]:
+def require_parts(batch: object, source: str) -> Batch:
     """A batch as a tuple of one to three parts; those at its end that are None are left out.
 
     Raises:
@@ -28,16 +28,15 @@ def require_parts(batch: Any, source: str) -> tuple[Any, ...]:
     parts = tuple(batch)
     while len(parts) > 1 and parts[-1] is None:
         parts = parts[:-1]
-    if not 1 <= len(parts) <= len(PARTS):
+    if not 1 <= len(parts) <= 3:
         raise BadInput(f"{source} gave a tuple of {len(parts)}; a batch is (x,), (x, y) or (x, y, sample_weight)")
-    for part, name in zip(parts, PARTS, strict=False):
-        for leaf, value in named_arrays(part, name):
-            if value is None:
-                raise BadInput(f"{source}: {leaf} is None; leave it out, or give an array")
+    for leaf, value in named_parts(parts):
+        if value is None:
+            raise BadInput(f"{source}: {leaf} is None; leave it out, or give an array")
     return parts
 
 
-def require_like(spec: Any, batch: Sequence[Any], records: int, source: str) -> None:
+def require_like(spec: BatchSpec, batch: TensorBatch, records: int, source: str) -> None:
     """Refuses a batch that a step of `spec` cannot take.
 
     Args:
@@ -65,7 +64,7 @@ def require_like(spec: Any, batch: Sequence[Any], records: int, source: str) -> 
             raise BadInput(f"{source}: {name} holds {found} records, and {records} were asked for")
 
 
-def not_finite_columns(batch: Sequence[Any]) -> dict[str, np.ndarray[Any, Any]]:
+def not_finite_columns(batch: Sequence[TensorStructure]) -> dict[str, Int64]:
     """Name of each column with NaN or Inf -> the records (positions in the batch, ascending) that hold them."""
     found = {}
     for name, value in _named(batch).items():
@@ -85,11 +84,11 @@ def not_finite_columns(batch: Sequence[Any]) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def _named(batch: Sequence[Any]) -> dict[str, Any]:
-    return {leaf: value for part, name in zip(batch, PARTS, strict=False) for leaf, value in named_arrays(part, name)}
+def _named(batch: Sequence[TensorStructure] | BatchSpec) -> dict[str, TensorLike]:
+    return dict(named_parts(batch))
 
 
-def _told(spec: Any) -> str:
+def _told(spec: tf.TypeSpec) -> str:
     shape = ", ".join("n" if place == 0 else str(size) for place, size in enumerate(spec.shape))
     kind = {"RaggedTensorSpec": "ragged ", "SparseTensorSpec": "sparse "}.get(type(spec).__name__, "")
     return f"{kind}{spec.dtype.name} [{shape}]"

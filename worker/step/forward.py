@@ -9,11 +9,12 @@ Keras runs a model's code: in `call`, `compute_loss`, `compute_metrics`, in what
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+import keras
 import tensorflow as tf
 
 import elastable.worker.keras.traced_files  # noqa: F401 - AutoGraph leaves no files from here on
+from elastable.worker.keras.structures import TensorBatch, TensorStructure
 from elastable.worker.step.tensor_specs import records_in
 
 __all__ = ["Forward", "forward", "update_metrics"]
@@ -29,14 +30,14 @@ class Forward:
         loss: What `compute_loss` returned.
     """
 
-    x: Any
-    y: Any
-    weight: Any
-    predicted: Any
-    loss: Any
+    x: TensorStructure
+    y: TensorStructure | None
+    weight: TensorStructure | None
+    predicted: TensorStructure
+    loss: tf.Tensor
 
 
-def forward(model: Any, batch: Any, training: bool) -> Forward:
+def forward(model: keras.Model, batch: TensorBatch, training: bool) -> Forward:
     """The forward pass and the loss of a batch (x,), (x, y) or (x, y, sample_weight)."""
     x, y, weight = (*batch, None, None)[:3]
     predicted = model(x, training=training)
@@ -48,7 +49,7 @@ def forward(model: Any, batch: Any, training: bool) -> Forward:
     return Forward(x, y, weight, predicted, loss)
 
 
-def update_metrics(model: Any, done: Forward, loss: Any) -> None:
+def update_metrics(model: keras.Model, done: Forward, loss: tf.Tensor) -> None:
     """Counts a batch in the metrics of the model, and its loss in Keras' own loss metric."""
     records = records_in(done.x)
     tracker = getattr(model, "_loss_tracker", None)

@@ -9,17 +9,19 @@ micro-batch before, and apart from, the step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadIds, ModelError
 from elastable.worker.keras.seeds import layers_of
-from elastable.worker.rows.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, StoreLayer, entered, refuse_inner_call
+from elastable.worker.keras.structures import BatchSpec, TensorBatch
+from elastable.worker.rows.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, entered, refuse_inner_call
+from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.forward import forward, update_metrics
 from elastable.worker.step.tensor_specs import flat_spec, pack_flat
 from elastable.worker.step.traced.own_step import overrides, rehearse
@@ -43,14 +45,14 @@ class IdPlan:
 
     layers: tuple[StoreLayer, ...]
     planned: tuple[bool, ...]
-    _function: Any
+    _function: Callable[..., list[tf.Tensor]] | None
 
     @property
     def tables(self) -> tuple[str, ...]:
         """The table of every planned call, in call order."""
         return tuple(layer.table_name for layer, known in zip(self.layers, self.planned, strict=True) if known)
 
-    def ids(self, batch: Any) -> list[Int64]:
+    def ids(self, batch: TensorBatch) -> list[Int64]:
         """int64 `[n]` ids of every planned call for the batch (x, ...), shaped as the plan was told."""
         if self._function is None:
             return []
@@ -61,14 +63,14 @@ class IdPlan:
             raise BadIds(f"the ids of a batch cannot be computed from its features: {_cause(error)}") from error
 
 
-def _cause(error: Any) -> str:
+def _cause(error: tf.errors.OpError) -> str:
     """What an operation said, without the trace of where it was made."""
     lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
     told = next((line for line in lines if line.startswith("assertion failed:")), lines[-1] if lines else "")
     return told.removeprefix("assertion failed:").strip().replace("\\'", "'").replace("] [", " ").strip("[]")
 
 
-def plan_ids(model: Any, spec: Any, training: bool) -> IdPlan:
+def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
     """Traces the step of `model` on a batch of `spec` and cuts its id plan out.
 
     Args:
@@ -82,7 +84,7 @@ def plan_ids(model: Any, spec: Any, training: bool) -> IdPlan:
     """
     scope, method = PlanScope(), "train_step" if training else "test_step"
 
-    def trace(*flat: Any) -> Any:
+    def trace(*flat: tf.Tensor) -> list[tf.Tensor]:
         batch = pack_flat(spec, flat)
         with entered(scope):
             if overrides(model, method):
@@ -118,9 +120,12 @@ def plan_ids(model: Any, spec: Any, training: bool) -> IdPlan:
     return IdPlan(layers, planned, _pruned(wrapped, feeds, fetched))
 
 
-def _pruned(wrapped: Any, feeds: Sequence[Any], fetched: Sequence[Any]) -> Any:
+def _pruned(
+    wrapped: tf.types.experimental.ConcreteFunction, feeds: Sequence[tf.Tensor], fetched: Sequence[tf.Tensor]
+) -> Callable[..., list[tf.Tensor]]:
     # Only what the ids need survives: no dropout, no moving averages, no rows.
-    return wrapped.prune(list(feeds), list(fetched))
+    pruned: Callable[..., list[tf.Tensor]] = wrapped.prune(list(feeds), list(fetched))
+    return pruned
 
 
 def _is_plannable(call: EmbeddingCall) -> bool:

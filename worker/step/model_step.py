@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Generic, NamedTuple, TypeVar
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.api import Tensor
+from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.rows.scope import StepScope, entered
 from elastable.worker.step.forward import forward, update_metrics
 from elastable.worker.step.id_plan import IdPlan
@@ -19,13 +21,34 @@ from elastable.worker.step.tensor_specs import flat_spec, pack_flat
 from elastable.worker.step.traced.own_step import overrides
 from elastable.worker.step.trainable import is_trained
 
-__all__ = ["EvaluateStep", "Lookup", "ModelStep", "arrays"]
+__all__ = ["EvaluateStep", "Lookup", "ModelStep", "PartTensors", "arrays"]
 
 #: (table, int64 ids) -> float32 rows: for calls that could not be planned.
 Lookup = Callable[[str, Int64], Float32]
 
 
-class ModelStep:
+class PartTensors(NamedTuple):
+    """The gradient of one part of a micro-batch's loss, as tensors.
+
+    Attributes:
+        amount: float64 scalar: what the part was divided by, with `DivisorKind.AMOUNT`.
+        losses: Place of a metric's total -> the mean that the part adds to it.
+        dense: Place of a variable -> its gradient.
+        planned: Table -> (values `[n, dim]`, BET positions `[n]`).
+        unplanned: Number of a call that could not be planned -> (values `[u, dim]`, unique ids `[u]`).
+    """
+
+    amount: tf.Tensor
+    losses: dict[int, tf.Tensor]
+    dense: dict[int, tf.Tensor]
+    planned: dict[str, tuple[tf.Tensor, tf.Tensor]]
+    unplanned: dict[int, tuple[tf.Tensor, tf.Tensor]]
+
+
+Output = TypeVar("Output")
+
+
+class ModelStep(Generic[Output]):
     """A compiled call of a model with BETs in the place of tables.
 
     Args:
@@ -36,7 +59,9 @@ class ModelStep:
         training: Whether the model trains.
     """
 
-    def __init__(self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None, training: bool) -> None:
+    def __init__(
+        self, model: keras.Model, spec: BatchSpec, plan: IdPlan, lookup: Lookup | None, training: bool
+    ) -> None:
         self._model = model
         self._plan = plan
         self._lookup = lookup
@@ -51,15 +76,15 @@ class ModelStep:
             tf.TensorSpec([], tf.int64),
         ]
         self._inputs = inputs
-        self._function: Any = self._untraced()
+        self._function: Callable[..., Output] | None = self._untraced()
 
-    def _untraced(self) -> Any:
+    def _untraced(self) -> Callable[..., Output] | None:
         return self._body if getattr(self._model, "run_eagerly", False) else None
 
-    def _body(self, *flat: Any) -> Any:
+    def _body(self, *flat: tf.Tensor) -> Output:
         raise ModelError("a step without a body")
 
-    def _call(self, batch: Any, bets: Mapping[str, Any], ids: IdSets, micro_batch: int) -> Any:
+    def _call(self, batch: TensorBatch, bets: Mapping[str, tf.Tensor], ids: IdSets, micro_batch: int) -> Output:
         if self._function is None:
             # Concrete: nothing is traced anew, so nothing has to be looked up for every call.
             self._function = tf.function(self._body, input_signature=self._inputs).get_concrete_function()
@@ -67,7 +92,9 @@ class ModelStep:
         arrays = [*(bets[table] for table in self._tables), *ids.inverses, np.int64(micro_batch)]
         return self._function(*flat, *map(tf.convert_to_tensor, arrays))
 
-    def _unpack(self, flat: Sequence[Any]) -> tuple[Any, dict[str, Any], list[Any], Any]:
+    def _unpack(
+        self, flat: Sequence[tf.Tensor]
+    ) -> tuple[TensorBatch, dict[str, tf.Tensor], list[tf.Tensor | None], tf.Tensor]:
         """(batch, BETs by table, an inverse or None for every call, micro-batch)."""
         parts = len(flat_spec(self._spec))
         tables = len(self._tables)
@@ -77,7 +104,7 @@ class ModelStep:
         inverses = [next(planned) if known else None for known in self._plan.planned]
         return batch, bets, inverses, flat[-1]
 
-    def _forward(self, batch: Any, scope: StepScope) -> tuple[Any, Any]:
+    def _forward(self, batch: TensorBatch, scope: StepScope) -> tuple[tf.Tensor, tf.Tensor | None]:
         """The loss, and the penalty on rows that comes to it (None: there is none); with metrics updated from reset."""
         for metric in self._model.metrics:
             metric.reset_state()
@@ -92,7 +119,7 @@ class ModelStep:
             update_metrics(self._model, done, done.loss if penalty is None else done.loss + penalty)
         return done.loss, penalty
 
-    def _penalty(self, bets: Mapping[str, Any]) -> Any:
+    def _penalty(self, bets: Mapping[str, tf.Tensor]) -> tf.Tensor | None:
         # Once a layer, over the rows of its table that this batch touches.
         layers = dict.fromkeys(layer for layer in self._plan.layers)
         terms = [
@@ -102,21 +129,21 @@ class ModelStep:
         ]
         return tf.add_n(terms) if terms else None
 
-    def _metric_state(self) -> list[Any]:
+    def _metric_state(self) -> list[tf.Tensor]:
         return [tf.convert_to_tensor(variable.value) for variable in self._model.metrics_variables]
 
 
-class EvaluateStep(ModelStep):
+class EvaluateStep(ModelStep[list[tf.Tensor]]):
     """Forward pass and metrics of one micro-batch, as in inference."""
 
-    def __init__(self, model: Any, spec: Any, plan: IdPlan, lookup: Lookup | None) -> None:
+    def __init__(self, model: keras.Model, spec: BatchSpec, plan: IdPlan, lookup: Lookup | None) -> None:
         super().__init__(model, spec, plan, lookup, training=False)
 
-    def __call__(self, batch: Any, bets: Mapping[str, Float32], ids: IdSets) -> tuple[Tensor, ...]:
+    def __call__(self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets) -> tuple[Tensor, ...]:
         """Metric state (from reset) of the micro-batch alone; arguments as in `TrainStep`."""
         return arrays(self._call(batch, bets, ids, 0))
 
-    def _body(self, *flat: Any) -> Any:
+    def _body(self, *flat: tf.Tensor) -> list[tf.Tensor]:
         batch, bets, inverses, _ = self._unpack(flat)
         scope = StepScope(self._plan.layers, inverses, bets, self._lookup)
         if overrides(self._model, "test_step"):
@@ -129,7 +156,7 @@ class EvaluateStep(ModelStep):
         return self._metric_state()
 
 
-def arrays(tensors: Sequence[Any]) -> tuple[Tensor, ...]:
+def arrays(tensors: Sequence[tf.Tensor]) -> tuple[Tensor, ...]:
     """As NumPy arrays."""
     # A scalar tensor's numpy() is no array.
     return tuple(np.asarray(tensor.numpy()) for tensor in tensors)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
+import keras
 import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import set_seeds
+from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.losses.reductions import recorded_losses
 from elastable.worker.rows.scope import entered
 from elastable.worker.step.id_plan import IdPlan
-from elastable.worker.step.model_step import Lookup
+from elastable.worker.step.model_step import Lookup, PartTensors
 from elastable.worker.step.tensor_specs import flat_spec
 from elastable.worker.step.traced.own_step import Applied, Gathering, OwnStepScope, collecting
 from elastable.worker.step.traced.step_plan import StepPlan
 from elastable.worker.step.traced.step_trace import metric_updates
 from elastable.worker.step.traced.tape_scope import seen_by_tapes
 from elastable.worker.step.traced.turn_scope import TurnScope
-from elastable.worker.step.train_step import TrainStep, as_slices, dense_gradient, dense_parts
+from elastable.worker.step.train_step import StepTensors, TrainStep, as_slices, dense_gradient, dense_parts
 from elastable.worker.step.trainable import frozen_tables
 
 __all__ = ["OwnTrainStep"]
@@ -36,8 +37,8 @@ class OwnTrainStep(TrainStep):
 
     def __init__(
         self,
-        model: Any,
-        spec: Any,
+        model: keras.Model,
+        spec: BatchSpec,
         plan: IdPlan,
         lookup: Lookup | None,
         seed: int | None,
@@ -57,7 +58,7 @@ class OwnTrainStep(TrainStep):
     def _refuse_eager(self) -> None:
         """Nothing: `Gathering` refuses it in the first step."""
 
-    def _body(self, *flat: Any) -> Any:
+    def _body(self, *flat: tf.Tensor) -> StepTensors:
         batch, bets, inverses, micro_batch = self._unpack(flat)
         scope = OwnStepScope(self._plan.layers, inverses, bets, self._lookup)
         data = flat[: len(flat_spec(self._spec))]
@@ -78,7 +79,7 @@ class OwnTrainStep(TrainStep):
                 state.assign(value)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable, self._turn] = [applied.kind for applied in gathering.applied]
-        return (
+        return StepTensors(
             tf.add_n([tf.reduce_mean(applied.loss) for applied in gathering.applied]),
             [self._pushed(applied, scope, first=applied is gathering.applied[0]) for applied in gathering.applied],
             states,
@@ -86,7 +87,7 @@ class OwnTrainStep(TrainStep):
         )
 
     @contextmanager
-    def _states_of_turn(self) -> Iterator[Callable[[Sequence[Any]], list[Any]]]:
+    def _states_of_turn(self) -> Iterator[Callable[[Sequence[keras.Variable]], list[tf.Tensor]]]:
         """Holds states to what the turn changes; yields what reads their values at the end of the block."""
         if self._steps.turns == 1:
             yield lambda variables: [tf.convert_to_tensor(variable.value) for variable in variables]
@@ -95,16 +96,16 @@ class OwnTrainStep(TrainStep):
             yield scope.values
             scope.end()
 
-    def _counting(self) -> Callable[[Any, Any], bool]:
+    def _counting(self) -> Callable[[keras.metrics.Metric, object], bool]:
         """Says of each update of a metric, as they come, whether the turn counts it."""
         turns = iter(self._steps.metrics)
         return lambda metric, arguments: next(turns, self._turn) == self._turn
 
-    def _pushed(self, applied: Applied, scope: OwnStepScope, first: bool) -> tuple[Any, ...]:
+    def _pushed(self, applied: Applied, scope: OwnStepScope, first: bool) -> PartTensors:
         """(amount, losses, dense, planned, unplanned) as `TrainStep` gives them."""
         frozen = frozen_tables(self._model, list(self._plan.layers))
-        planned: dict[str, list[tuple[Any, Any]]] = {table: [] for table in self._tables}
-        unplanned: dict[int, tuple[Any, Any]] = {}
+        planned: dict[str, list[tuple[tf.Tensor, tf.Tensor]]] = {table: [] for table in self._tables}
+        unplanned: dict[int, tuple[tf.Tensor, tf.Tensor]] = {}
         for call, gradient in applied.rows.items():
             layer, number, rows = scope.seen[call]
             found = None if layer.table_name in frozen else gradient
@@ -113,7 +114,7 @@ class OwnTrainStep(TrainStep):
             else:
                 dense = tf.zeros_like(rows) if found is None else tf.convert_to_tensor(found)
                 unplanned[number] = (dense, scope.unplanned[number][1])
-        return (
+        return PartTensors(
             tf.constant(0.0, tf.float64) if applied.amount is None else applied.amount,
             {},
             {
@@ -126,7 +127,7 @@ class OwnTrainStep(TrainStep):
         )
 
 
-def _joined(planned: Mapping[str, Sequence[tuple[Any, Any]]]) -> dict[str, tuple[Any, Any]]:
+def _joined(planned: Mapping[str, Sequence[tuple[tf.Tensor, tf.Tensor]]]) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
     return {
         table: (tf.concat([values for values, _ in parts], 0), tf.concat([positions for _, positions in parts], 0))
         for table, parts in planned.items()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import tensorflow as tf
+
+from elastable.worker.keras.structures import BatchSpec, TensorBatch, TensorLike, TensorStructure
 
 __all__ = ["batch_spec", "flat_spec", "pack_flat", "records_in"]
 
 
-def batch_spec(batch: Any) -> Any:
+def batch_spec(batch: TensorBatch) -> BatchSpec:
     """The TypeSpecs of a nest of tensors, with the first axis left open."""
 
-    def open_first_axis(value: Any) -> Any:
+    def open_first_axis(value: TensorLike) -> tf.TypeSpec:
         if isinstance(value, tf.RaggedTensor):
             shape = tf.TensorShape([None, *value.shape[1:]])
             return tf.RaggedTensorSpec(shape, value.dtype, value.ragged_rank, value.row_splits.dtype)
@@ -21,22 +23,24 @@ def batch_spec(batch: Any) -> Any:
         tensor = tf.convert_to_tensor(value)
         return tf.TensorSpec([None, *tensor.shape[1:]] if tensor.shape.rank else [], tensor.dtype)
 
-    return tf.nest.map_structure(open_first_axis, batch)
+    spec: BatchSpec = tf.nest.map_structure(open_first_axis, batch)
+    return spec
 
 
-def flat_spec(spec: Any) -> list[Any]:
+def flat_spec(spec: BatchSpec) -> list[tf.TensorSpec]:
     """The plain TensorSpecs that a nest of TypeSpecs consists of."""
     return list(tf.nest.flatten(spec, expand_composites=True))
 
 
-def pack_flat(spec: Any, tensors: Any) -> Any:
+def pack_flat(spec: BatchSpec, tensors: Iterable[tf.Tensor]) -> TensorBatch:
     """The nest that `spec` describes, of plain tensors in `flat_spec`'s order."""
-    return tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
+    batch: TensorBatch = tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
+    return batch
 
 
-def records_in(nest: Any) -> Any:
+def records_in(structure: TensorStructure) -> tf.Tensor:
     """int32 scalar: the length of the first axis of a nest of tensors, whose parts may be ragged or sparse."""
-    first = tf.nest.flatten(nest)[0]
+    first = tf.nest.flatten(structure)[0]
     if isinstance(first, tf.RaggedTensor):
         return tf.cast(first.nrows(), tf.int32)
     if isinstance(first, tf.SparseTensor):

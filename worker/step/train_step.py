@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -13,22 +14,23 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.tables.grouping import sum_by_position
 from elastable.master.api import Divisor, DivisorKind, GradientPart, Slices, Tensor
-from elastable.worker.keras.seeds import layers_of, seed_states, set_seeds
+from elastable.worker.keras.seeds import seed_states, set_seeds
+from elastable.worker.keras.structures import BatchSpec, Gradient, TensorBatch
 from elastable.worker.losses.loss_parts import LossPart, loss_parts, require_rowwise, shown_losses
 from elastable.worker.losses.loss_scale import scale_variables, scaled_gradient
 from elastable.worker.losses.loss_terms import loss_terms
 from elastable.worker.losses.reductions import RecordedLoss, recorded_losses
-from elastable.worker.rows.keras_draw import first_rows
 from elastable.worker.rows.scope import StepScope
 from elastable.worker.step.id_plan import IdPlan
 from elastable.worker.step.id_set import IdSets
-from elastable.worker.step.model_step import Lookup, ModelStep, arrays
+from elastable.worker.step.model_step import Lookup, ModelStep, PartTensors, arrays
 from elastable.worker.step.tensor_specs import flat_spec
 from elastable.worker.step.traced.step_plan import StepPlan
 from elastable.worker.step.trainable import frozen_tables, imposed
 
 __all__ = [
     "StepResult",
+    "StepTensors",
     "TrainStep",
     "as_slices",
     "dense_gradient",
@@ -54,7 +56,16 @@ class StepResult:
     parts: tuple[GradientPart, ...] = ()
 
 
-class TrainStep(ModelStep):
+class StepTensors(NamedTuple):
+    """What the compiled step returns; `parts` has one entry for each part of the loss."""
+
+    loss: tf.Tensor
+    parts: list[PartTensors]
+    states: list[tf.Tensor]
+    metrics: list[tf.Tensor]
+
+
+class TrainStep(ModelStep[StepTensors]):
     """Forward, backward and metrics of one micro-batch.
 
     Args:
@@ -72,18 +83,18 @@ class TrainStep(ModelStep):
 
     def __init__(
         self,
-        model: Any,
-        spec: Any,
+        model: keras.Model,
+        spec: BatchSpec,
         plan: IdPlan,
         lookup: Lookup | None,
         seed: int | None,
         average: str | None = None,
-        parts: tuple[Sequence[Any], Sequence[Any]] | None = None,
+        parts: tuple[Sequence[keras.Variable], Sequence[keras.Variable]] | None = None,
     ) -> None:
         self._seed = seed
         self._variables, self._states = dense_parts(model) if parts is None else parts
         self._trainable, self._turn = b"", 0
-        self._traces: dict[tuple[bytes, int], Any] = {}
+        self._traces: dict[tuple[bytes, int], Callable[..., StepTensors] | None] = {}
         self._average = average
         self._seed_states = seed_states(model, seed)
         self._unplanned: list[str] = []
@@ -108,7 +119,7 @@ class TrainStep(ModelStep):
             self._function = self._traces.get((trainable, turn), self._untraced())
 
     def __call__(
-        self, batch: Any, bets: Mapping[str, Float32], ids: IdSets, micro_batch: int, turn: int = 0
+        self, batch: TensorBatch, bets: Mapping[str, Float32], ids: IdSets, micro_batch: int, turn: int = 0
     ) -> StepResult:
         """Computes one micro-batch.
 
@@ -136,7 +147,7 @@ class TrainStep(ModelStep):
             parts=tuple(gradients[1:]),
         )
 
-    def _as_part(self, kind: DivisorKind | None, part: Any, ids: IdSets) -> GradientPart:
+    def _as_part(self, kind: DivisorKind | None, part: PartTensors, ids: IdSets) -> GradientPart:
         amount, losses, dense, planned, unplanned = part
         gathered: dict[str, list[Slices]] = {}
         for table, (values, positions) in planned.items():
@@ -153,7 +164,7 @@ class TrainStep(ModelStep):
             losses={place: float(value) for place, value in losses.items()},
         )
 
-    def _body(self, *flat: Any) -> Any:
+    def _body(self, *flat: tf.Tensor) -> StepTensors:
         batch, bets, inverses, micro_batch = self._unpack(flat)
         set_seeds(self._seed_states, self._seed, micro_batch)
         frozen = frozen_tables(self._model, list(self._plan.layers))
@@ -166,7 +177,7 @@ class TrainStep(ModelStep):
             parts = as_written(self._parts_of)(loss, penalty, recorded, flat, scope)
         self._unplanned = [table for table, _, _ in scope.unplanned]
         self._kinds[self._trainable, self._turn] = [part.kind for part in parts]
-        return (
+        return StepTensors(
             loss if penalty is None else loss + penalty,
             [self._gradient(tape, part, scope, first=part is parts[0]) for part in parts],
             [tf.convert_to_tensor(variable.value) for variable in self._states],
@@ -174,11 +185,16 @@ class TrainStep(ModelStep):
         )
 
     def _parts_of(
-        self, loss: Any, penalty: Any, recorded: Sequence[RecordedLoss], flat: Sequence[Any], scope: StepScope
+        self,
+        loss: tf.Tensor,
+        penalty: tf.Tensor | None,
+        recorded: Sequence[RecordedLoss],
+        flat: Sequence[tf.Tensor],
+        scope: StepScope,
     ) -> list[LossPart]:
         if self._average is None:
             return [LossPart(None, None, loss if penalty is None else loss + penalty)]
-        shown: Mapping[int, Any] = {}
+        shown: Mapping[int, tf.Tensor] = {}
         if tf.executing_eagerly():
             parts = [LossPart(self._kinds[b"", 0][0], None, loss)]
         else:
@@ -189,7 +205,7 @@ class TrainStep(ModelStep):
                 parts, shown = shown_losses(self._model, parts, recorded, penalty)
         return parts if penalty is None else [*parts, LossPart(DivisorKind.ROWS, None, penalty, shown)]
 
-    def _gradient(self, tape: Any, part: LossPart, scope: StepScope, first: bool) -> tuple[Any, ...]:
+    def _gradient(self, tape: tf.GradientTape, part: LossPart, scope: StepScope, first: bool) -> PartTensors:
         """(amount, losses, dense, planned, unplanned) of a part; the first has a gradient for every dense variable."""
         trained = {id(variable) for variable in self._model.trainable_weights}
         variables = [variable.value for variable in self._variables if id(variable) in trained]
@@ -198,7 +214,7 @@ class TrainStep(ModelStep):
         dense, planned, unplanned = scaled_gradient(tape, part.loss, (variables, bets, in_graph), self._model.optimizer)
         gradients = iter(dense)
         every = [next(gradients) if id(variable) in trained else None for variable in self._variables]
-        return (
+        return PartTensors(
             tf.constant(0.0, tf.float64) if part.amount is None else part.amount,
             dict(part.losses),
             {
@@ -240,7 +256,7 @@ def _refuse_unplanned_regularizers(plan: IdPlan) -> None:
             )
 
 
-def dense_parts(model: Any, steps: StepPlan | None = None) -> tuple[list[Any], list[Any]]:
+def dense_parts(model: keras.Model, steps: StepPlan | None = None) -> tuple[list[keras.Variable], list[keras.Variable]]:
     """The weights of a model in model order: those that its optimizer knows, or is going to know, and all others.
 
     With the others goes the loss scale, where it changes from version to version (`loss_scale`).
@@ -251,7 +267,7 @@ def dense_parts(model: Any, steps: StepPlan | None = None) -> tuple[list[Any], l
     """
     if steps is not None and steps.several:
         return list(steps.variables), list(steps.states)
-    optimizer: Any = getattr(model, "optimizer", None)
+    optimizer: keras.optimizers.Optimizer = getattr(model, "optimizer", None)
     weights = model.weights
     variables = optimizer._trainable_variables if getattr(optimizer, "built", False) else model.trainable_weights
     known = {id(variable) for variable in variables}
@@ -259,29 +275,12 @@ def dense_parts(model: Any, steps: StepPlan | None = None) -> tuple[list[Any], l
     return [each for each in weights if id(each) in known], [*others, *scale_variables(optimizer)]
 
 
-def store_layers(model: Any) -> list[Any]:
-    """Every layer of the model whose table lives in a store."""
-    return [layer for layer in layers_of(model) if hasattr(layer, "table_spec") and not layer.on_worker]
-
-
-def pretrained_rows(layers: Sequence[Any], unseeded: bool = False) -> dict[str, Float32]:
-    """Table name -> `[vocabulary, dim]` rows that it begins with: given to a layer, or drawn by Keras' initializer.
-
-    Args:
-        layers: Store-backed ones; of those that share a table the first counts. Those that read a store do not.
-        unseeded: Whether initializers without a seed of their own draw, too.
-    """
-    new = [layer for layer in reversed(layers) if layer.source is None]
-    found = ((layer.table_name, first_rows(layer, unseeded)) for layer in new)
-    return {name: rows for name, rows in found if rows is not None}
-
-
-def dense_gradient(gradient: Any, variable: Any) -> Any:
+def dense_gradient(gradient: Gradient, variable: tf.Variable) -> tf.Tensor:
     """The gradient of a variable; zero where the loss does not reach it."""
     return tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
 
 
-def as_slices(gradient: Any, bet: Any) -> tuple[Any, Any]:
+def as_slices(gradient: Gradient, bet: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """(values `[n, dim]`, BET positions `[n]`) of a gradient of any form."""
     if gradient is None:
         return tf.zeros([0, bet.shape[1]]), tf.zeros([0], tf.int32)

@@ -9,24 +9,26 @@ put on it while a step is traced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+
+import keras
 
 from elastable.embedding_store.errors import ModelError
 from elastable.worker.keras.seeds import layers_of
+from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["frozen_tables", "imposed", "is_trained", "put_trainable", "read_trainable"]
 
 
-def read_trainable(model: Any) -> bytes:
+def read_trainable(model: keras.Model) -> bytes:
     """A byte, 0 or 1, for each layer of the model and then for each of its weights, in model order."""
     flags = [layer.trainable for layer in layers_of(model)]
     return bytes([*flags, *(weight.trainable for weight in model.weights)])
 
 
 @contextmanager
-def imposed(model: Any, trainable: bytes) -> Iterator[None]:
+def imposed(model: keras.Model, trainable: bytes) -> Iterator[None]:
     """While the block runs the model has these flags (`put_trainable`); b"": its own."""
     before = read_trainable(model)
     if not trainable or trainable == before:
@@ -39,7 +41,7 @@ def imposed(model: Any, trainable: bytes) -> Iterator[None]:
         put_trainable(model, before)
 
 
-def put_trainable(model: Any, trainable: bytes) -> None:
+def put_trainable(model: keras.Model, trainable: bytes) -> None:
     """Gives a model the flags that `read_trainable` read from it, or from an equal one.
 
     Raises:
@@ -58,7 +60,7 @@ def put_trainable(model: Any, trainable: bytes) -> None:
         weight.trainable = bool(flag)
 
 
-def is_trained(model: Any, layer: Any) -> bool:
+def is_trained(model: keras.Model, layer: StoreLayer) -> bool:
     """Whether the table of a store-backed layer is trained by the flags as they are.
 
     As a Keras weight is: `layer.trainable` is set by each of its parents', and of those the model's alone is asked.
@@ -66,7 +68,7 @@ def is_trained(model: Any, layer: Any) -> bool:
     return bool(model.trainable and layer.trainable)
 
 
-def frozen_tables(model: Any, layers: list[Any]) -> tuple[str, ...]:
+def frozen_tables(model: keras.Model, layers: Sequence[StoreLayer]) -> tuple[str, ...]:
     """Names of the tables that are not trained by the flags as they are, sorted.
 
     Args:
@@ -76,7 +78,7 @@ def frozen_tables(model: Any, layers: list[Any]) -> tuple[str, ...]:
     Raises:
         ModelError: layers that share a table differ in whether it is trained.
     """
-    trained: dict[str, Any] = {}
+    trained: dict[str, StoreLayer] = {}
     for layer in layers:
         other = trained.setdefault(layer.table_name, layer)
         if is_trained(model, layer) != is_trained(model, other):

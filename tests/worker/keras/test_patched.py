@@ -53,7 +53,7 @@ def test_blocks_of_two_threads_run_side_by_side() -> None:
         with patched(Told, "say", _louder):
             meeting.wait(30)
             outer = Told().say(word)
-            with patched(Told, "say", lambda below: lambda self, said: below(self, said) + "!"):
+            with patched(Told, "say", lambda below: lambda self, said: f"{below(self, said)}!"):
                 meeting.wait(30)
                 return outer, Told().say(word)
 

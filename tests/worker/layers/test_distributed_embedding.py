@@ -306,7 +306,9 @@ class TestSaved:
         again = keras.models.load_model(tmp_path / "model.keras")
         np.testing.assert_array_equal(again.predict(x, verbose=0), model.predict(x, verbose=0))
         layer = next(layer for layer in again.layers if isinstance(layer, et.DistributedEmbedding))
-        assert float(layer._tables[0].optimizer.learning_rate) == pytest.approx(0.1)
+        optimizer = layer._tables[0].optimizer
+        assert optimizer is not None
+        assert float(optimizer.learning_rate) == pytest.approx(0.1)
         with pytest.raises(Unsupported, match=r"distributed_embedding.*plain Keras.*et\.Embedding"):
             export_keras(model, embedding._tables[0].source, tmp_path / "plain.keras")  # type: ignore[arg-type]
 

@@ -75,6 +75,7 @@ def test_ragged_sparse_and_masked_strings() -> None:
     np.testing.assert_allclose(masking(tf.constant([["a", ""]])), [rows["a"]], rtol=1e-6)
     np.testing.assert_allclose(masking(sparse), [[0, 0], rows["b"]], rtol=1e-6)
     mask = et.Embedding(None, 2, mask_zero=True).compute_mask(tf.constant([["a", ""]]))
+    assert mask is not None
     assert mask.numpy().tolist() == [[True, False]]
 
 

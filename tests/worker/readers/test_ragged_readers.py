@@ -35,7 +35,8 @@ def int64s(record: list[int]) -> Any:
 
 
 def tensors(reader: Reader, rows: list[int]) -> dict[str, Any]:
-    found: dict[str, Any] = as_tensors(reader.take(np.array(rows, np.int64)))[0]
+    found = as_tensors(reader.take(np.array(rows, np.int64)))[0]
+    assert isinstance(found, dict)
     return found
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.nests import Leaf, refuse_large_ids
+from elastable.worker.readers.records.pytrees import Leaf, refuse_large_ids
 from elastable.worker.readers.records.ragged import RaggedArray
 
 __all__ = ["ColumnChoice", "arrow_types", "refuse_type", "to_arrays"]
@@ -33,7 +32,7 @@ class ColumnChoice:
     features: Sequence[str] | None = None
     label: str | None = None
     weight: str | None = None
-    fill_null: Mapping[str, Any] = field(default_factory=dict)
+    fill_null: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.weight is not None and self.label is None:
@@ -64,7 +63,7 @@ class ColumnChoice:
         return list(dict.fromkeys([*features, *(name for name in (self.label, self.weight) if name is not None)]))
 
 
-def arrow_types(wanted: Mapping[str, str], known: Sequence[str], source: str) -> dict[str, Any]:
+def arrow_types(wanted: Mapping[str, str], known: Sequence[str], source: str) -> dict[str, pa.DataType]:
     """Column -> Arrow type of a person's `column_types`.
 
     Args:
@@ -91,7 +90,7 @@ def arrow_types(wanted: Mapping[str, str], known: Sequence[str], source: str) ->
     return types
 
 
-def to_arrays(table: Any, fill_null: Mapping[str, Any], source: str) -> dict[str, Leaf]:
+def to_arrays(table: pa.Table, fill_null: Mapping[str, object], source: str) -> dict[str, Leaf]:
     """The columns of an Arrow table.
 
     Integers and booleans keep their type, floats become float32, strings (also
@@ -107,7 +106,7 @@ def to_arrays(table: Any, fill_null: Mapping[str, Any], source: str) -> dict[str
     }
 
 
-def _to_array(values: Any, fill: Any, where: str) -> Leaf:
+def _to_array(values: pa.Array, fill: object, where: str) -> Leaf:
     if isinstance(values, pa.ChunkedArray):
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
     if pa.types.is_dictionary(values.type):
@@ -133,7 +132,7 @@ def _to_array(values: Any, fill: Any, where: str) -> Leaf:
     return refuse_large_ids(np.asarray(values.to_numpy(zero_copy_only=False)), where)
 
 
-def _to_ragged(values: Any, fill: Any, where: str) -> RaggedArray:
+def _to_ragged(values: pa.Array, fill: object, where: str) -> RaggedArray:
     lengths = pc.list_value_length(values)
     if values.null_count:
         if not isinstance(fill, list) or fill:
@@ -144,11 +143,11 @@ def _to_ragged(values: Any, fill: Any, where: str) -> RaggedArray:
     return RaggedArray.of_lengths(flat, lengths.to_numpy(zero_copy_only=False))  # type: ignore[arg-type]
 
 
-def _is_list(kind: Any) -> bool:
+def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def refuse_type(kind: Any, where: str) -> None:
+def refuse_type(kind: pa.DataType, where: str) -> None:
     """Refuses an Arrow type that makes no array.
 
     Raises:

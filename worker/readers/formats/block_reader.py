@@ -6,13 +6,12 @@ import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.formats.arrow_columns import ColumnChoice
-from elastable.worker.readers.records.nests import Leaf, as_arrays, named_arrays, records_of
+from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, named_parts, records_of
 from elastable.worker.readers.records.ragged import concatenated, taken
 from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
 
@@ -119,16 +118,14 @@ class BlockReader(Reader):
     def _transformed(self, batch: Batch, records: int) -> Batch:
         if self._transform is None:
             return batch
-        made: Any = self._transform(batch)
+        made: object = self._transform(batch)
         if not isinstance(made, tuple) or not 1 <= len(made) <= 3:
             raise BadInput(
                 f"{self._name}: transform returned a {type(made).__name__}; return (x, y) or (x, y, sample_weight)"
             )
-        parts = ("x", "y", "sample_weight")[: len(made)]
-        nested = tuple(as_arrays(nest, part) for nest, part in zip(made, parts, strict=True))
+        parts = batch_arrays(made)
         if records:
-            leaves = [leaf for nest, part in zip(nested, parts, strict=True) for leaf in named_arrays(nest, part)]
-            found = records_of(leaves, f"{self._name}: transform")
+            found = records_of(named_parts(parts), f"{self._name}: transform")
             if found != records:
                 raise BadInput(f"{self._name}: transform made {found} records of {records}; it must keep their number")
-        return nested
+        return parts

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
 from elastable.worker.readers.formats.data_files import DataFile
@@ -20,8 +19,6 @@ _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
 _AT_RECORD, _AT_FIELD, _IN_FIELD, _IN_QUOTES, _AFTER_QUOTE = range(5)
 # Places of the scanner's state: mode, previous byte, line, records so far, line of the record.
 _MODE, _RECORDS, _RECORD_LINE = 0, 3, 4
-
-Offsets = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +33,9 @@ class CsvIndex:
     """
 
     header: bytes
-    offsets: Offsets
-    lines: Offsets
-    counts: Offsets
+    offsets: Int64
+    lines: Int64
+    counts: Int64
 
 
 def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bool) -> CsvIndex:
@@ -51,7 +48,7 @@ def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bo
         BadInput: a quote that is never closed, or a file that cannot be read.
     """
     state = _fresh(has_header)
-    found: list[tuple[Offsets, Offsets]] = []
+    found: list[tuple[Int64, Int64]] = []
     try:
         with file.open() as opened:
             begin = len(_BOM) if opened.read(len(_BOM)) == _BOM else 0
@@ -75,19 +72,17 @@ def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bo
     return CsvIndex(header, np.append(starts, position), lines, counts)
 
 
-def record_starts(block: bytes, delimiter: str) -> tuple[Offsets, Offsets]:
+def record_starts(block: bytes, delimiter: str) -> tuple[Int64, Int64]:
     """Offset in `block` and line number, from 1, of each of its records: int64 `[records]` both."""
     return _scan_chunk(block, 0, _fresh(has_header=False), delimiter, 1)
 
 
-def _fresh(has_header: bool) -> Offsets:
+def _fresh(has_header: bool) -> Int64:
     # The header is record -1.
     return np.array([_AT_RECORD, 0, 1, -1 if has_header else 0, 1], np.int64)
 
 
-def _scan_chunk(
-    chunk: bytes, position: int, state: Offsets, delimiter: str, block_records: int
-) -> tuple[Offsets, Offsets]:
+def _scan_chunk(chunk: bytes, position: int, state: Int64, delimiter: str, block_records: int) -> tuple[Int64, Int64]:
     room = len(chunk) // max(1, block_records) + 2
     starts, lines = np.empty(room, np.int64), np.empty(room, np.int64)
     count = _scan(np.frombuffer(chunk, np.uint8), state, ord(delimiter), block_records, starts, lines)
@@ -95,7 +90,7 @@ def _scan_chunk(
 
 
 @kernel
-def _scan(chunk: Any, state: Any, delimiter: int, block_records: int, starts: Any, lines: Any) -> int:
+def _scan(chunk: UInt8, state: Int64, delimiter: int, block_records: int, starts: Int64, lines: Int64) -> int:
     """Arrow's own rules: a quote counts only where a field begins, and within quotes."""
     mode, previous, line, records, record_line = state[0], state[1], state[2], state[3], state[4]
     count = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +12,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.formats.arrow_columns import ColumnChoice, arrow_types, refuse_type, to_arrays
 from elastable.worker.readers.formats.block_reader import Block, BlockReader, Transform
 from elastable.worker.readers.formats.csv_index import CsvIndex, index_csv, record_starts
-from elastable.worker.readers.formats.data_files import DataFile, Paths, find_files
+from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 from elastable.worker.readers.formats.folder_values import partition_scalars, partition_types
 
 __all__ = ["CsvReader"]
@@ -63,8 +62,8 @@ class CsvReader(BlockReader):
         delimiter: str = ",",
         column_names: Sequence[str] | None = None,
         column_types: Mapping[str, str] | None = None,
-        fill_null: Mapping[str, Any] | None = None,
-        filesystem: Any = None,
+        fill_null: Mapping[str, object] | None = None,
+        filesystem: FileSystem | None = None,
         block_records: int = 8192,
         cached_blocks: int = 4,
     ) -> None:
@@ -117,7 +116,7 @@ class CsvReader(BlockReader):
                 )
         return headers[0]
 
-    def _infer_types(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    def _infer_types(self, wanted: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
         types = dict(wanted)
         place, local = self._places[0]
         file = self._files[place]
@@ -147,7 +146,7 @@ class CsvReader(BlockReader):
                 f"say column_types={{{name!r}: 'string'}} (et.Embedding hashes strings) or 'float64'"
             )
 
-    def _parse(self, file: DataFile, index: CsvIndex, local: int, types: Mapping[str, Any]) -> Any:
+    def _parse(self, file: DataFile, index: CsvIndex, local: int, types: Mapping[str, pa.DataType]) -> pa.Table:
         try:
             with file.open() as opened:
                 opened.seek(int(index.offsets[local]))
@@ -165,7 +164,7 @@ class CsvReader(BlockReader):
             )
         return table
 
-    def _read(self, text: bytes, types: Mapping[str, Any]) -> Any:
+    def _read(self, text: bytes, types: Mapping[str, pa.DataType]) -> pa.Table:
         return csv.read_csv(
             pa.BufferReader(text),
             # One block of Arrow's own, so that types are those of all records.
@@ -174,7 +173,9 @@ class CsvReader(BlockReader):
             csv.ConvertOptions(include_columns=self._in_file, column_types=dict(types)),
         )
 
-    def _told(self, file: DataFile, line: int, text: bytes, types: Mapping[str, Any], error: Exception) -> BadInput:
+    def _told(
+        self, file: DataFile, line: int, text: bytes, types: Mapping[str, pa.DataType], error: Exception
+    ) -> BadInput:
         """Finds the first malformed record by bisection: a prefix that holds it cannot be read."""
         starts, lines = record_starts(text, self._delimiter)
         ends = [*starts[1:].tolist(), len(text)]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -15,8 +15,12 @@ import pyarrow.fs as arrow_fs
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["DataFile", "Paths", "find_files"]
+if TYPE_CHECKING:
+    import fsspec
 
+__all__ = ["DataFile", "FileSystem", "Paths", "find_files"]
+
+FileSystem: TypeAlias = "arrow_fs.FileSystem | fsspec.AbstractFileSystem"
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 #: Schemes that Arrow opens itself; fsspec opens every other.
@@ -38,12 +42,12 @@ class DataFile:
             in, outermost first; None is Hive's null.
     """
 
-    filesystem: Any
+    filesystem: arrow_fs.FileSystem
     path: str
     name: str
     partitions: tuple[tuple[str, str | None], ...] = ()
 
-    def open(self) -> Any:
+    def open(self) -> pa.NativeFile:
         """The file, opened for reading at any position.
 
         Raises:
@@ -58,7 +62,9 @@ class DataFile:
         return self.name
 
 
-def find_files(paths: Paths, kind: str, suffixes: Sequence[str], filesystem: Any = None) -> list[DataFile]:
+def find_files(
+    paths: Paths, kind: str, suffixes: Sequence[str], filesystem: FileSystem | None = None
+) -> list[DataFile]:
     """The files that `paths` name, in the order given; those of a folder or a glob sorted by path.
 
     Args:
@@ -94,13 +100,13 @@ def find_files(paths: Paths, kind: str, suffixes: Sequence[str], filesystem: Any
 class _Opened:
     """A path with its file system: Arrow's own, or fsspec's with Arrow's face over it."""
 
-    arrow: Any
-    fsspec: Any
+    arrow: arrow_fs.FileSystem
+    fsspec: fsspec.AbstractFileSystem | None
     path: str
     name: str
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str], filesystem: Any, kind: str) -> _Opened:
+    def of(cls, path: str | os.PathLike[str], filesystem: FileSystem | None, kind: str) -> _Opened:
         text = os.fspath(path)
         if filesystem is not None:
             return cls._on(filesystem, text, text)
@@ -119,7 +125,7 @@ class _Opened:
             raise BadInput(f"{kind}: {text}: no file system opens this URL: {error}") from error
 
     @classmethod
-    def _on(cls, filesystem: Any, path: str, name: str) -> _Opened:
+    def _on(cls, filesystem: FileSystem, path: str, name: str) -> _Opened:
         if isinstance(filesystem, arrow_fs.FileSystem):
             return cls(filesystem, None, path, name)
         if not hasattr(filesystem, "open") or not hasattr(filesystem, "find"):
@@ -178,7 +184,7 @@ class _Opened:
         return bool(self.arrow.get_file_info(self.path.rstrip("/")).type == arrow_fs.FileType.Directory)
 
 
-def _arrow_from_url(url: str) -> tuple[Any, str]:
+def _arrow_from_url(url: str) -> tuple[arrow_fs.FileSystem, str]:
     """Arrow's file system of a URL. A glob's signs are not a URL's: they are put aside while it is parsed."""
     place, question, options = url.partition("?")
     if question and "=" not in options:  # a glob's question mark

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 
@@ -16,7 +15,7 @@ __all__ = ["partition_scalars", "partition_types"]
 _INTEGER = re.compile(r"[+-]?\d+")
 
 
-def partition_types(files: Sequence[DataFile], types: Mapping[str, Any]) -> dict[str, Any]:
+def partition_types(files: Sequence[DataFile], types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     """Key -> Arrow type of the `key=value` folders of all files.
 
     A key whose values are all integers is int64; every other is a string.
@@ -39,7 +38,7 @@ def partition_types(files: Sequence[DataFile], types: Mapping[str, Any]) -> dict
     return {key: types.get(key) or _type_of(files, key) for key in keys}
 
 
-def partition_scalars(file: DataFile, types: Mapping[str, Any]) -> dict[str, Any]:
+def partition_scalars(file: DataFile, types: Mapping[str, pa.DataType]) -> dict[str, pa.Scalar]:
     """Key -> Arrow scalar of a file's folders.
 
     Raises:
@@ -54,7 +53,7 @@ def partition_scalars(file: DataFile, types: Mapping[str, Any]) -> dict[str, Any
     return scalars
 
 
-def _type_of(files: Sequence[DataFile], key: str) -> Any:
+def _type_of(files: Sequence[DataFile], key: str) -> pa.DataType:
     values = [(file, value) for file in files if (value := dict(file.partitions)[key]) is not None]
     if not values or not all(_INTEGER.fullmatch(value) for _, value in values):
         return pa.string()

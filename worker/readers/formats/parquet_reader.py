@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -14,7 +13,7 @@ from pyarrow.fs import LocalFileSystem
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.formats.arrow_columns import ColumnChoice, arrow_types, refuse_type, to_arrays
 from elastable.worker.readers.formats.block_reader import Block, BlockReader, Transform
-from elastable.worker.readers.formats.data_files import DataFile, Paths, find_files
+from elastable.worker.readers.formats.data_files import DataFile, FileSystem, Paths, find_files
 from elastable.worker.readers.formats.folder_values import partition_scalars, partition_types
 
 __all__ = ["ParquetReader"]
@@ -62,8 +61,8 @@ class ParquetReader(BlockReader):
         transform: Transform | None = None,
         *,
         column_types: Mapping[str, str] | None = None,
-        fill_null: Mapping[str, Any] | None = None,
-        filesystem: Any = None,
+        fill_null: Mapping[str, object] | None = None,
+        filesystem: FileSystem | None = None,
         cached_row_groups: int = 4,
     ) -> None:
         self._files = find_files(paths, "Parquet", (".parquet", ".parq", ".pq"), filesystem)
@@ -125,7 +124,7 @@ class ParquetReader(BlockReader):
                 ) from error
         return to_arrays(table, self._choice.fill_null, f"{file}: row group {group}")
 
-    def _check_types(self, file: DataFile, schema: Any, first: Any) -> None:
+    def _check_types(self, file: DataFile, schema: pa.Schema, first: pa.Schema) -> None:
         for name in self._columns:
             if name not in schema.names:
                 continue  # in the names of its folders
@@ -137,11 +136,11 @@ class ParquetReader(BlockReader):
                 raise BadInput(f"{file}: column {name!r} is {kind}, and {expected} in {self._files[0]}")
 
 
-def _opened(files: Sequence[DataFile]) -> list[Any]:
+def _opened(files: Sequence[DataFile]) -> list[ds.ParquetFileFragment]:
     """Fragments of `pyarrow.dataset`, their metadata read: several files at a time, for those that lie far away."""
     form = ds.ParquetFileFormat()
 
-    def opened(file: DataFile) -> Any:
+    def opened(file: DataFile) -> ds.ParquetFileFragment:
         try:
             fragment = form.make_fragment(file.path, filesystem=file.filesystem)
             fragment.ensure_complete_metadata()

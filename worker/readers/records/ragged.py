@@ -56,7 +56,7 @@ class RaggedArray:
         return len(self.splits) - 1
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """Of the elements."""
         return self.values.dtype
 
@@ -84,7 +84,7 @@ class SparseArray:
         return len(self.splits) - 1
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """Of the elements."""
         return self.values.dtype
 
@@ -105,20 +105,22 @@ def taken(leaf: Leaf, rows: Int64) -> Leaf:
     return np.asarray(leaf[rows])
 
 
-def concatenated(leaves: Sequence[Any]) -> Any:
+def concatenated(leaves: Sequence[Leaf]) -> Leaf:
     """The records of several leaves of one kind, one behind the other."""
-    first = leaves[0]
-    if isinstance(first, RaggedArray):
-        lengths = np.concatenate([np.diff(leaf.splits) for leaf in leaves])
-        return RaggedArray.of_lengths(concatenated([leaf.values for leaf in leaves]), lengths)
-    if isinstance(first, SparseArray):
+    ragged = [leaf for leaf in leaves if isinstance(leaf, RaggedArray)]
+    if ragged:
+        values = concatenated([leaf.values for leaf in ragged])
+        assert not isinstance(values, SparseArray)
+        return RaggedArray.of_lengths(values, np.concatenate([np.diff(leaf.splits) for leaf in ragged]))
+    sparse = [leaf for leaf in leaves if isinstance(leaf, SparseArray)]
+    if sparse:
         return SparseArray(
-            np.concatenate([leaf.indices for leaf in leaves]),
-            np.concatenate([leaf.values for leaf in leaves]),
-            _splits(np.concatenate([np.diff(leaf.splits) for leaf in leaves])),
-            tuple(max(sizes) for sizes in zip(*(leaf.shape for leaf in leaves), strict=True)),
+            np.concatenate([leaf.indices for leaf in sparse]),
+            np.concatenate([leaf.values for leaf in sparse]),
+            _splits(np.concatenate([np.diff(leaf.splits) for leaf in sparse])),
+            tuple(max(sizes) for sizes in zip(*(leaf.shape for leaf in sparse), strict=True)),
         )
-    return np.concatenate(leaves)
+    return np.concatenate([leaf for leaf in leaves if isinstance(leaf, np.ndarray)])
 
 
 def map_values(function: Callable[[Array], Array], leaf: Leaf) -> Leaf:

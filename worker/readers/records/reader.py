@@ -74,7 +74,7 @@ class Reader(ABC):
         """
 
 
-def checked_indices(indices: Any, records: int, source: str) -> Int64:
+def checked_indices(indices: npt.ArrayLike, records: int, source: str) -> Int64:
     """`indices` as int64 `[n]`.
 
     Raises:

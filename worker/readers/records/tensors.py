@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.rows.checks import as_ids
@@ -15,11 +16,11 @@ __all__ = ["from_lists", "from_tensor"]
 _NESTED = (list, tuple, np.ndarray)
 
 
-def from_tensor(value: Any) -> RaggedArray | SparseArray | None:
+def from_tensor(value: object) -> RaggedArray | SparseArray | None:
     """A `tf.RaggedTensor`, a `tf.SparseTensor` or a SciPy sparse matrix; None: none of them."""
     if hasattr(value, "row_splits") and hasattr(value, "values"):
-        return _from_ragged(value)
-    if hasattr(value, "dense_shape") and hasattr(value, "indices"):
+        return _from_ragged(value.values, value.row_splits)
+    if hasattr(value, "dense_shape") and hasattr(value, "indices") and hasattr(value, "values"):
         return _from_coordinates(np.asarray(value.indices), np.asarray(value.values), np.asarray(value.dense_shape))
     if hasattr(value, "tocoo") and hasattr(value, "nnz"):
         found = value.tocoo()
@@ -42,11 +43,12 @@ def from_lists(array: Array, name: str) -> RaggedArray | None:
     return RaggedArray.of_lengths(_joined(list(array), name), lengths)
 
 
-def _joined(records: list[Any], name: str) -> Any:
+def _joined(records: list[Sequence[object] | Array], name: str) -> Array | RaggedArray:
     """The elements of all records, one after another: an array, or ragged where they are lists themselves."""
-    if all(isinstance(record, np.ndarray) and record.dtype != object for record in records):
-        # An empty array's dtype is chance: it must not turn ids into floats.
-        parts = [record for record in records if len(record)] or records[:1]
+    arrays = [record for record in records if isinstance(record, np.ndarray) and record.dtype != object]
+    if len(arrays) == len(records):
+        # The dtype of an empty array says nothing: it must not turn ids into floats.
+        parts = [array for array in arrays if len(array)] or arrays[:1]
         if len({part.ndim for part in parts}) > 1:
             raise BadInput(f"{name}: records are arrays of {parts[0].ndim} axes and of others; make them of one rank")
         if all(part.dtype.kind in "iu" for part in parts):
@@ -66,7 +68,7 @@ def _joined(records: list[Any], name: str) -> Any:
     return ragged
 
 
-def _as_one_array(elements: list[Any], name: str) -> Array:
+def _as_one_array(elements: list[object], name: str) -> Array:
     if any(isinstance(element, str | bytes) for element in elements):
         return np.array(elements, object)
     if elements and all(isinstance(element, int | np.integer) for element in elements):
@@ -77,9 +79,9 @@ def _as_one_array(elements: list[Any], name: str) -> Array:
     return np.array(elements) if elements else np.empty(0, np.float32)
 
 
-def _from_ragged(value: Any) -> RaggedArray:
-    values = from_tensor(value.values)
-    return RaggedArray(np.asarray(value.values) if values is None else values, np.asarray(value.row_splits))  # type: ignore[arg-type]
+def _from_ragged(values: object, splits: npt.ArrayLike) -> RaggedArray:
+    inner = from_tensor(values)
+    return RaggedArray(inner if isinstance(inner, RaggedArray) else np.asarray(values), np.asarray(splits))
 
 
 def _from_coordinates(indices: Array, values: Array, shape: Array) -> SparseArray:

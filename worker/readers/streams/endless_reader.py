@@ -6,19 +6,25 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.nests import as_arrays, map_arrays, named_arrays, records_of
+from elastable.worker.readers.records.pytrees import (
+    Leaf,
+    Structure,
+    batch_arrays,
+    map_arrays,
+    named_arrays,
+    named_parts,
+    records_of,
+)
 from elastable.worker.readers.records.ragged import concatenated, taken
 from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
 from elastable.worker.readers.streams.stream_reader import batch_parts, batches_of
 
 __all__ = ["EndlessReader"]
 
-_PARTS = ("x", "y", "sample_weight")
 _READ_THROUGH = 16  # batches; to one further on, a stream that can be opened anywhere is opened anew
 
 
@@ -47,16 +53,19 @@ class EndlessReader(Reader):
             or a batch that is asked for again when it is kept no more.
     """
 
-    def __init__(self, batches: Any | Callable[[int], Any], steps_per_epoch: int, *, keep_batches: int = 64) -> None:
+    def __init__(
+        self, batches: object | Callable[[int], object], steps_per_epoch: int, *, keep_batches: int = 64
+    ) -> None:
         for name, value in (("steps_per_epoch", steps_per_epoch), ("keep_batches", keep_batches)):
             if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
                 raise BadInput(f"EndlessReader: {name}={value!r}: give a number of batches, at least 1")
         self._steps, self._keep = int(steps_per_epoch), int(keep_batches)
-        self.reopens = callable(batches) and not isinstance(batches, Iterable)
         self._batches = batches
+        self._open_at = batches if callable(batches) and not isinstance(batches, Iterable) else None
+        self.reopens = self._open_at is not None
         self._name = "EndlessReader" if self.reopens else type(batches).__name__
         self._lock = threading.Lock()
-        self._stream: Iterator[Any] = iter(())
+        self._stream: Iterator[object] = iter(())
         self._next = 0  # the number of the stream's next batch
         self._kept: deque[tuple[int, Batch]] = deque(maxlen=self._keep)
         self.batch_records = 0
@@ -98,7 +107,8 @@ class EndlessReader(Reader):
         return tuple(_joined(parts, back) for parts in zip(*pieces, strict=True))
 
     def _open(self, start: int) -> None:
-        self._stream = iter(batches_of(self._batches(start) if self.reopens else self._batches, None, endless=True))
+        stream = self._batches if self._open_at is None else self._open_at(start)
+        self._stream = batches_of(stream, None, endless=True)
         self._next = start
         self._kept.clear()
 
@@ -126,7 +136,7 @@ class EndlessReader(Reader):
                 "more: repeat it (tf.data: .repeat()), or ask for fewer"
             ) from None
         try:
-            parts = tuple(as_arrays(part, name) for part, name in zip(batch_parts(batch), _PARTS, strict=False))
+            parts = batch_arrays(batch_parts(batch))
         except BadInput as error:
             raise type(error)(f"{self._name}: batch {self._next}: {error}") from error
         found = self._records(parts, self._next)
@@ -138,8 +148,7 @@ class EndlessReader(Reader):
         return parts
 
     def _records(self, parts: Batch, number: int) -> int:
-        leaves = [leaf for part, name in zip(parts, _PARTS, strict=False) for leaf in named_arrays(part, name)]
-        return records_of(leaves, f"{self._name}: batch {number}")
+        return records_of(named_parts(parts), f"{self._name}: batch {number}")
 
 
 class _Pass(Reader):
@@ -155,11 +164,11 @@ class _Pass(Reader):
         return self._stream.take_from(self._first, indices)
 
 
-def _taken(rows: Int64, leaf: Any) -> Any:
+def _taken(rows: Int64, leaf: Leaf) -> Leaf:
     return taken(leaf, rows)
 
 
-def _joined(parts: tuple[Any, ...], back: Int64) -> Any:
+def _joined(parts: tuple[Structure[Leaf], ...], back: Int64) -> Structure[Leaf]:
     """One nest of the same nests of several batches, its records in the order of `back`."""
     leaves = [[leaf for _, leaf in named_arrays(part, "")] for part in parts]
     whole = iter([taken(concatenated(same), back) for same in zip(*leaves, strict=True)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -18,7 +18,7 @@ __all__ = ["AnySpool", "spool_for"]
 class AnySpool(Protocol):
     """What `Spool` is, whatever the records are; see there."""
 
-    def append(self, part: Any) -> None:
+    def append(self, part: Leaf) -> None:
         """Takes over more records."""
 
     def finish(self, records: int) -> None:
@@ -27,7 +27,7 @@ class AnySpool(Protocol):
     def close(self) -> None:
         """Closes the files."""
 
-    def take(self, rows: Int64) -> Any:
+    def take(self, rows: Int64) -> Leaf:
         """Copies of the records at `rows`."""
 
 
@@ -45,7 +45,7 @@ def spool_for(name: str, folder: Path, first: Leaf) -> AnySpool:
 
 
 class _DenseSpool(Spool):
-    def append(self, part: Any) -> None:
+    def append(self, part: Leaf) -> None:
         if not isinstance(part, np.ndarray):
             raise BadInput(f"{self._name} is a {type(part).__name__}, and was an array before; make all batches alike")
         super().append(part)
@@ -58,7 +58,7 @@ class _RaggedSpool:
         self._values = spool_for(name, folder, first.values)
         self._starts: Int64 = np.zeros(1, np.int64)
 
-    def append(self, part: Any) -> None:
+    def append(self, part: Leaf) -> None:
         if not isinstance(part, RaggedArray):
             raise BadInput(f"{self._name} is a {type(part).__name__}, and was ragged before; make all batches alike")
         self._values.append(part.values)
@@ -76,7 +76,9 @@ class _RaggedSpool:
     def take(self, rows: Int64) -> RaggedArray:
         starts = self._starts[rows]
         lengths = self._starts[rows + 1] - starts
-        return RaggedArray.of_lengths(self._values.take(ranges(starts, lengths)), lengths)
+        values = self._values.take(ranges(starts, lengths))
+        assert not isinstance(values, SparseArray)
+        return RaggedArray.of_lengths(values, lengths)
 
 
 class _SparseSpool:
@@ -88,7 +90,7 @@ class _SparseSpool:
         self._values = Spool(name, folder, first.values)
         self._starts: Int64 = np.zeros(1, np.int64)
 
-    def append(self, part: Any) -> None:
+    def append(self, part: Leaf) -> None:
         if not isinstance(part, SparseArray) or len(part.shape) != len(self._shape):
             raise BadInput(
                 f"{self._name} is a {type(part).__name__}, and was sparse of {len(self._shape) + 1} axes before; "

@@ -6,13 +6,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
-import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.nests import Array
+from elastable.worker.readers.records.pytrees import Array
 from elastable.worker.readers.records.reader import Int64
 
 __all__ = ["Spool"]
@@ -30,7 +29,7 @@ class Spool:
     Args:
         name: What errors call it, as "x['user']".
         folder: Where its files lie.
-        first: Any part: dtype and shape but for the first axis are those of all parts.
+        first: One of the parts: dtype and shape but for the first axis are those of all parts.
 
     Attributes:
         bytes: Written so far.
@@ -114,7 +113,7 @@ class Spool:
         self._write(self._file, np.frombuffer(b"".join(texts), np.uint8))
         self._text_bytes += sum(map(len, texts))
 
-    def _write(self, file: IO[bytes], values: npt.NDArray[Any]) -> None:
+    def _write(self, file: IO[bytes], values: Array) -> None:
         with self._room_is_needed():
             file.write(values.reshape(-1).view(np.uint8).data)
         self.bytes += values.nbytes
@@ -136,12 +135,12 @@ class Spool:
             ) from error
 
 
-def _kept(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _kept(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     """As what numbers of a dtype are kept: readers give floats as float32."""
     return np.dtype(np.float32) if dtype.kind == "f" else dtype
 
 
-def _mapped(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def _mapped(file: IO[bytes], dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.memmap(file, dtype, "r", shape=shape)

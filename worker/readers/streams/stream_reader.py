@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.nests import as_arrays, map_arrays, named_arrays, records_of
+from elastable.worker.readers.records.pytrees import Leaf, batch_arrays, map_arrays, named_parts, records_of
 from elastable.worker.readers.records.reader import Batch, Int64, Reader, checked_indices
 from elastable.worker.readers.streams.ragged_spool import AnySpool, spool_for
 
-__all__ = ["PARTS", "StreamReader", "batch_parts", "batches_of", "is_endless", "is_iterator", "is_stream", "kinds_of"]
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+__all__ = [
+    "StreamReader",
+    "batch_parts",
+    "batches_of",
+    "is_dataset",
+    "is_endless",
+    "is_iterator",
+    "is_py_dataset",
+    "is_stream",
+]
 
 _STREAMS = frozenset({"tensorflow.DatasetV2", "keras.PyDataset", "torch.DataLoader"})
-PARTS = ("x", "y", "sample_weight")
 _INFINITE, _UNKNOWN = -1, -2  # tf.data.INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 
@@ -57,7 +69,7 @@ class StreamReader(Reader):
 
     def __init__(
         self,
-        batches: Any,
+        batches: object,
         *,
         count: int | None = None,
         folder: str | Path | None = None,
@@ -108,14 +120,13 @@ class StreamReader(Reader):
         taken = (spool.take(rows) for spool in self._spools.values())
         return tuple(map_arrays(lambda _: next(taken), part) for part in self._like)
 
-    def _opened(self, batches: Any, count: int | None) -> Iterator[Any]:
+    def _opened(self, batches: object, count: int | None) -> Iterator[object]:
         """The batches that are read."""
         return batches_of(batches, count)
 
-    def _append(self, batch: Any, folder: Path) -> None:
-        named = list(zip(batch_parts(batch), PARTS, strict=False))
-        parts = tuple(as_arrays(part, name) for part, name in named)
-        leaves = [leaf for part, (_, name) in zip(parts, named, strict=True) for leaf in named_arrays(part, name)]
+    def _append(self, batch: object, folder: Path) -> None:
+        parts = batch_arrays(batch_parts(batch))
+        leaves: list[tuple[str, Leaf]] = named_parts(parts)
         size = records_of(leaves, "arrays")
         if not self._spools:
             self.batch_records = size
@@ -130,37 +141,46 @@ class StreamReader(Reader):
         self._records += size
 
 
-def is_stream(data: Any) -> bool:
+def is_stream(data: object) -> bool:
     """Whether `data` is a stream of a kind that knows whether it ends."""
-    return bool(_STREAMS & kinds_of(data))
+    return bool(_STREAMS & _kinds_of(data))
 
 
-def is_iterator(data: Any) -> bool:
+def is_iterator(data: object) -> bool:
     """Whether `data` is read once, whoever reads it, and nobody knows whether it ends: a generator, say."""
     return hasattr(data, "__next__")
 
 
-def is_endless(data: Any) -> bool | None:
-    """Whether a stream has no end; None: nobody knows before it is read."""
-    kinds = kinds_of(data)
-    if "tensorflow.DatasetV2" in kinds:
+def is_endless(data: object) -> bool | None:
+    """Whether a stream has no end; None: unknown before it is read."""
+    if is_dataset(data):
         cardinality = int(data.cardinality())
         return None if cardinality == _UNKNOWN else cardinality == _INFINITE
-    if "keras.PyDataset" in kinds:
+    if is_py_dataset(data):
         return data.num_batches is None
     try:
-        len(data)
+        len(cast("Sized", data))
     except TypeError:
         return None
     return False
 
 
-def kinds_of(data: Any) -> set[str]:
+def is_dataset(data: object) -> TypeGuard[tf.data.Dataset]:
+    """Whether it is a `tf.data.Dataset`."""
+    return "tensorflow.DatasetV2" in _kinds_of(data)
+
+
+def is_py_dataset(data: object) -> TypeGuard[keras.utils.PyDataset]:
+    """Whether it is a `keras.utils.PyDataset`."""
+    return "keras.PyDataset" in _kinds_of(data)
+
+
+def _kinds_of(data: object) -> set[str]:
     """`package.Class` of its class and all that it is derived from: no package is imported to know it."""
     return {f"{cls.__module__.partition('.')[0]}.{cls.__name__}" for cls in type(data).__mro__}
 
 
-def batches_of(data: Any, count: int | None, endless: bool = False) -> Iterator[Any]:
+def batches_of(data: object, count: int | None, endless: bool = False) -> Iterator[object]:
     """The batches of a stream, at most `count` of those of one without an end.
 
     Args:
@@ -171,16 +191,16 @@ def batches_of(data: Any, count: int | None, endless: bool = False) -> Iterator[
     Raises:
         BadInput: no stream, or one without an end and without a count.
     """
-    kinds = kinds_of(data)
     told = (
         f"{type(data).__name__}: the stream has no end; say how many of its batches to take (count=), or where an "
         "epoch ends (et.EndlessReader(stream, steps_per_epoch))"
     )
-    if "tensorflow.DatasetV2" in kinds:
+    if is_dataset(data):
         if count is None and not endless and int(data.cardinality()) == _INFINITE:
             raise BadInput(told)
-        return iter(data)
-    if "keras.PyDataset" in kinds:
+        opened: Iterator[object] = iter(data)
+        return opened
+    if is_py_dataset(data):
         batches = count if data.num_batches is None else int(data.num_batches)
         if batches is None and not endless:
             raise BadInput(told)
@@ -192,11 +212,11 @@ def batches_of(data: Any, count: int | None, endless: bool = False) -> Iterator[
     return iter(data)
 
 
-def batch_parts(batch: Any) -> tuple[Any, ...]:
+def batch_parts(batch: object) -> tuple[object, ...]:
     """(x,), (x, y) or (x, y, sample_weight), as `keras.utils.unpack_x_y_sample_weight` has it."""
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     while len(parts) > 1 and parts[-1] is None:
         parts = parts[:-1]
-    if not 1 <= len(parts) <= len(PARTS):
+    if not 1 <= len(parts) <= 3:
         raise BadInput(f"a tuple of {len(parts)}; batches are x, (x, y) or (x, y, sample_weight)")
     return parts

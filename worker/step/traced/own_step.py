@@ -10,17 +10,20 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import keras
 import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.api import DivisorKind
+from elastable.worker.keras.structures import Gradient, TensorBatch
 from elastable.worker.losses.loss_parts import loss_parts
 from elastable.worker.losses.loss_terms import loss_terms
 from elastable.worker.losses.reductions import RecordedLoss
-from elastable.worker.rows.scope import StepScope, StoreLayer
+from elastable.worker.rows.scope import StepScope
+from elastable.worker.rows.store_layer import StoreLayer
+from elastable.worker.step.traced.step_trace import Trained
 from elastable.worker.step.traced.tape_scope import seen_by_tapes
 
 __all__ = [
@@ -43,7 +46,14 @@ _CHANGES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 class Collector(Protocol):
     """Takes what `step.apply` is called with, where a worker runs the step."""
 
-    def apply(self, model: Any, tape: Any, loss: Any, of: Any, optimizer: Any) -> None:
+    def apply(
+        self,
+        model: keras.Model,
+        tape: tf.GradientTape,
+        loss: tf.Tensor,
+        of: Trained,
+        optimizer: keras.optimizers.Optimizer | None,
+    ) -> None:
         """See `elastable.in_process.tape_step.TapeStep.apply`."""
 
 
@@ -64,7 +74,7 @@ def collecting(collector: Collector) -> Iterator[None]:
         _current.collector = before
 
 
-def overrides(model: Any, method: str) -> bool:
+def overrides(model: keras.Model, method: str) -> bool:
     """Whether a model has a `train_step` or `test_step` of its own."""
     return getattr(type(model), method, None) is not getattr(keras.Model, method)
 
@@ -74,11 +84,18 @@ class _Rehearsal:
 
     calls = 0
 
-    def apply(self, model: Any, tape: Any, loss: Any, of: Any, optimizer: Any) -> None:
+    def apply(
+        self,
+        model: keras.Model,
+        tape: tf.GradientTape,
+        loss: tf.Tensor,
+        of: Trained,
+        optimizer: keras.optimizers.Optimizer | None,
+    ) -> None:
         self.calls += 1
 
 
-def rehearse(model: Any, batch: Any) -> None:
+def rehearse(model: keras.Model, batch: TensorBatch) -> None:
     """Runs a model's own `train_step` in a graph that is thrown away, or from which ids are cut.
 
     Raises:
@@ -95,7 +112,7 @@ def rehearse(model: Any, batch: Any) -> None:
         )
 
 
-def refuse_own_updates(model: Any, graph: Any) -> None:
+def refuse_own_updates(model: keras.Model, graph: tf.Graph) -> None:
     """Raises `Unsupported` where a traced step changes trainable variables itself: the master would not hear of it."""
     handles = {id(weight.value.handle): weight.path for weight in model.trainable_weights}
     inside = {inner.ref(): handles[id(outer)] for outer, inner in graph.captures if id(outer) in handles}
@@ -116,9 +133,9 @@ class OwnStepScope(StepScope):
         seen: (layer, number of the call among those in the graph or None, rows) of every call, in order.
     """
 
-    seen: list[tuple[Any, int | None, Any]] = field(default_factory=list)
+    seen: list[tuple[StoreLayer, int | None, tf.Tensor]] = field(default_factory=list)
 
-    def watched(self, layer: StoreLayer, rows: Any, in_graph: int | None) -> Any:
+    def watched(self, layer: StoreLayer, rows: tf.Tensor, in_graph: int | None) -> tf.Tensor:
         """The rows of one call."""
         rows = seen_by_tapes(rows)
         self.seen.append((layer, in_graph, rows))
@@ -137,10 +154,10 @@ class Applied:
     """
 
     kind: DivisorKind | None
-    amount: Any
-    loss: Any
-    dense: dict[int, Any]
-    rows: dict[int, Any]
+    amount: tf.Tensor | None
+    loss: tf.Tensor
+    dense: dict[int, Gradient]
+    rows: dict[int, Gradient]
 
 
 class Planned(Protocol):
@@ -151,11 +168,11 @@ class Planned(Protocol):
         """In which it is computed."""
 
     @property
-    def layers(self) -> tuple[Any, ...]:
+    def layers(self) -> tuple[keras.Layer, ...]:
         """Whose lookups it trains."""
 
     @property
-    def variables(self) -> tuple[Any, ...]:
+    def variables(self) -> tuple[keras.Variable, ...]:
         """Those that it trains."""
 
     @property
@@ -178,18 +195,25 @@ class Gathering:
         applied: What came of it.
     """
 
-    model: Any
+    model: keras.Model
     planned: Sequence[Planned]
     turn: int
     scope: OwnStepScope
     average: str | None
     recorded: Sequence[RecordedLoss]
-    batch: Sequence[Any]
-    rows: Sequence[Any]
+    batch: Sequence[tf.Tensor]
+    rows: Sequence[tf.Tensor]
     applied: list[Applied] = field(default_factory=list)
     _calls: int = 0
 
-    def apply(self, model: Any, tape: Any, loss: Any, of: Any, optimizer: Any) -> None:
+    def apply(
+        self,
+        model: keras.Model,
+        tape: tf.GradientTape,
+        loss: tf.Tensor,
+        of: Trained,
+        optimizer: keras.optimizers.Optimizer | None,
+    ) -> None:
         """The gradient of the loss for what it trains, where it belongs to the turn.
 
         Raises:
@@ -228,7 +252,7 @@ class Gathering:
             f"{len(self.planned)}; it must do the same every time that it is traced"
         )
 
-    def _divisor(self, loss: Any) -> tuple[DivisorKind | None, Any]:
+    def _divisor(self, loss: tf.Tensor) -> tuple[DivisorKind | None, tf.Tensor | None]:
         if self.average is None:
             return None, None
         if tf.executing_eagerly():

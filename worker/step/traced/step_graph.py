@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import keras
 import tensorflow as tf
 
 __all__ = ["Change", "Reads", "StepGraph", "here", "stale_reads"]
@@ -65,7 +65,10 @@ class StepGraph:
     """
 
     def __init__(
-        self, graph: Any, variables: Iterable[Any], rows: Mapping[str, tuple[Hashable, int]] | None = None
+        self,
+        graph: tf.Graph,
+        variables: Iterable[keras.Variable],
+        rows: Mapping[str, tuple[Hashable, int]] | None = None,
     ) -> None:
         self._operations = graph.get_operations()
         self._places = {operation.name: place for place, operation in enumerate(self._operations)}
@@ -73,7 +76,7 @@ class StepGraph:
         self._handles = {inner.name: known[id(outer)] for outer, inner in graph.captures if id(outer) in known}
         self._rows = rows or {}
 
-    def reads(self, tensors: Any) -> Reads:
+    def reads(self, tensors: object) -> Reads:
         """What the tensors (nested; others than tensors are skipped) are computed from."""
         flat = tf.nest.flatten(tensors, expand_composites=True)
         waiting = [each.op for each in flat if tf.is_tensor(each) and hasattr(each, "op")]
@@ -95,7 +98,9 @@ class StepGraph:
             waiting.extend(each.op for each in operation.inputs if each.name not in self._handles)
         return Reads(frozenset(places), frozenset(drawn))
 
-    def assigned(self, variables: Iterable[Any]) -> list[tuple[Any, int, Any]]:
+    def assigned(
+        self, variables: Iterable[keras.Variable]
+    ) -> list[tuple[keras.Variable, int, tf.Tensor | keras.Variable]]:
         """(variable, position, new value or increment) of every assignment to one of these, in order.
 
         One within a condition, a loop or a compiled function has the variable itself for its value.
@@ -114,7 +119,7 @@ class StepGraph:
         return found
 
 
-def _draws(operation: Any) -> bool:
+def _draws(operation: tf.Operation) -> bool:
     stateful = operation.op_def is not None and operation.op_def.is_stateful
     return stateful and operation.type not in ("ReadVariableOp", "ResourceGather") and not operation.type.startswith(
         _CONSTANT_STATE

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.worker.keras.seeds import seed_states
+from elastable.worker.keras.structures import BatchSpec
 from elastable.worker.rows.scope import entered
 from elastable.worker.step.tensor_specs import flat_spec, pack_flat
 from elastable.worker.step.traced.own_step import collecting, overrides, refuse_own_updates
@@ -49,11 +49,11 @@ class PlannedApply:
     """
 
     turn: int
-    optimizer: Any
-    roots: tuple[Any, ...]
-    layers: tuple[Any, ...]
-    weights: tuple[Any, ...]
-    variables: tuple[Any, ...]
+    optimizer: keras.optimizers.Optimizer
+    roots: tuple[keras.Layer, ...]
+    layers: tuple[keras.Layer, ...]
+    weights: tuple[keras.Variable, ...]
+    variables: tuple[keras.Variable, ...]
     tables: tuple[str, ...]
 
 
@@ -73,8 +73,8 @@ class StepPlan:
     applies: tuple[PlannedApply, ...]
     metrics: tuple[int, ...]
     assigned: tuple[int, ...]
-    states: tuple[Any, ...]
-    variables: tuple[Any, ...]
+    states: tuple[keras.Variable, ...]
+    variables: tuple[keras.Variable, ...]
     several: bool
 
     @property
@@ -82,12 +82,12 @@ class StepPlan:
         """Versions that a step makes."""
         return self.applies[-1].turn + 1
 
-    def optimizers(self) -> dict[str, Any]:
+    def optimizers(self) -> dict[str, keras.optimizers.Optimizer]:
         """Table name -> the Keras optimizer of the updates that change it."""
         return {table: apply.optimizer for apply in self.applies for table in apply.tables}
 
 
-def plan_step(model: Any, spec: Any) -> StepPlan | None:
+def plan_step(model: keras.Model, spec: BatchSpec) -> StepPlan | None:
     """Traces a model's own `train_step` on batches of `spec`; None: the model has Keras' own.
 
     Args:
@@ -103,7 +103,7 @@ def plan_step(model: Any, spec: Any) -> StepPlan | None:
     seen_by_tapes(tf.zeros([1, 1]))  # makes its variable, outside of any graph
     trace = StepTrace(model)
 
-    def traced(*flat: Any) -> Any:
+    def traced(*flat: tf.Tensor) -> list[tf.Tensor]:
         with entered(trace), collecting(trace), metric_updates(model, trace.count):
             model.train_step(pack_flat(spec, flat))
         return []
@@ -116,7 +116,7 @@ def plan_step(model: Any, spec: Any) -> StepPlan | None:
 class _Planner:
     """Finds turns: see the module's docstring."""
 
-    def __init__(self, model: Any, graph: Any, trace: StepTrace) -> None:
+    def __init__(self, model: keras.Model, graph: tf.Graph, trace: StepTrace) -> None:
         self._model, self._trace = model, trace
         changed = {id(variable) for apply in trace.applies for variable in apply.variables}
         self._variables = tuple(weight for weight in model.weights if id(weight) in changed)
@@ -196,7 +196,7 @@ class _Planner:
             drawn[change.turn] |= found.drawn
         return changes
 
-    def _counted(self, name: str, given: Any, applied: Sequence[Change], drawn: list[set[str]]) -> int:
+    def _counted(self, name: str, given: object, applied: Sequence[Change], drawn: list[set[str]]) -> int:
         """The first turn in which what a metric is given can be computed."""
         found = self._graph.reads(given)
         stale: list[Hashable] = []
@@ -250,8 +250,8 @@ class _Planner:
 
     def _refuse_two_owners(self) -> None:
         """Raises where a table has two optimizers, or an optimizer trains other layers than before."""
-        owners: dict[str, Any] = {}
-        trained: dict[int, tuple[Any, ...]] = {}
+        owners: dict[str, keras.optimizers.Optimizer] = {}
+        trained: dict[int, tuple[keras.Layer, ...]] = {}
         for apply in self._trace.applies:
             if trained.setdefault(id(apply.optimizer), apply.roots) != apply.roots:
                 raise Unsupported(

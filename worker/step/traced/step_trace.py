@@ -5,29 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
+import keras
 import tensorflow as tf
 
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.worker.keras.seeds import layers_of
+from elastable.worker.keras.structures import Gradient
 from elastable.worker.rows.scope import refuse_inner_call
+from elastable.worker.rows.store_layer import StoreLayer
 from elastable.worker.step.traced.step_graph import here
 from elastable.worker.step.traced.tape_scope import seen_by_tapes
 from elastable.worker.step.trainable import is_trained
 
-__all__ = ["StepTrace", "TracedApply", "metric_updates"]
+__all__ = ["StepTrace", "TracedApply", "Trained", "metric_updates"]
+
+Trained: TypeAlias = keras.Layer | Sequence[keras.Layer] | None
+"""What a `step.apply` trains (`of=`): a layer or several; None: the whole model."""
 
 
 @contextmanager
-def metric_updates(model: Any, count: Callable[[Any, Any], bool]) -> Iterator[None]:
+def metric_updates(model: keras.Model, count: Callable[[keras.metrics.Metric, object], bool]) -> Iterator[None]:
     """While the block runs `count(metric, arguments)` is asked before each update of a metric whether it is made."""
-    inside: list[Any] = []
+    inside: list[keras.metrics.Metric] = []
 
-    def asking(metric: Any) -> Any:
+    def asking(metric: keras.metrics.Metric) -> Callable[..., object]:
         update = metric.update_state
 
-        def update_state(*args: Any, **kwargs: Any) -> Any:
+        def update_state(*args: object, **kwargs: object) -> object:
             # A metric of several updates them within its own update.
             if inside:
                 return update(*args, **kwargs)
@@ -39,7 +45,8 @@ def metric_updates(model: Any, count: Callable[[Any, Any], bool]) -> Iterator[No
             finally:
                 inside.pop()
 
-        return tf.autograph.experimental.do_not_convert(update_state)
+        converted: Callable[..., object] = tf.autograph.experimental.do_not_convert(update_state)
+        return converted
 
     metrics = list({id(metric): metric for metric in model.metrics}.values())
     for metric in metrics:
@@ -61,13 +68,13 @@ class TracedApply:
         position: Operations that were there then.
     """
 
-    optimizer: Any
-    roots: tuple[Any, ...]
-    layers: tuple[Any, ...]
-    weights: tuple[Any, ...]
-    variables: tuple[Any, ...]
+    optimizer: keras.optimizers.Optimizer
+    roots: tuple[keras.Layer, ...]
+    layers: tuple[keras.Layer, ...]
+    weights: tuple[keras.Variable, ...]
+    variables: tuple[keras.Variable, ...]
     tables: tuple[str, ...]
-    gradients: Any
+    gradients: Sequence[Gradient]
     position: int
 
 
@@ -82,14 +89,14 @@ class StepTrace:
         lookups: Name of the operation that yields the rows of a call -> (table, operations that were there then).
     """
 
-    model: Any
+    model: keras.Model
     applies: list[TracedApply] = field(default_factory=list)
-    metrics: list[tuple[str, Any]] = field(default_factory=list)
+    metrics: list[tuple[str, object]] = field(default_factory=list)
     lookups: dict[str, tuple[Hashable, int]] = field(default_factory=dict)
-    _seen: list[tuple[Any, Any]] = field(default_factory=list)
-    _graph: Any = None
+    _seen: list[tuple[StoreLayer, tf.Tensor]] = field(default_factory=list)
+    _graph: tf.Graph | None = None
 
-    def rows(self, layer: Any, ids: Any) -> Any:
+    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """Rows of the shape of those of the ids."""
         graph = tf.compat.v1.get_default_graph()
         self._graph = self._graph or graph
@@ -101,12 +108,19 @@ class StepTrace:
         self._seen.append((layer, rows))
         return rows
 
-    def count(self, metric: Any, arguments: Any) -> bool:
+    def count(self, metric: keras.metrics.Metric, arguments: object) -> bool:
         """Every metric is updated."""
         self.metrics.append((metric.name, arguments))
         return True
 
-    def apply(self, model: Any, tape: Any, loss: Any, of: Any, optimizer: Any) -> None:
+    def apply(
+        self,
+        model: keras.Model,
+        tape: tf.GradientTape,
+        loss: tf.Tensor,
+        of: Trained,
+        optimizer: keras.optimizers.Optimizer | None,
+    ) -> None:
         """See `elastable.in_process.tape_step.TapeStep.apply`."""
         roots = (self.model,) if of is None else tuple(of) if isinstance(of, list | tuple) else (of,)
         layers = tuple(dict.fromkeys(layer for root in roots for layer in layers_of(root)))
@@ -136,7 +150,7 @@ class StepTrace:
         found = TracedApply(chosen, roots, layers, weights, reached, tuple(tables), gradients, here())
         self.applies.append(found)
 
-    def _refuse_strangers(self, weights: Sequence[Any]) -> None:
+    def _refuse_strangers(self, weights: Sequence[keras.Variable]) -> None:
         known = {id(weight) for weight in self.model.weights}
         strangers = [weight.path for weight in weights if id(weight) not in known]
         if strangers:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import Slices
-from elastable.worker.rows.scope import StoreLayer
+from elastable.worker.keras.structures import Gradient
+from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["TapeLookup", "TapeScope", "seen_by_tapes", "slices_of"]
 
-_anchor: list[Any] = []
+_anchor: list[tf.Variable] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class TapeLookup:
         rows: float32 `[u, dim]` tensor that the call gathered from; tapes have seen it.
     """
 
-    layer: Any
+    layer: StoreLayer
     unique: Int64
-    rows: Any
+    rows: tf.Tensor
 
 
 class TapeScope:
@@ -40,7 +40,7 @@ class TapeScope:
     def __init__(self) -> None:
         self.lookups: list[TapeLookup] = []
 
-    def rows(self, layer: StoreLayer, ids: Any) -> Any:
+    def rows(self, layer: StoreLayer, ids: tf.Tensor) -> tf.Tensor:
         """float32 `[n, dim]`: the rows of this call's ids.
 
         Raises:
@@ -52,12 +52,12 @@ class TapeScope:
                 "without @tf.function and with compile(run_eagerly=True)"
             )
         unique, inverse = tf.unique(ids)
-        looked_up = TapeLookup(layer, unique.numpy(), seen_by_tapes(layer.read_rows(unique.numpy())))  # type: ignore[attr-defined]
+        looked_up = TapeLookup(layer, unique.numpy(), seen_by_tapes(layer.read_rows(unique.numpy())))
         self.lookups.append(looked_up)
         return tf.gather(looked_up.rows, inverse)
 
 
-def seen_by_tapes(rows: Any) -> Any:
+def seen_by_tapes(rows: tf.Tensor) -> tf.Tensor:
     """The same rows, of which every tape in work can give the gradient.
 
     A tape follows what is computed from a trainable variable, so zero times one is added.
@@ -68,9 +68,9 @@ def seen_by_tapes(rows: Any) -> Any:
     return rows + _anchor[0] * 0.0
 
 
-def slices_of(lookups: Sequence[TapeLookup], gradients: Sequence[Any]) -> dict[str, Slices]:
+def slices_of(lookups: Sequence[TapeLookup], gradients: Sequence[Gradient]) -> dict[str, Slices]:
     """Table name -> the gradients of its lookups; None: a tape that did not reach the rows."""
-    found: dict[str, list[tuple[Int64, Any]]] = {}
+    found: dict[str, list[tuple[Int64, Float32]]] = {}
     for lookup, gradient in zip(lookups, gradients, strict=True):
         if gradient is None:
             continue

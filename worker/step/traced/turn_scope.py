@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -26,13 +25,15 @@ class TurnScope(keras.StatelessScope):  # type: ignore[misc]
         turn: This one.
     """
 
-    def __init__(self, model: Any, states: Sequence[Any], assigned: Sequence[int], turn: int) -> None:
+    def __init__(
+        self, model: keras.Model, states: Sequence[keras.Variable], assigned: Sequence[int], turn: int
+    ) -> None:
         super().__init__(initialize_variables=False)
         self._model, self._assigned, self._turn = model, assigned, turn
         self._states = {id(state) for state in states}
         self._made = 0
 
-    def add_update(self, update: tuple[Any, Any]) -> None:
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Of a variable and its new value; see the class."""
         if id(update[0]) in self._states:
             number, self._made = self._made, self._made + 1
@@ -40,7 +41,7 @@ class TurnScope(keras.StatelessScope):  # type: ignore[misc]
                 return
         super().add_update(update)
 
-    def values(self, variables: Sequence[Any]) -> list[Any]:
+    def values(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
         """The variables' values now, as tensors; to be called within the scope."""
         return [tf.convert_to_tensor(variable.value) for variable in variables]
 

@@ -1,9 +1,9 @@
-"""Dict, tuple and list nests of arrays, ragged and sparse ones among them, without TensorFlow."""
+"""Pytrees of arrays: dicts, tuples and lists whose leaves are NumPy, ragged or sparse arrays. No TensorFlow here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -11,66 +11,92 @@ from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers.records.ragged import Array, Leaf, RaggedArray, SparseArray, map_values
 from elastable.worker.readers.records.tensors import from_lists, from_tensor
 
-__all__ = ["Array", "Leaf", "as_arrays", "map_arrays", "named_arrays", "records_of", "refuse_large_ids"]
+__all__ = [
+    "Array",
+    "Leaf",
+    "Structure",
+    "as_arrays",
+    "batch_arrays",
+    "map_arrays",
+    "named_arrays",
+    "named_parts",
+    "records_of",
+    "refuse_large_ids",
+]
 
+T = TypeVar("T")
+U = TypeVar("U")
+Structure: TypeAlias = "T | Mapping[str, Structure[T]] | Sequence[Structure[T]]"
+"""A pytree: values in dicts, tuples and lists of any depth."""
+
+_PARTS = ("x", "y", "sample_weight")
 _KINDS_KEPT = "biufSU"
 _LARGEST_ID = np.uint64(2**63 - 1)
 
 
-def as_arrays(nest: Any, name: str) -> Any:
-    """The same nest with every leaf a NumPy array of at least one axis, a RaggedArray or a SparseArray.
+def as_arrays(tree: object, name: str) -> Structure[Leaf]:
+    """The same pytree with every leaf a NumPy array of at least one axis, a RaggedArray or a SparseArray.
 
-    Floats of other widths become float32, as in `model.fit`; a memory-mapped
-    array stays one, and is cast where it is taken from. Object arrays of lists
-    or arrays, and ragged tensors, become ragged; sparse tensors and SciPy's
-    sparse matrices become sparse.
+    Floats of other widths become float32, as in `model.fit`; a memory-mapped array stays mapped and is cast when
+    records are taken from it. Object arrays of lists or arrays, and ragged tensors, become ragged; sparse tensors and
+    SciPy sparse matrices become sparse.
 
     Args:
-        nest: Arrays, or dict/tuple/list nests of them.
-        name: What to call it in an error, such as "x".
+        tree: Arrays, or pytrees of them.
+        name: What errors call it, such as "x".
 
     Raises:
-        BadInput: a leaf that is no array of numbers or strings, integers above
-            2**63 - 1, an empty nest, a key that is no string.
+        BadInput: a leaf that is not an array of numbers or strings, integers above 2**63 - 1, an empty container, a key
+            that is not a string.
     """
-    if isinstance(nest, Mapping):
-        for key in nest:
+    children: dict[str, Structure[Leaf]] | list[Structure[Leaf]]
+    if isinstance(tree, Mapping):
+        for key in tree:
             if not isinstance(key, str):
                 raise BadInput(f"{name}: key {key!r} is a {type(key).__name__}; names of features are strings")
-        children: Any = {key: as_arrays(value, f"{name}[{key!r}]") for key, value in nest.items()}
-    elif isinstance(nest, tuple | list):
-        if nest and isinstance(nest[0], int | float | str | bytes):
-            raise BadInput(f"{name}: a {type(nest).__name__} of {type(nest[0]).__name__}; make it a NumPy array")
-        parts = [as_arrays(value, f"{name}[{place}]") for place, value in enumerate(nest)]
-        children = tuple(parts) if isinstance(nest, tuple) else parts
+        children = {key: as_arrays(value, f"{name}[{key!r}]") for key, value in tree.items()}
+    elif isinstance(tree, tuple | list):
+        if tree and isinstance(tree[0], int | float | str | bytes):
+            raise BadInput(f"{name}: a {type(tree).__name__} of {type(tree[0]).__name__}; make it a NumPy array")
+        children = [as_arrays(value, f"{name}[{place}]") for place, value in enumerate(tree)]
     else:
-        return _as_array(nest, name)
+        return _as_array(tree, name)
     if not children:
-        raise BadInput(f"{name}: an empty {type(nest).__name__}; it must hold at least one array")
-    return children
+        raise BadInput(f"{name}: an empty {type(tree).__name__}; it must hold at least one array")
+    return tuple(children) if isinstance(tree, tuple) else children
 
 
-def map_arrays(function: Callable[[Any], Any], nest: Any) -> Any:
-    """The nest with `function` applied to each leaf."""
-    if isinstance(nest, Mapping):
-        return {key: map_arrays(function, value) for key, value in nest.items()}
-    if isinstance(nest, tuple):
-        return tuple(map_arrays(function, value) for value in nest)
-    if isinstance(nest, list):
-        return [map_arrays(function, value) for value in nest]
-    return function(nest)
+def batch_arrays(parts: Sequence[object]) -> tuple[Structure[Leaf], ...]:
+    """`as_arrays` of x, y and sample_weight."""
+    return tuple(as_arrays(part, name) for part, name in zip(parts, _PARTS, strict=False))
 
 
-def named_arrays(nest: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """All leaves of a nest, with names such as x['user'] or x[0]."""
-    if isinstance(nest, Mapping):
-        for key, value in nest.items():
+def map_arrays(function: Callable[[T], U], tree: Structure[T]) -> Structure[U]:
+    """The pytree with `function` applied to each leaf."""
+    if isinstance(tree, Mapping):
+        return {key: map_arrays(function, value) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map_arrays(function, value) for value in tree)
+    if isinstance(tree, list):
+        return [map_arrays(function, value) for value in tree]
+    return function(cast("T", tree))
+
+
+def named_arrays(tree: Structure[T], name: str) -> Iterator[tuple[str, T]]:
+    """All leaves of a pytree, with names such as x['user'] or x[0]."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
             yield from named_arrays(value, f"{name}[{key!r}]")
-    elif isinstance(nest, tuple | list):
-        for place, value in enumerate(nest):
+    elif isinstance(tree, tuple | list):
+        for place, value in enumerate(tree):
             yield from named_arrays(value, f"{name}[{place}]")
     else:
-        yield name, nest
+        yield name, cast("T", tree)
+
+
+def named_parts(parts: Sequence[Structure[T]]) -> list[tuple[str, T]]:
+    """All leaves of x, y and sample_weight, with names such as x['user'] or y."""
+    return [leaf for part, name in zip(parts, _PARTS, strict=False) for leaf in named_arrays(part, name)]
 
 
 def records_of(arrays: list[tuple[str, Leaf]], source: str) -> int:
@@ -104,7 +130,7 @@ def refuse_large_ids(array: Array, name: str) -> Array:
     return array
 
 
-def _as_array(value: Any, name: str) -> Leaf:
+def _as_array(value: object, name: str) -> Leaf:
     if isinstance(value, RaggedArray | SparseArray):
         return map_values(lambda values: _as_plain(values, name), value)
     found = from_tensor(value)
@@ -130,7 +156,7 @@ def _as_plain(array: Array, name: str) -> Array:
     elif array.dtype.kind not in _KINDS_KEPT:
         raise BadInput(f"{name}: dtype {array.dtype}; use integers, floats, booleans or strings")
     if isinstance(array, np.memmap):
-        return array  # read, checked and cast where it is taken from
+        return array  # read, checked and cast when records are taken from it
     if array.dtype.kind == "f" and array.dtype != np.float32:
         return array.astype(np.float32)
     return refuse_large_ids(array, name)

@@ -1,0 +1,29 @@
+"""Names for the values that Keras and TensorFlow pass around: tensors of every kind, and structures of them."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import tensorflow as tf
+
+from elastable.worker.readers.records.pytrees import Structure
+
+__all__ = ["BatchSpec", "Gradient", "SpecStructure", "TensorBatch", "TensorLike", "TensorStructure"]
+
+TensorLike: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"
+"""A tensor: dense, ragged or sparse."""
+
+TensorStructure: TypeAlias = "Structure[TensorLike]"
+"""Tensors in dicts, tuples and lists of any depth."""
+
+TensorBatch: TypeAlias = tuple[TensorStructure, ...]
+"""(x,), (x, y) or (x, y, sample_weight)."""
+
+SpecStructure: TypeAlias = "Structure[tf.TypeSpec]"
+"""The TypeSpecs of a `TensorStructure`."""
+
+BatchSpec: TypeAlias = tuple[SpecStructure, ...]
+"""The TypeSpecs of a `TensorBatch`."""
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices | None"
+"""What a tape returns for one source; None: the target does not depend on it."""

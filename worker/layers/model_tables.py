@@ -1,0 +1,32 @@
+"""The layers of a model whose tables live in a store, and the rows their tables begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.worker.keras.seeds import layers_of
+from elastable.worker.rows.keras_draw import first_rows
+from elastable.worker.rows.store_backed import StoreBacked
+from elastable.worker.rows.store_layer import StoreLayer
+
+__all__ = ["pretrained_rows", "store_layers"]
+
+
+def store_layers(model: keras.Model) -> list[StoreBacked]:
+    """Every layer of the model whose table lives in a store."""
+    return [layer for layer in layers_of(model) if hasattr(layer, "table_spec") and not layer.on_worker]
+
+
+def pretrained_rows(layers: Sequence[StoreLayer], unseeded: bool = False) -> dict[str, Float32]:
+    """Table name -> `[vocabulary, dim]` rows that it begins with: given to a layer, or drawn by Keras' initializer.
+
+    Args:
+        layers: Store-backed ones; of those that share a table the first counts. Those that read a store do not.
+        unseeded: Whether initializers without a seed of their own draw, too.
+    """
+    new = [layer for layer in reversed(layers) if layer.source is None]
+    found = ((layer.table_name, first_rows(layer, unseeded)) for layer in new)
+    return {name: rows for name, rows in found if rows is not None}
