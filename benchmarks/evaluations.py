@@ -22,11 +22,11 @@ import numpy as np
 from benchmarks.harness import compare, interleaved, publish
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
-from elastable.master.jobs.core import Master
 from elastable.master.jobs.hooks import Hooks
+from elastable.master.jobs.job_master import Master
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import create_tables, discover_tables
-from elastable.master.keras.metrics import MetricBook
+from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.master_options import MasterOptions
 from elastable.worker.layers.embedding import Embedding
 from elastable.worker.models.build import build_model, sample_batch
@@ -91,7 +91,7 @@ def _rate(reader: Reader, held_out: Reader, evaluate_every: int) -> float:
     with MemoryStore() as store:
         create_tables(store, tables)
         options = MasterOptions(evaluate_every=evaluate_every)
-        master = Master(job, store, DenseState(model), MetricBook(model), options=options)
+        master = Master(job, store, DenseState(model), ModelMetrics(model), options=options)
         workers = []
         for number in range(_WORKERS):
             readers = {TaskKind.TRAIN: reader, TaskKind.EVALUATE: held_out}

@@ -22,8 +22,8 @@ class MasterOptions:
             its status says so.
         evaluate_every: Evaluate the validation split every N versions; 0: at the end of epochs only.
         validation_freq: As in `model.fit`: evaluate at the end of every N-th epoch, or of these epochs, counted from 1.
-        evaluate_beside: Whether training continues during an evaluation. Must be False where a worker computes with
-            the very model whose variables the master changes.
+        concurrent_evaluation: Whether training continues during an evaluation. Must be False where a worker computes
+            with the very model whose variables the master changes.
         checkpoint_every: Versions between the checkpoints that hooks write; 0: none within epochs. Each of them ends a
             chapter of tables with `lazy=False` (`Commit.ends_chapter`), and so does each epoch, whether or not a
             checkpoint can be written: a resumed job gets the same bits as an uninterrupted one.
@@ -39,7 +39,7 @@ class MasterOptions:
     no_worker_timeout_s: float | None = None
     evaluate_every: int = 0
     validation_freq: int | tuple[int, ...] = 1
-    evaluate_beside: bool = True
+    concurrent_evaluation: bool = True
     checkpoint_every: int = 0
     uneven: bool = False
 

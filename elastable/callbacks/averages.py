@@ -12,14 +12,14 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.master.keras.dense_turns import DenseModel
 from elastable.master.keras.keras_optimizer import inner_optimizer
+from elastable.master.keras.multi_update import DenseModel
 from elastable.master.keras.row_optimizers.averaging import keeps_averages, rows_become_averages
 
-__all__ = ["become_averages", "refuse_averages"]
+__all__ = ["finalize_averages", "refuse_averages"]
 
 
-def become_averages(
+def finalize_averages(
     dense: DenseModel,
     store: EmbeddingStore,
     tables: Mapping[str, TableSpec],
@@ -39,7 +39,7 @@ def become_averages(
     def changed(table: str, ids: Int64) -> None:
         rows_changed({table: TableUpdate(ids, np.zeros((len(ids), 0), np.float32))})
 
-    dense.become_averages()
+    dense.finalize_averages()
     rows_become_averages(store, [name for name in tables if name not in dense.frozen_tables], changed)
 
 

@@ -25,7 +25,7 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.weights import restore_weights
 from elastable.master.checkpoints.writing import write_checkpoint
-from elastable.master.keras.dense_turns import DenseModel
+from elastable.master.keras.multi_update import DenseModel
 from elastable.master.tasks.progress import Progress
 
 __all__ = ["BestVersions"]

@@ -17,7 +17,7 @@ from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.comparing import TableDifference, TensorDifference, compare_dense, compare_tables
-from elastable.master.checkpoints.listing import Listed, list_checkpoints
+from elastable.master.checkpoints.listing import ListedCheckpoint, list_checkpoints
 from elastable.master.checkpoints.restoring import require_tables, restore_tables
 
 __all__ = ["checkpoint"]
@@ -52,7 +52,7 @@ def show(place: Place, as_json: AsJson = False) -> None:
     """Show what a checkpoint holds: its job, its tables, what it builds upon."""
     found = open_checkpoint(place)
     if as_json:
-        typer.echo(json.dumps({**_as_json(Listed(found.address, found)), **_details(found)}, indent=2))
+        typer.echo(json.dumps({**_as_json(ListedCheckpoint(found.address, found)), **_details(found)}, indent=2))
         return
     console, manifest, progress = _console(), found.manifest, found.progress()
     about = Table(title=escape(found.address), show_header=False, title_justify="left")
@@ -187,7 +187,7 @@ def _difference(
     }
 
 
-def _cells(listed: Listed) -> tuple[str, ...]:
+def _cells(listed: ListedCheckpoint) -> tuple[str, ...]:
     name = escape(listed.address.rpartition("/")[2])
     if listed.checkpoint is None:
         return name, "", "", "", "", "", f"[red]damaged[/red]: {escape(listed.damage)}"
@@ -196,7 +196,7 @@ def _cells(listed: Listed) -> tuple[str, ...]:
     return name, f"{manifest.version:,}", manifest.written or "unknown", manifest.kind, size, rows, "whole"
 
 
-def _as_json(listed: Listed) -> dict[str, Any]:
+def _as_json(listed: ListedCheckpoint) -> dict[str, Any]:
     if listed.checkpoint is None:
         return {"checkpoint": listed.address, "whole": False, "damage": listed.damage}
     manifest = listed.checkpoint.manifest

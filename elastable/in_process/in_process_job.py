@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from elastable.callbacks.averages import become_averages
+from elastable.callbacks.averages import finalize_averages
 from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
@@ -27,10 +27,10 @@ from elastable.in_process.fit_tables import FitTables
 from elastable.in_process.in_process_stores import StoreGiven
 from elastable.jobs.job_hooks import JobHooks
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
-from elastable.master.jobs.core import Master
-from elastable.master.keras.dense_turns import DenseModel, dense_part
+from elastable.master.jobs.job_master import Master
 from elastable.master.keras.keras_optimizer import accumulated_by
-from elastable.master.keras.metrics import MetricBook
+from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.keras.multi_update import DenseModel, dense_part
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
@@ -111,10 +111,10 @@ def run_here(model: Any, data: FitData, settings: FitSettings) -> Any:
     dense = dense_part(model, steps)
     # The worker shares the model with the master: it cannot hold another version's variables meanwhile.
     options = MasterOptions(
-        evaluate_every=settings.evaluate_every, evaluate_beside=False, validation_freq=settings.validation_freq,
+        evaluate_every=settings.evaluate_every, concurrent_evaluation=False, validation_freq=settings.validation_freq,
         uneven=data.train.batches is not None,
     )  # fmt: skip
-    master = Master(job, tables.store, dense, MetricBook(model), start=start, options=options)
+    master = Master(job, tables.store, dense, ModelMetrics(model), start=start, options=options)
     readers: dict[TaskKind, Reader] = {TaskKind.TRAIN: data.train}
     if data.validation is not None:
         readers[TaskKind.EVALUATE] = data.validation
@@ -199,7 +199,7 @@ def _run(
     finally:
         # The end may find the worker within a micro-batch, which moves the states of the model that both share.
         dense.rewind()
-    become_averages(dense, tables.store, tables.specs)
+    finalize_averages(dense, tables.store, tables.specs)
     joined.end(hooks.logs)
     joined.history.evaluations = sorted(evaluations, key=lambda entry: entry["version"])
     return joined.history

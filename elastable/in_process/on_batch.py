@@ -13,10 +13,10 @@ from elastable.in_process.fit_seeds import FitSeeds
 from elastable.in_process.fit_tables import FitTables
 from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
 from elastable.master.commits.accumulate import add_metrics
-from elastable.master.commits.committing import Committer
-from elastable.master.keras.dense_turns import dense_part
+from elastable.master.commits.committer import Committer
 from elastable.master.keras.keras_optimizer import accumulation_of
-from elastable.master.keras.metrics import MetricBook
+from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.keras.multi_update import dense_part
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
 from elastable.worker.keras.seeds import global_seed
@@ -79,7 +79,7 @@ class _BatchTrainer:
         self._dense = dense_part(model, steps)
         self._freezing = Freezing(model, self._dense)
         self._freezing.begin()
-        self._book = MetricBook(model)
+        self._book = ModelMetrics(model)
         self._expected = Expected(
             self._dense.variables, self._dense.states, self._book.specs, self._specs, self._dense.may_overflow
         )

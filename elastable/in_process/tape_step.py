@@ -19,7 +19,7 @@ from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
 from elastable.master.api import JobSpec, Push, SyncPushId
-from elastable.master.commits.committing import Committer
+from elastable.master.commits.committer import Committer
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import discover_tables
 from elastable.master.keras.keras_optimizer import inner_optimizer

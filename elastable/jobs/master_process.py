@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from elastable.callbacks.averages import become_averages
+from elastable.callbacks.averages import finalize_averages
 from elastable.callbacks.best_versions import BestVersions
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.callbacks.freezing import Freezing
@@ -35,8 +35,8 @@ from elastable.jobs.prepare import PreparedJob, prepare_job
 from elastable.jobs.store_watch import watching_store
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.series import CheckpointSeries
-from elastable.master.checkpoints.storage.places import require_place
-from elastable.master.jobs.core import Master
+from elastable.master.checkpoints.storage.checkpoint_locations import require_writable_checkpoints
+from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
@@ -70,7 +70,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console, command: 
     # Now, and not when hours of training are to be saved.
     require_writable(options.run_dir)
     if options.checkpoint_dir is not None:
-        require_place(options.checkpoint_dir)
+        require_writable_checkpoints(options.checkpoint_dir)
     show_audit_log()
     access = JobAccess.of(options, local_workers)
     prepared = prepare_job(options)
@@ -207,7 +207,7 @@ class _Job:
                 # A job that was interrupted goes on with the weights as they are.
                 self._writer.wait()
                 prepared = self._prepared
-                become_averages(prepared.dense, prepared.store, prepared.tables, self._series.rows_changed)
+                finalize_averages(prepared.dense, prepared.store, prepared.tables, self._series.rows_changed)
             callbacks.end(hooks.logs)
             checkpoint = self._writer.finish(self._prepared.dense.tensors(), self._master.progress())
         self._finish(hooks, checkpoint, status.version, status.records_trained, time.monotonic() - began)

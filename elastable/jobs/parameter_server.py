@@ -16,8 +16,8 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import outboxes_of
 from elastable.jobs.options import require_transport
 from elastable.master.api import JobSpec
-from elastable.master.jobs.bare import BareMaster
-from elastable.master.keras.row_optimizers.known import make_known
+from elastable.master.jobs.bare_master import BareMaster
+from elastable.master.keras.row_optimizers.registration import register_job_optimizers
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.master_service import master_service
 from elastable.process.audit_lines import show_audit_log
@@ -62,7 +62,7 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
         BadInput: clients are to read from shared memory, and the store has none.
         ElastableError: the store cannot be opened, or the address not be used.
     """
-    make_known()
+    register_job_optimizers()
     show_audit_log()
     job = JobSpec(job="bare", mode="async", not_finite=options.not_finite)
     deadline_s, shared = operation_deadline(options.deadline_s), options.transport != "grpc"

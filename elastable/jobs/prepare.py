@@ -24,12 +24,12 @@ from elastable.jobs.options import JobOptions
 from elastable.jobs.resume import fill_store
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from elastable.master.checkpoints.storage.places import newest_checkpoint
+from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
 from elastable.master.checkpoints.warm_start import warm_start
-from elastable.master.keras.dense_turns import DenseModel, dense_part
 from elastable.master.keras.discovery import discover_tables
 from elastable.master.keras.keras_optimizer import accumulated_by, accumulation_of
-from elastable.master.keras.metrics import MetricBook
+from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.keras.multi_update import DenseModel, dense_part
 from elastable.master.tasks.progress import Progress
 from elastable.models.table_places import locations_of, on_worker, open_places
 from elastable.worker.layers.model_tables import pretrained_rows, store_layers
@@ -65,7 +65,7 @@ class PreparedJob:
     store: EmbeddingStore
     tables: Mapping[str, TableSpec]
     dense: DenseModel
-    metrics: MetricBook
+    metrics: ModelMetrics
     progress: Progress
     resumed: Checkpoint | None = None
 
@@ -154,7 +154,7 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     if beginning.job is not None:
         job = replace(job, job=beginning.job)
     return PreparedJob(
-        job, file, model, store, tables, dense, MetricBook(model), beginning.progress, beginning.checkpoint
+        job, file, model, store, tables, dense, ModelMetrics(model), beginning.progress, beginning.checkpoint
     )
 
 

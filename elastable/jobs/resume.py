@@ -16,8 +16,8 @@ from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint
 from elastable.master.checkpoints.restoring import refuse_other_model, restore_tables
 from elastable.master.commits.version_record import VersionRecord
-from elastable.master.keras.dense_turns import DenseModel
 from elastable.master.keras.discovery import create_tables
+from elastable.master.keras.multi_update import DenseModel
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 

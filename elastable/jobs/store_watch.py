@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import ElastableError, StoreBroken, TakenOver, Unavailable
 from elastable.embedding_store.support.retry import given_up
-from elastable.master.jobs.core import Master
+from elastable.master.jobs.job_master import Master
 
 __all__ = ["watching_store"]
 

@@ -15,8 +15,8 @@ from elastable.master.api import Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.commits.accumulate import add_metrics
-from elastable.master.keras.dense_turns import dense_part
-from elastable.master.keras.metrics import MetricBook
+from elastable.master.keras.metrics import ModelMetrics
+from elastable.master.keras.multi_update import dense_part
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import as_tensors, make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
@@ -88,7 +88,7 @@ def evaluated(trained: TrainedModel, split: str, batch_size: int | None = None) 
     model, store, spec = trained.model, trained.store, batch_spec(sample_batch(reader))
     plan = plan_ids(model, spec, training=False)
     step = EvaluateStep(model, spec, plan, lambda table, ids: store.lookup({table: ids})[table])
-    book = MetricBook(model)
+    book = ModelMetrics(model)
     total: tuple[Tensor, ...] = ()
     for batch in batches(reader, batch_size or int(trained.checkpoint.job["micro_batch_size"])):
         ids = make_id_sets(plan.tables, plan.ids(batch), store.specs())

@@ -15,14 +15,14 @@ from elastable.embedding_store.errors import CheckpointError
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.rows.row_chain import chained_rows
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, Bytes, CheckpointFiles
+from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, located
 from elastable.master.checkpoints.storage.checkpoint_names import version_named
 from elastable.master.checkpoints.storage.file_threads import in_order
 from elastable.master.checkpoints.storage.manifest import Manifest
-from elastable.master.checkpoints.storage.places import checkpoint_names, located
 from elastable.master.checkpoints.storage.tensor_file import tensors_in
 from elastable.master.tasks.progress import Progress
 
-__all__ = ["Checkpoint", "offering_older", "open_checkpoint", "open_named", "read_tensors"]
+__all__ = ["Checkpoint", "open_checkpoint", "open_named", "read_tensors", "suggesting_older"]
 
 DENSE = "dense.safetensors"
 
@@ -66,7 +66,7 @@ class Checkpoint:
 
     def dense(self) -> dict[str, Tensor]:
         """Dense variables, states and optimizer variables by key. Raises `CheckpointError`."""
-        with offering_older(self):
+        with suggesting_older(self):
             return dict(read_tensors(self, DENSE))
 
     def rows(self, table: str) -> Iterator[RowBlock]:
@@ -75,7 +75,7 @@ class Checkpoint:
         Raises:
             CheckpointError: a file's bytes are not the ones that were written.
         """
-        with offering_older(self):
+        with suggesting_older(self):
             yield from chained_rows(self.chain(), table, _tensors_of)
 
     def sightings(self, table: str) -> Tensor | None:
@@ -83,7 +83,7 @@ class Checkpoint:
         file = self.manifest.tables[table].sightings
         if file is None:
             return None
-        with offering_older(self):
+        with suggesting_older(self):
             return _tensors_of(self, file, ("sightings",))["sightings"]
 
     def chain(self) -> tuple[Checkpoint, ...]:
@@ -96,7 +96,7 @@ class Checkpoint:
         Raises:
             CheckpointError: the first whose bytes are not the ones that were written.
         """
-        with offering_older(self):
+        with suggesting_older(self):
             self.read_all()
 
     def read_all(self) -> None:
@@ -115,7 +115,7 @@ def open_checkpoint(place: str | Path) -> Checkpoint:
         BadInput: a URL of an unknown kind.
     """
     home, name = located(place)
-    with offering_older(home, name):
+    with suggesting_older(home, name):
         return open_named(home, name)
 
 
@@ -184,7 +184,7 @@ def _note(content: Bytes) -> dict[str, str]:
 
 
 @contextmanager
-def offering_older(of: Checkpoint | CheckpointFiles, name: str = "") -> Iterator[None]:
+def suggesting_older(of: Checkpoint | CheckpointFiles, name: str = "") -> Iterator[None]:
     """Adds to a `CheckpointError` raised within which older checkpoint beside this one is whole."""
     try:
         yield

@@ -8,13 +8,13 @@ from pathlib import Path
 from elastable.embedding_store.errors import CheckpointError
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
-from elastable.master.checkpoints.storage.places import checkpoint_names, files_at
+from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names, files_at
 
-__all__ = ["Listed", "list_checkpoints"]
+__all__ = ["ListedCheckpoint", "list_checkpoints"]
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedCheckpoint:
     """One checkpoint of a directory.
 
     Attributes:
@@ -28,7 +28,7 @@ class Listed:
     damage: str = ""
 
 
-def list_checkpoints(directory: str | Path, verify: bool = False) -> list[Listed]:
+def list_checkpoints(directory: str | Path, verify: bool = False) -> list[ListedCheckpoint]:
     """All checkpoints in a directory, the oldest version first.
 
     Args:
@@ -57,7 +57,7 @@ def list_checkpoints(directory: str | Path, verify: bool = False) -> list[Listed
             if verify:
                 checkpoint.read_all()
         except CheckpointError as error:
-            found.append(Listed(files.at(name), None, str(error)))
+            found.append(ListedCheckpoint(files.at(name), None, str(error)))
         else:
-            found.append(Listed(files.at(name), checkpoint))
+            found.append(ListedCheckpoint(files.at(name), checkpoint))
     return found

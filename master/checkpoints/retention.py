@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from elastable.embedding_store.errors import CheckpointError
 from elastable.master.checkpoints.checkpoint import open_named
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
+from elastable.master.checkpoints.storage.checkpoint_locations import checkpoint_names
 from elastable.master.checkpoints.storage.checkpoint_names import version_named
-from elastable.master.checkpoints.storage.places import checkpoint_names
 
-__all__ = ["Standing", "remove_old", "to_remove"]
+__all__ = ["StoredCheckpoint", "remove_old", "to_remove"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StoredCheckpoint:
     """One checkpoint of a directory.
 
     Attributes:
@@ -29,7 +29,7 @@ class Standing:
     job: str = ""
 
 
-def to_remove(standing: Sequence[Standing], written: str, keep: int) -> list[str]:
+def to_remove(standing: Sequence[StoredCheckpoint], written: str, keep: int) -> list[str]:
     """Names of checkpoints to take away, the newest first, so that whatever is left meanwhile can be restored.
 
     Of the job that wrote last, the newest `keep` that can be restored stay (0:
@@ -42,7 +42,7 @@ def to_remove(standing: Sequence[Standing], written: str, keep: int) -> list[str
         keep: How many stay.
     """
     by_name = {one.name: one for one in standing}
-    last = by_name.get(written, Standing(written))
+    last = by_name.get(written, StoredCheckpoint(written))
     stay: set[str] = {written, *last.chain}
     versions: list[int | None] = []
     going: list[str] = []
@@ -68,9 +68,9 @@ def remove_old(files: CheckpointFiles, written: str, keep: int) -> None:
         return
 
 
-def _standing(files: CheckpointFiles, name: str) -> Standing:
+def _standing(files: CheckpointFiles, name: str) -> StoredCheckpoint:
     try:
         found = open_named(files, name)
     except CheckpointError:
-        return Standing(name)
-    return Standing(name, tuple(one.name for one in found.chain()), str(found.job.get("job", "")))
+        return StoredCheckpoint(name)
+    return StoredCheckpoint(name, tuple(one.name for one in found.chain()), str(found.job.get("job", "")))

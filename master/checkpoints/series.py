@@ -14,7 +14,7 @@ from elastable.master.api import JobSpec, Tensor
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_named
 from elastable.master.checkpoints.rows.dirty_rows import Changes, DirtyRows
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
-from elastable.master.checkpoints.storage.places import files_at
+from elastable.master.checkpoints.storage.checkpoint_locations import files_at
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.tasks.progress import Progress
 

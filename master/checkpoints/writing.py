@@ -17,10 +17,10 @@ from elastable.master.checkpoints.retention import remove_old
 from elastable.master.checkpoints.rows.dirty_rows import Changes
 from elastable.master.checkpoints.rows.row_files import write_rows
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
+from elastable.master.checkpoints.storage.checkpoint_locations import files_at
 from elastable.master.checkpoints.storage.checkpoint_names import checkpoint_name
 from elastable.master.checkpoints.storage.file_writer import FileWriter
 from elastable.master.checkpoints.storage.manifest import Base, Manifest, TableEntry
-from elastable.master.checkpoints.storage.places import files_at
 from elastable.master.tasks.progress import Progress
 
 __all__ = ["write_checkpoint"]

@@ -10,11 +10,11 @@ from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.clipping import Clipping
 from elastable.master.push_check import TensorSpec
 
-__all__ = ["DensePart", "NoDense", "OptimizerStep", "OwnStep"]
+__all__ = ["DensePart", "NoDense", "OptimizerStep", "TableStep"]
 
 
 @dataclass(frozen=True, slots=True)
-class OwnStep:
+class TableStep:
     """What a step needs of the optimizer that a table has of its own.
 
     Attributes:
@@ -42,7 +42,7 @@ class OptimizerStep:
     number: int | None = None
     rate: float | None = None
     clipping: Clipping = field(default_factory=Clipping)
-    own: Mapping[str, OwnStep] = field(default_factory=dict)
+    own: Mapping[str, TableStep] = field(default_factory=dict)
     places: tuple[int, ...] | None = None
     tables: tuple[str, ...] | None = None
 

@@ -11,12 +11,12 @@ from elastable.embedding_store.errors import JobFailed
 from elastable.embedding_store.support.retry import retry
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.accumulate import Accumulated
-from elastable.master.commits.committing import Committer
+from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import DensePart
+from elastable.master.jobs.concurrent_evaluation import LEASE_S, ConcurrentEvaluation
 from elastable.master.jobs.hooks import Hooks
-from elastable.master.jobs.job_state import JobState, Work, as_failure
-from elastable.master.jobs.side_evaluation import LEASE_S, SideEvaluation
-from elastable.master.keras.metrics import LazyLogs, MetricBook
+from elastable.master.jobs.job_state import JobState, Work, as_elastable_error
+from elastable.master.keras.metrics import LazyLogs, ModelMetrics
 from elastable.master.master_options import MasterOptions, is_due
 from elastable.master.tasks.progress import Progress
 
@@ -47,7 +47,7 @@ class Driver:
         changed: threading.Condition,
         store: EmbeddingStore,
         dense: DensePart,
-        metrics: MetricBook,
+        metrics: ModelMetrics,
         options: MasterOptions,
     ) -> None:
         self._state = state
@@ -98,7 +98,7 @@ class Driver:
         """Fails the job; the first reason stands."""
         with self._changed:
             if self._state.failure is None and not self._state.over:
-                self._state.failure = as_failure(error)
+                self._state.failure = as_elastable_error(error)
             self._changed.notify_all()
 
     def _begin(self) -> None:
@@ -139,7 +139,7 @@ class Driver:
         every = self._options.evaluate_every
         if not every or version % every or snapshot is None or not self._state.schedule.evaluation_tasks:
             return
-        if self._options.evaluate_beside:
+        if self._options.concurrent_evaluation:
             self._begin_beside(snapshot)
         elif (total := self._evaluate()) is not None:
             self._hooks.on_evaluation(version, self._metrics.results(total, "val_"))
@@ -150,7 +150,9 @@ class Driver:
             if work.over or work.evaluated is None:
                 return
             self._end_beside(work.evaluated)
-        evaluation = SideEvaluation(snapshot, retry(self._pin, "pinning a version", self._options.commit_deadline_s))
+        evaluation = ConcurrentEvaluation(
+            snapshot, retry(self._pin, "pinning a version", self._options.commit_deadline_s)
+        )
         with self._changed:
             self._state.begin_beside(evaluation)
             self._changed.notify_all()

@@ -25,7 +25,7 @@ from elastable.master.commits.accumulate import Accumulated, add_metrics
 from elastable.master.commits.async_pushes import AsyncPushes
 from elastable.master.commits.push_protocol import PushProtocol, Ticket, Verdict
 from elastable.master.commits.sync_pushes import SyncPushes
-from elastable.master.jobs.side_evaluation import SideEvaluation
+from elastable.master.jobs.concurrent_evaluation import ConcurrentEvaluation
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
@@ -74,7 +74,7 @@ class JobState:
         self.logs: Mapping[str, float] = dict(start.logs)
         self.hooks: Mapping[str, Any] = dict(start.hooks)
         self.evaluations: dict[int, dict[int, tuple[Tensor, ...]]] = {}
-        self.beside: dict[int, SideEvaluation] = {}
+        self.beside: dict[int, ConcurrentEvaluation] = {}
         self.snapshot: DenseSnapshot | None = None
         self.counted: dict[str, int] = {}
         self.refusals = Refusals()
@@ -203,7 +203,7 @@ class JobState:
             ticket.committed = True
         return ended
 
-    def begin_beside(self, evaluation: SideEvaluation) -> None:
+    def begin_beside(self, evaluation: ConcurrentEvaluation) -> None:
         """A version is to be evaluated beside training."""
         self.beside[evaluation.snapshot.version] = evaluation
         self.board.begin_evaluation(evaluation.snapshot.version, beside=True)
@@ -268,7 +268,7 @@ class JobState:
         )
 
 
-def as_failure(error: BaseException) -> ElastableError:
+def as_elastable_error(error: BaseException) -> ElastableError:
     """The error that tells of a job's failure: itself, where it is one of ours."""
     if isinstance(error, ElastableError):
         return error

@@ -11,9 +11,9 @@ import tensorflow as tf
 from elastable.embedding_store.errors import Unsupported
 from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.clipping import Clipping
-from elastable.master.commits.dense_part import OptimizerStep, OwnStep
+from elastable.master.commits.dense_part import OptimizerStep, TableStep
 from elastable.master.keras.dense_tensors import DenseTensors, copied, tensor_specs
-from elastable.master.keras.discovery import own_optimizers
+from elastable.master.keras.discovery import table_optimizers
 from elastable.master.keras.keras_optimizer import clipping_of, learning_rate_of, refuse_unsupported
 from elastable.master.keras.keras_update import KerasUpdate
 
@@ -55,7 +55,7 @@ class DenseState:
         # A loss scale that changes goes to the workers as one more state, and comes back as it went.
         self._told = [*self._states, *([] if self._update.scale is None else [self._update.scale])]
         self.hold(trainable)
-        self._own = own_optimizers(model)
+        self._own = table_optimizers(model)
         self.variables = tensor_specs(self.trained)
         self.states = tensor_specs(self._told)
         self._traced_rate: Any = None
@@ -105,15 +105,15 @@ class DenseState:
         """The schedule's, or what was last assigned, also by a callback."""
         return self._update.learning_rate()
 
-    def own_steps(self) -> Mapping[str, OwnStep]:
+    def table_steps(self) -> Mapping[str, TableStep]:
         """Schedules count the job's steps, as the model's optimizer does."""
         for optimizer in self._own.values():
             optimizer.iterations.assign(self._update.number())
-        return {table: OwnStep(learning_rate_of(own), clipping_of(own)) for table, own in self._own.items()}
+        return {table: TableStep(learning_rate_of(own), clipping_of(own)) for table, own in self._own.items()}
 
     def steps(self, version: int) -> tuple[OptimizerStep, ...]:
         """One, of the model's optimizer."""
-        return (OptimizerStep(self.step(), self.learning_rate(), self.clipping, self.own_steps()),)
+        return (OptimizerStep(self.step(), self.learning_rate(), self.clipping, self.table_steps()),)
 
     def snapshot(self, version: int) -> DenseSnapshot:
         """Read-only copies of all variables and states."""
@@ -168,9 +168,9 @@ class DenseState:
         if self._counts:
             self._update.count()
 
-    def become_averages(self) -> None:
+    def finalize_averages(self) -> None:
         """What Keras does at the end of `fit`: trained variables become their moving averages, if they have some."""
-        self._update.become_averages([self.trained[number] for number in self._active])
+        self._update.finalize_averages([self.trained[number] for number in self._active])
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything a checkpoint must hold: variables, states, optimizer variables, by kind and place."""

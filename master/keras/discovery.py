@@ -14,7 +14,7 @@ from elastable.embedding_store.errors import ModelError, SpecConflict, Unsupport
 from elastable.master.keras.keras_optimizer import refuse_of_table, refuse_unsupported, table_optimizer
 from elastable.master.keras.row_optimizers.constraints import constrained
 
-__all__ = ["StoreBackedLayer", "create_tables", "discover_tables", "own_optimizers", "store_backed_layers"]
+__all__ = ["StoreBackedLayer", "create_tables", "discover_tables", "store_backed_layers", "table_optimizers"]
 
 
 @runtime_checkable
@@ -99,7 +99,7 @@ def discover_tables(
     return specs
 
 
-def own_optimizers(model: Any) -> dict[str, Any]:
+def table_optimizers(model: Any) -> dict[str, Any]:
     """The Keras optimizers of the tables that have one of their own: table name -> optimizer."""
     layers = store_backed_layers(model)
     return {

@@ -78,7 +78,7 @@ class KerasUpdate:
                 )
         self.count()
 
-    def become_averages(self, variables: Sequence[Any]) -> None:
+    def finalize_averages(self, variables: Sequence[Any]) -> None:
         """Assigns variables their moving averages, where they have some: what Keras does at the end of `fit`."""
         if not self._optimizer.use_ema or not self.number():
             return

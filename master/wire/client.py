@@ -26,7 +26,6 @@ from elastable.master.api import (
     Task,
     WorkerIdentity,
 )
-from elastable.master.tasks.identities import SESSION_KEY
 from elastable.master.v1 import master_pb2, master_pb2_grpc
 from elastable.master.wire.bulk_messages import dense_from_frames, evaluation_frames
 from elastable.master.wire.gradient_sender import GradientSender
@@ -40,6 +39,7 @@ from elastable.master.wire.messages import (
     status_from_message,
 )
 from elastable.master.wire.remote_session import RemoteSession
+from elastable.master.wire.worker_identities import SESSION_KEY
 
 __all__ = ["MasterClient"]
 

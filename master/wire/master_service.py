@@ -14,10 +14,8 @@ from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.shared.outbox import Outboxes
 from elastable.master.api import MasterApi, WorkerIdentity
 from elastable.master.gradient import AsyncPushId, Push
-from elastable.master.jobs.bare import BareMaster
-from elastable.master.tasks.identities import Identities
+from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.v1 import master_pb2
-from elastable.master.wire.attendance import Attendances
 from elastable.master.wire.bulk_messages import dense_frames, evaluation_from_frames, push_from_frames
 from elastable.master.wire.messages import (
     LONGEST_WAIT_S,
@@ -29,6 +27,8 @@ from elastable.master.wire.messages import (
     push_reply_to_message,
     status_to_message,
 )
+from elastable.master.wire.session_streams import SessionStreams
+from elastable.master.wire.worker_identities import Identities
 
 __all__ = ["master_service"]
 
@@ -80,12 +80,12 @@ class _MasterServicer:
     def __init__(self, master: MasterApi, outboxes: Outboxes | None, join_first: bool) -> None:
         self._master = master
         self._outboxes = outboxes
-        self._attendances = Attendances(master)
-        self._identities = Identities(join_first, self._attendances.is_there)
+        self._streams = SessionStreams(master)
+        self._identities = Identities(join_first, self._streams.has_session)
 
     def close(self) -> None:
         """Ends all sessions: their streams would otherwise last as long as their workers."""
-        self._attendances.close()
+        self._streams.close()
 
     def join(self, request: master_pb2.JoinRequest, context: grpc.ServicerContext) -> Iterator[master_pb2.JobEvent]:
         with answering(context):
@@ -100,7 +100,7 @@ class _MasterServicer:
                     raise BadInput(f"JoinRequest: its {what} holds control characters: {printable(name, lines=False)}")
             worker = WorkerIdentity(request.incarnation, request.host, request.pid)
             self._identities.claim(worker.incarnation, context)
-            yield from self._attendances.events(worker, context)
+            yield from self._streams.events(worker, context)
 
     def lease_tasks(
         self, request: master_pb2.LeaseTasksRequest, context: grpc.ServicerContext

@@ -156,8 +156,8 @@ def _lay_server(gates: Gates) -> None:
 
 def _lay_master(gates: Gates) -> None:
     from elastable.jobs.job_hooks import JobHooks
-    from elastable.master.commits.committing import Committer
-    from elastable.master.jobs.core import Master
+    from elastable.master.commits.committer import Committer
+    from elastable.master.jobs.job_master import Master
 
     _around(
         Master,

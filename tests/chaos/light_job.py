@@ -95,7 +95,7 @@ class _Dense:
     def overflow(self, states: Sequence[Tensor]) -> None:
         raise AssertionError("nothing overflows here")
 
-    def become_averages(self) -> None: ...  # the optimizer keeps none
+    def finalize_averages(self) -> None: ...  # the optimizer keeps none
 
     def snapshot(self, version: int) -> DenseSnapshot:
         return DenseSnapshot(
@@ -139,7 +139,7 @@ class _Freezing:
 
 
 class _Metrics:
-    """Sums and a count; keeps what is used of `elastable.master.keras.metrics.MetricBook`."""
+    """Sums and a count; keeps what is used of `elastable.master.keras.metrics.ModelMetrics`."""
 
     def __init__(self, model: Any = None) -> None:
         from elastable.master.push_check import TensorSpec
@@ -240,7 +240,7 @@ def use_light_model() -> None:
         ("_discovered", discovered),
         ("keep_on_worker", lambda model, tables: None),
         ("dense_part", lambda model, steps: _Dense(model)),
-        ("MetricBook", _Metrics),
+        ("ModelMetrics", _Metrics),
         ("store_layers", lambda model: []),
         ("pretrained_rows", lambda layers: {}),
     ):

@@ -147,7 +147,7 @@ def _forgets_a_chapter(role: str) -> None:
     """A master that takes over and rounds rows where it saves them, and no more where the schedule says so."""
     if role != "master" or os.environ["CHAOS_LIFE"] == "1":
         return
-    from elastable.master.commits.committing import Committer
+    from elastable.master.commits.committer import Committer
 
     plain = Committer.__init__
 

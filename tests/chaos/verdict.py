@@ -10,7 +10,7 @@ import numpy as np
 
 from elastable.embedding_store.open_store import open_store
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.storage.places import find_checkpoint
+from elastable.master.checkpoints.storage.checkpoint_locations import find_checkpoint
 from tests.chaos.records import RECORDS, trainings, trainings_followed
 from tests.chaos.schedules import Schedule, Shape
 from tests.chaos.stores import forgets

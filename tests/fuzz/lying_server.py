@@ -19,11 +19,11 @@ from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
 from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, Slices, WorkerIdentity
-from elastable.master.jobs.bare import BareMaster
-from elastable.master.tasks.identities import SESSION_KEY
+from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
+from elastable.master.wire.worker_identities import SESSION_KEY
 from tests.fuzz.calls import WAIT_S
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS

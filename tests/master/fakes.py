@@ -29,10 +29,10 @@ from elastable.master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from elastable.master.jobs.core import Master
+from elastable.master.jobs.job_master import Master
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import create_tables, discover_tables
-from elastable.master.keras.metrics import MetricBook
+from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.record_order import record_order
@@ -103,7 +103,7 @@ class Bench:
         self.dense = DenseState(self.model)
         if tensors is not None:
             self.dense.restore(tensors)
-        self.metrics = MetricBook(self.model)
+        self.metrics = ModelMetrics(self.model)
         self.master = Master(self.job, self.store, self.dense, self.metrics, start=start, options=options)
 
     def everything(self) -> list[Any]:

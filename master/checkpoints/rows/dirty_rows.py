@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.native.ids.id_index import IdIndex
 from elastable.embedding_store.optimizers.registry import follows_steps
-from elastable.master.checkpoints.rows.id_bits import IdBits
+from elastable.master.checkpoints.rows.id_bitmap import IdBitmap
 
 __all__ = ["Changes", "DirtyRows"]
 
@@ -65,7 +65,7 @@ class _IndexedIds:
             self._index.claim(ids, np.empty(len(ids), np.int64))
 
 
-_Ids = IdBits | _IndexedIds
+_Ids = IdBitmap | _IndexedIds
 
 
 @dataclass(slots=True)
@@ -193,7 +193,7 @@ class DirtyRows:
         if follows_steps(spec.optimizer):
             return None  # every step moves every row
         size = spec.vocabulary_size
-        return IdBits(size) if size is not None and size // 8 <= self._most_bytes // 4 else _IndexedIds()
+        return IdBitmap(size) if size is not None and size // 8 <= self._most_bytes // 4 else _IndexedIds()
 
 
 def _joined(older: Changes, newer: Changes) -> Changes:

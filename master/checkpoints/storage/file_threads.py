@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-__all__ = ["FewAtOnce", "in_order"]
+__all__ = ["BoundedPool", "in_order"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,7 +46,7 @@ def in_order(work: Callable[[T], R], items: Iterable[T], threads: int = _THREADS
                 future.cancel()
 
 
-class FewAtOnce(Generic[R]):
+class BoundedPool(Generic[R]):
     """Work that is handed to threads, never more at once than they are and one more.
 
     Used as a context, which waits for all of it at its end.

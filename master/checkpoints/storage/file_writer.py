@@ -11,10 +11,10 @@ from typing import Self
 
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.storage.checkpoint_files import CheckpointFiles
-from elastable.master.checkpoints.storage.file_threads import FewAtOnce
+from elastable.master.checkpoints.storage.file_threads import BoundedPool
 from elastable.master.checkpoints.storage.manifest import FileEntry
-from elastable.master.checkpoints.storage.restraint import Restraint
 from elastable.master.checkpoints.storage.tensor_file import parts_of
+from elastable.master.checkpoints.storage.throttle import Throttle
 
 __all__ = ["FileWriter"]
 
@@ -33,8 +33,8 @@ class FileWriter:
         self._files = files
         self._draft = draft
         self._note = note
-        self._threads: FewAtOnce[tuple[str, FileEntry]] = FewAtOnce(beside)
-        self._restraint = Restraint() if beside else None
+        self._threads: BoundedPool[tuple[str, FileEntry]] = BoundedPool(beside)
+        self._restraint = Throttle() if beside else None
 
     def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
         """Hands a file over: `tensors` as of `parts_of`; nobody may change them any more.

@@ -17,7 +17,7 @@ from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
 from elastable.master.api import JobSpec, Push, Slices, SyncPushId, WorkerIdentity
 from elastable.master.commits.dense_part import NoDense
-from elastable.master.jobs.core import Master
+from elastable.master.jobs.job_master import Master
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
 from elastable.process.exit_codes import ExitCode, exit_code_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.storage.places import find_checkpoint
+from elastable.master.checkpoints.storage.checkpoint_locations import find_checkpoint
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, Hold, elastable, is_running, run_elastable
 

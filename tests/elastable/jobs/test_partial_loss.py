@@ -12,7 +12,7 @@ from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.jobs.resume import Beginning, fill_store
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import open_checkpoint
-from elastable.master.checkpoints.storage.places import find_checkpoint
+from elastable.master.checkpoints.storage.checkpoint_locations import find_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.commits.dense_part import NoDense
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, JOB, created, dense_of, progress_of, rows, train

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastable.master.checkpoints.storage.places import find_checkpoint
+from elastable.master.checkpoints.storage.checkpoint_locations import find_checkpoint
 from elastable.master.wire.client import MasterClient
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.jobs.test_interrupted import assert_same_model

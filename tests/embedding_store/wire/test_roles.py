@@ -24,7 +24,7 @@ from elastable.embedding_store.wire.channels.roles import LEAST_ROLE, Role, leas
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.jobs.bare import BareMaster
+from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.master_service import master_service
 from tests.certificates import Authority

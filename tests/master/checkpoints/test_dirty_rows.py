@@ -13,7 +13,7 @@ from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.master.checkpoints.rows.dirty_rows import Changes, DirtyRows
-from elastable.master.checkpoints.rows.id_bits import IdBits
+from elastable.master.checkpoints.rows.id_bitmap import IdBitmap
 from tests.master.checkpoints.jobs import DYNAMIC, FIXED, commit, created
 
 
@@ -48,7 +48,7 @@ def test_every_id_once(batches: list[list[int]], most: int) -> None:
 
 
 def test_the_last_id_of_the_last_word() -> None:
-    bits = IdBits(129)
+    bits = IdBitmap(129)
     bits.add(np.array([128, 63, 64, 0]))
     bits.add(np.array([128]))
     assert [block.tolist() for block in bits.blocks(3)] == [[0, 63, 64], [128]]

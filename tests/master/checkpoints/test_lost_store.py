@@ -12,7 +12,7 @@ from elastable.embedding_store.errors import BadInput, CheckpointError, Elastabl
 from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.checkpoints.storage.places import find_checkpoint
+from elastable.master.checkpoints.storage.checkpoint_locations import find_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, train
 

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastable.master.checkpoints.retention import Standing, to_remove
+from elastable.master.checkpoints.retention import StoredCheckpoint, to_remove
 
 
 def name(version: int, again: int = 1) -> str:
     return f"ckpt-{version:010d}" + (f"-{again}" if again > 1 else "")
 
 
-def chain(*versions: int, job: str = "j") -> Standing:
-    return Standing(name(versions[0]), tuple(map(name, versions)), job)
+def chain(*versions: int, job: str = "j") -> StoredCheckpoint:
+    return StoredCheckpoint(name(versions[0]), tuple(map(name, versions)), job)
 
 
-def left(standing: Sequence[Standing], written: str, keep: int) -> list[str]:
+def left(standing: Sequence[StoredCheckpoint], written: str, keep: int) -> list[str]:
     gone = to_remove(standing, written, keep)
     return [one.name for one in standing if one.name not in gone]
 
@@ -35,7 +35,7 @@ def test_bases_stay_as_long_as_they_are_needed(keep: int, stay: list[int]) -> No
 
 
 def test_damaged_ones_are_not_counted_and_left_alone() -> None:
-    standing = [chain(1), chain(2), Standing(name(3)), chain(4)]
+    standing = [chain(1), chain(2), StoredCheckpoint(name(3)), chain(4)]
     assert left(standing, name(4), 2) == [name(2), name(3), name(4)]
 
 
@@ -45,10 +45,10 @@ def test_those_of_other_jobs_are_left_alone() -> None:
 
 
 def test_one_of_the_same_version_takes_the_place_of_the_older() -> None:
-    again = Standing(name(2, 2), (name(2, 2), name(1)), "j")
+    again = StoredCheckpoint(name(2, 2), (name(2, 2), name(1)), "j")
     standing = [chain(1), chain(2, 1), again]
     assert left(standing, again.name, 0) == [name(1), again.name]
-    needed = Standing(name(2, 2), (name(2, 2), name(2), name(1)), "j")
+    needed = StoredCheckpoint(name(2, 2), (name(2, 2), name(2), name(1)), "j")
     assert left([chain(1), chain(2, 1), needed], needed.name, 1) == [name(1), name(2), needed.name]
 
 
@@ -62,7 +62,7 @@ def test_what_stays_can_be_restored_also_while_others_go(builds: list[bool], kee
     chains: list[tuple[str, ...]] = []
     for version, increment in enumerate(builds):
         chains.append((name(version), *(chains[-1] if increment and chains else ())))
-    standing = [Standing(names[0], names, "j") for names in chains]
+    standing = [StoredCheckpoint(names[0], names, "j") for names in chains]
     there = {one.name for one in standing}
     for gone in to_remove(standing, name(len(builds) - 1), keep):
         there.remove(gone)

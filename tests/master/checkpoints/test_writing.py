@@ -22,7 +22,7 @@ from elastable.embedding_store.errors import BadInput, CheckpointError
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.checkpoints.storage.checkpoint_files import LocalFiles
-from elastable.master.checkpoints.storage.places import files_at, find_checkpoint
+from elastable.master.checkpoints.storage.checkpoint_locations import files_at, find_checkpoint
 from elastable.master.checkpoints.writing import write_checkpoint
 from tests.master.checkpoints.jobs import JOB, SPECS, created, dense_of, progress_of, rows, train
 

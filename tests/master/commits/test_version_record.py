@@ -14,7 +14,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError, StoreFailed
 from elastable.master.api import AsyncPushId, JobSpec, Push, Slices
 from elastable.master.commits.version_record import VersionRecord, job_as_json
-from elastable.master.jobs.bare import BareMaster
+from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress

@@ -22,7 +22,7 @@ from elastable.master.api import (
     SyncPushId,
     WorkerIdentity,
 )
-from elastable.master.jobs.bare import BareMaster
+from elastable.master.jobs.bare_master import BareMaster
 
 SPEC = TableSpec(
     "t",

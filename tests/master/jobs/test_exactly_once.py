@@ -39,8 +39,8 @@ from elastable.master.api import (
     WorkerIdentity,
 )
 from elastable.master.commits.dense_part import NoDense
-from elastable.master.jobs.core import Master
 from elastable.master.jobs.hooks import Hooks
+from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.record_order import record_order

@@ -18,7 +18,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadSpec, FutureVersion
 from elastable.master.api import AsyncPushId, JobSpec, Push, PushOutcome, Slices, Task, TaskKind, WorkerIdentity
 from elastable.master.commits.accumulate import Accumulated
-from elastable.master.commits.committing import Committer
+from elastable.master.commits.committer import Committer
 from elastable.master.jobs.job_state import JobState
 from elastable.master.keras.dense import DenseState
 from elastable.master.master_options import MasterOptions

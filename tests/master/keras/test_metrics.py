@@ -10,7 +10,7 @@ import pytest
 
 from elastable.embedding_store.errors import CheckpointError, Unsupported
 from elastable.master.commits.accumulate import add_metrics
-from elastable.master.keras.metrics import LazyLogs, MetricBook
+from elastable.master.keras.metrics import LazyLogs, ModelMetrics
 from elastable.master.tasks.progress import Progress
 from tests.master.fakes import small_model
 
@@ -49,7 +49,7 @@ def test_an_auc_is_merged_as_counts() -> None:
     worker = model_with_metrics()
     whole = state_after(worker, labels, predicted)
     parts = [state_after(worker, labels[cut], predicted[cut]) for cut in (slice(0, 7), slice(7, 40), slice(40, 60))]
-    book = MetricBook(model_with_metrics())
+    book = ModelMetrics(model_with_metrics())
     got, expected = book.results(add_metrics((), parts), "val_"), book.results(whole, "val_")
     assert set(got) == {"val_loss", "val_auc", "val_accuracy"}
     assert got == pytest.approx(expected)
@@ -58,19 +58,19 @@ def test_an_auc_is_merged_as_counts() -> None:
 
 
 def test_without_state_or_model_there_are_no_results() -> None:
-    assert MetricBook(model_with_metrics()).results(()) == {}
-    assert MetricBook().results((np.zeros(3),)) == {}
+    assert ModelMetrics(model_with_metrics()).results(()) == {}
+    assert ModelMetrics().results((np.zeros(3),)) == {}
 
 
 def test_a_metric_of_one_value_in_an_array_has_its_own_name() -> None:
     model = small_model(metrics=[keras.metrics.F1Score(threshold=0.5, average=None, name="f1")])
-    results = MetricBook(model).results(state_after(model, np.ones((3, 1)), np.ones((3, 1))))
+    results = ModelMetrics(model).results(state_after(model, np.ones((3, 1)), np.ones((3, 1))))
     assert results["f1"] == 1.0
 
 
 def test_a_metric_that_does_not_add_up_is_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="does not begin at zero"):
-        MetricBook(small_model(metrics=[FromOne()]))
+        ModelMetrics(small_model(metrics=[FromOne()]))
 
 
 def test_lazy_logs_compute_once_when_looked_at() -> None:

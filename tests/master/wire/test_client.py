@@ -47,12 +47,12 @@ from elastable.master.api import (
     TaskKind,
     WorkerIdentity,
 )
-from elastable.master.jobs.bare import BareMaster
-from elastable.master.tasks.identities import SESSION_KEY
+from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.tasks.sessions import LocalSession
 from elastable.master.v1 import master_pb2, master_pb2_grpc
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
+from elastable.master.wire.worker_identities import SESSION_KEY
 from tests.certificates import Authority
 from tests.master.wire.joined_worker import join_and_say_so
 

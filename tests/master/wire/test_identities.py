@@ -34,14 +34,14 @@ from elastable.master.api import (
     WorkerIdentity,
 )
 from elastable.master.commits.dense_part import NoDense
-from elastable.master.jobs.bare import BareMaster
-from elastable.master.jobs.core import Master
+from elastable.master.jobs.bare_master import BareMaster
+from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
-from elastable.master.tasks import identities
-from elastable.master.tasks.identities import SESSION_KEY
 from elastable.master.v1 import master_pb2, master_pb2_grpc
+from elastable.master.wire import worker_identities
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
+from elastable.master.wire.worker_identities import SESSION_KEY
 
 SYNC = JobSpec(job="j", micro_batch_size=2, train_records=16, grads_to_wait=2, average="sum")
 ASYNC = JobSpec(job="j", mode="async", micro_batch_size=2, train_records=16, average="sum")
@@ -202,7 +202,7 @@ def test_no_reply_and_no_log_shows_a_secret(held: ExitStack, caplog: pytest.LogC
 def test_names_are_forgotten_but_never_those_of_workers_that_are_there(
     held: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identities, "_MOST", 4)
+    monkeypatch.setattr(worker_identities, "_MOST", 4)
     served = serve(held, SYNC)
     served.worker.join(WorkerIdentity("w"))
     for number in range(20):

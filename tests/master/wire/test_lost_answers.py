@@ -18,7 +18,7 @@ from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec, Push, PushOutcome, Slices, SyncPushId, WorkerIdentity
 from elastable.master.commits.dense_part import NoDense
-from elastable.master.jobs.core import Master
+from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service

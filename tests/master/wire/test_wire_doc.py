@@ -22,7 +22,7 @@ from elastable.embedding_store.wire.channels.status_codes import status_code
 from elastable.embedding_store.wire.messages.frames import MAX_BODY_BYTES, MAX_FRAME_BYTES, ONE_FRAME_BYTES
 from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.master.jobs.bare import BareMaster
+from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.master_service import master_service
 from elastable.master.wire.messages import MASTER_SERVICE

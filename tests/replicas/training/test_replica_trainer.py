@@ -16,7 +16,7 @@ from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job
 from elastable.master.checkpoints.checkpoint import open_checkpoint
 from elastable.master.checkpoints.listing import list_checkpoints
-from elastable.master.checkpoints.storage.places import find_checkpoint
+from elastable.master.checkpoints.storage.checkpoint_locations import find_checkpoint
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
 from elastable.replicas.training.replica_trainer import ReplicaTrainer

@@ -16,11 +16,11 @@ from elastable.embedding_store.errors import ElastableError, JobFailed, Unavaila
 from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
-from elastable.master.jobs.core import Master
 from elastable.master.jobs.hooks import Hooks
+from elastable.master.jobs.job_master import Master
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import create_tables, discover_tables
-from elastable.master.keras.metrics import MetricBook
+from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
 from elastable.worker.layers.embedding import Embedding
@@ -56,7 +56,7 @@ class _Job:
         self.tables = discover_tables(model, 0)
         self.store = MemoryStore()
         create_tables(self.store, self.tables)
-        self.master = Master(self.job, self.store, DenseState(model), MetricBook(model))
+        self.master = Master(self.job, self.store, DenseState(model), ModelMetrics(model))
         self.server = GrpcServer("127.0.0.1:0", [store_service(self.store), master_service(self.master)])
 
     @property

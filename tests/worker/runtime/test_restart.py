@@ -20,11 +20,11 @@ from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
 from elastable.master.api import JobSpec, Push, PushReply, TaskKind, WorkerIdentity
-from elastable.master.jobs.core import Master
 from elastable.master.jobs.hooks import Hooks
+from elastable.master.jobs.job_master import Master
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import create_tables, discover_tables
-from elastable.master.keras.metrics import MetricBook
+from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
@@ -50,7 +50,7 @@ class Life:
         self.store: MemoryStore = SharedMemoryStore() if shared else MemoryStore()
         create_tables(self.store, discover_tables(model, 0))
         options = MasterOptions(no_worker_timeout_s=60)
-        self.master = Master(job, self.store, DenseState(model), MetricBook(model), options=options)
+        self.master = Master(job, self.store, DenseState(model), ModelMetrics(model), options=options)
         services = [store_service(self.store), master_service(self.master, outboxes_of(self.store))]
         self.server = GrpcServer(address, services)
         self.address = self.server.address

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from elastable.master.checkpoints.storage.restraint import Restraint
+from elastable.master.checkpoints.storage.throttle import Throttle
 
 
 def compute(seconds: float) -> None:
@@ -19,7 +19,7 @@ def compute(seconds: float) -> None:
 @pytest.mark.parametrize("short", [True, False])
 def test_pauses_belong_to_work_and_to_a_busy_machine(short: bool) -> None:
     pauses: list[float] = []
-    restraint = Restraint(lambda: short, pauses.append)
+    restraint = Throttle(lambda: short, pauses.append)
     for seconds in (0.01, 0.03):
         with restraint.working():
             compute(seconds)

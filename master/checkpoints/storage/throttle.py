@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from elastable.embedding_store.native.range_pool import available_cores
 
-__all__ = ["Restraint", "cores_are_short"]
+__all__ = ["Throttle", "cores_are_short"]
 
 _SHARE = 0.12  # of a core
 _BUSY = 0.7  # of the cores
@@ -20,7 +20,7 @@ def cores_are_short() -> bool:
     return os.getloadavg()[0] > _BUSY * available_cores()
 
 
-class Restraint:
+class Throttle:
     """Pauses behind pieces of work, for as long as it takes to have had an eighth of a core.
 
     Training keeps all cores of a small machine busy. Low priority alone left it

@@ -8,7 +8,7 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.engine.pins.pin_keeper import PinKeeper
 from elastable.master.api import DenseSnapshot
 
-__all__ = ["LEASE_S", "SideEvaluation"]
+__all__ = ["LEASE_S", "ConcurrentEvaluation"]
 
 _log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ LEASE_S = 30.0
 _RENEW_EVERY_S = LEASE_S / 6
 
 
-class SideEvaluation:
+class ConcurrentEvaluation:
     """Holds what an evaluation reads, rows and dense part, at its version, until `end`.
 
     Args:

@@ -32,7 +32,7 @@ from elastable.master.commits.push_protocol import Ticket
 from elastable.master.jobs.driver import Driver
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_state import JobState
-from elastable.master.keras.metrics import MetricBook
+from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.master_options import MasterOptions
 from elastable.master.push_check import Expected, check_evaluation, check_finite, check_push
 from elastable.master.tasks.progress import Progress
@@ -72,7 +72,7 @@ class Master(MasterApi):
         job: JobSpec,
         store: EmbeddingStore,
         dense: DensePart,
-        metrics: MetricBook | None = None,
+        metrics: ModelMetrics | None = None,
         *,
         start: Progress | None = None,
         options: MasterOptions | None = None,
@@ -84,7 +84,7 @@ class Master(MasterApi):
                 "checkpoint of that version, or begin with an empty store"
             )
         self.job = job
-        self._metrics = metrics or MetricBook()
+        self._metrics = metrics or ModelMetrics()
         known = None if metrics is None else metrics.specs
         self._expected = Expected(dense.variables, dense.states, known, store.specs(), may_overflow=dense.may_overflow)
         self._changed = threading.Condition()

@@ -10,12 +10,12 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.native.kernel import kernel
 
-__all__ = ["IdBits"]
+__all__ = ["IdBitmap"]
 
 Words = npt.NDArray[np.uint64]
 
 
-class IdBits:
+class IdBitmap:
     """Ids from 0 to `size` - 1 that were added. Words without an id take no memory until one is added near them."""
 
     def __init__(self, size: int) -> None:

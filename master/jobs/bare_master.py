@@ -25,7 +25,7 @@ from elastable.master.api import (
     WorkerIdentity,
     WorkerStatus,
 )
-from elastable.master.commits.committing import Committer
+from elastable.master.commits.committer import Committer
 from elastable.master.commits.dense_part import NoDense
 from elastable.master.commits.push_protocol import Sequences
 from elastable.master.commits.version_record import VersionRecord

@@ -11,7 +11,7 @@ import pytest
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StaleVersion
 from elastable.master.api import DenseSnapshot
-from elastable.master.jobs.side_evaluation import SideEvaluation
+from elastable.master.jobs.concurrent_evaluation import ConcurrentEvaluation
 from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, update
 
 SNAPSHOT = DenseSnapshot(0, (np.ones(2, np.float32),), ())
@@ -23,7 +23,7 @@ def test_it_needs_nobody_to_renew_its_pin() -> None:
         store.create_table(fixed())
         commit(store, {"cities": update(int64(1, 2), 4)})  # kernels are loaded now, and not within a lease
         store.reset_version(0)
-        evaluation = SideEvaluation(SNAPSHOT, store.pin(lease_s=1.0), renew_every_s=0.05)
+        evaluation = ConcurrentEvaluation(SNAPSHOT, store.pin(lease_s=1.0), renew_every_s=0.05)
         commit(store, {"cities": update(int64(1, 2), 4)})
         time.sleep(2.0)
         store.lookup({"cities": int64(1)}, version=0)
@@ -37,7 +37,7 @@ def test_it_needs_nobody_to_renew_its_pin() -> None:
 def test_one_whose_version_is_gone_is_given_up_by_name(caplog: pytest.LogCaptureFixture) -> None:
     with MemoryStore(threads=1, before_image_bytes=100) as store, caplog.at_level(logging.WARNING):
         store.create_table(fixed())
-        evaluation = SideEvaluation(SNAPSHOT, store.pin(), renew_every_s=0.01)
+        evaluation = ConcurrentEvaluation(SNAPSHOT, store.pin(), renew_every_s=0.01)
         commit(store, {"cities": update(np.arange(90), 4)})  # more than the store keeps before-images of
         give_up = time.monotonic() + JOIN_S
         while evaluation.stands():

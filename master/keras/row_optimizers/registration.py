@@ -12,10 +12,10 @@ from elastable.embedding_store.optimizers.registry import register_row_optimizer
 from elastable.embedding_store.support.extras import needs
 from elastable.master.keras.row_optimizers import averaging, constraints  # noqa: F401 - they register their optimizers
 
-__all__ = ["make_known"]
+__all__ = ["register_job_optimizers"]
 
 
-def make_known() -> None:
+def register_job_optimizers() -> None:
     """Lets `row_optimizer` make every optimizer that a job's tables may have.
 
     Raises (from `row_optimizer`):

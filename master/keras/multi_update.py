@@ -13,9 +13,9 @@ from elastable.master.api import DenseSnapshot, Tensor
 from elastable.master.commits.dense_part import OptimizerStep
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.dense_tensors import DenseTensors, copied, tensor_specs
-from elastable.master.keras.discovery import own_optimizers
+from elastable.master.keras.discovery import table_optimizers
 
-__all__ = ["Apply", "DenseModel", "DenseTurns", "Steps", "dense_part"]
+__all__ = ["Apply", "DenseModel", "MultiUpdateState", "Steps", "dense_part"]
 
 
 class Apply(Protocol):
@@ -87,7 +87,7 @@ class _Part:
         return list(self.layers)
 
 
-class DenseTurns:
+class MultiUpdateState:
     """Keeps `elastable.master.commits.dense_part.DensePart`: on version v the updates of turn v % turns are made.
 
     Variables are the weights that any update changes; states are all others.
@@ -109,7 +109,7 @@ class DenseTurns:
         self.variables, self.states = tensor_specs(self.trained), tensor_specs(self._states)
         self._updates = [DenseState(_Part(each.optimizer, each.layers, each.weights)) for each in steps.applies]
         self._tables = tuple(sorted(layer.table_name for layer in model._flatten_layers() if _in_store(layer)))
-        self._own = own_optimizers(model)
+        self._own = table_optimizers(model)
         places = {id(variable): place for place, variable in enumerate(self.trained)}
         self._places = [tuple(places[id(variable)] for variable in each.variables) for each in steps.applies]
         self._known = {id(weight) for weight in model.trainable_weights}
@@ -153,7 +153,7 @@ class DenseTurns:
         found = []
         for at in self._now():
             update, tables = self._updates[at], self._steps.applies[at].tables
-            own = {table: each for table, each in update.own_steps().items() if table in tables}
+            own = {table: each for table, each in update.table_steps().items() if table in tables}
             found.append(
                 OptimizerStep(update.step(), update.learning_rate(), update.clipping, own, self._places[at], tables)
             )
@@ -204,7 +204,7 @@ class DenseTurns:
         for at in self._now():
             self._updates[at].skip()
 
-    def become_averages(self) -> None:
+    def finalize_averages(self) -> None:
         """Nothing: no optimizer of several keeps averages."""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -226,7 +226,7 @@ class DenseTurns:
         return DenseTensors(self._weights, self.trained, self._states, variables, list(self._own.values()))
 
 
-DenseModel = DenseState | DenseTurns
+DenseModel = DenseState | MultiUpdateState
 """The dense part of a Keras model."""
 
 
@@ -237,7 +237,7 @@ def dense_part(model: Any, steps: Steps | None) -> DenseModel:
         model: A compiled and built model.
         steps: What its own `train_step` does; None: it has Keras' own.
     """
-    return DenseState(model) if steps is None or not steps.several else DenseTurns(model, steps)
+    return DenseState(model) if steps is None or not steps.several else MultiUpdateState(model, steps)
 
 
 def _refuse_other_numbers(steps: Sequence[OptimizerStep]) -> None:

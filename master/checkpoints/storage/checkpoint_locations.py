@@ -15,7 +15,7 @@ __all__ = [
     "find_checkpoint",
     "located",
     "newest_checkpoint",
-    "require_place",
+    "require_writable_checkpoints",
 ]
 
 
@@ -34,7 +34,7 @@ def files_at(place: str | Path | CheckpointFiles) -> CheckpointFiles:
     return LocalFiles(Path(place))
 
 
-def require_place(place: str | Path) -> None:
+def require_writable_checkpoints(place: str | Path) -> None:
     """Makes sure that checkpoints can be written there.
 
     Raises:

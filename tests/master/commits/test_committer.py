@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadGradient, BadInput, StoreFailed, Unavailable
-from elastable.master.commits.committing import commit_rows
+from elastable.master.commits.committer import commit_rows
 
 SPEC = TableSpec("t", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
 COMMIT = Commit(1, {"t": TableUpdate(np.array([5]), np.ones((1, 1), np.float32))}, 0, {})
