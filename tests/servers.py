@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.ports import free_port
 
@@ -66,8 +68,9 @@ class Server:
         return f"redis://{self.address}"
 
     def client(self) -> redis.Redis:
-        """An independent client."""
-        return redis.Redis(port=self.port, password=self.password, socket_timeout=START_S)
+        """An independent client. It does not try again: by default it would, after seconds of backoff."""
+        once = Retry(NoBackoff(), 0)
+        return redis.Redis(port=self.port, password=self.password, socket_timeout=START_S, retry=once)
 
     def start(self) -> None:
         """Starts the process and waits until it answers; again on the same port after `kill`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,14 +54,22 @@ def modules(package: str) -> list[Path]:
     return sorted(path for path in found if path.resolve().relative_to(ROOT).parts[0] == package)
 
 
-def imported(path: Path) -> Iterator[str]:
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imported(path: Path) -> tuple[str, ...]:
     """Dotted names that a module imports, wherever in it; `from a import b` gives a.b."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    names: list[str] = []
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names.extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import hides where it goes"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names.extend(f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(names)
 
 
 def within(name: str, allowed: tuple[str, ...]) -> bool:
@@ -84,13 +93,14 @@ MODULES = {module_of(path): path for path in EVERY_MODULE}
 def needed(path: Path) -> dict[str, int]:
     """What a module imports of ours when it runs, at its top or inside a function -> the line that says so."""
     found: dict[str, int] = {}
-    unseen: list[ast.AST] = [ast.parse(path.read_text())]
+    unseen: list[ast.AST] = [tree_of(path)]
     while unseen:
         node = unseen.pop()
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             unseen.extend(node.orelse)
             continue
-        unseen.extend(ast.iter_child_nodes(node))
+        # Imports are statements: expressions are not searched.
+        unseen.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -104,7 +114,10 @@ def needed(path: Path) -> dict[str, int]:
     return found
 
 
-IMPORTS = {name: needed(path) for name, path in MODULES.items()}
+@functools.cache
+def imports() -> dict[str, dict[str, int]]:
+    """Module -> what it needs. Not made when tests are collected, which every test process does."""
+    return {name: needed(path) for name, path in MODULES.items()}
 
 
 def circles() -> list[list[str]]:
@@ -114,18 +127,18 @@ def circles() -> list[list[str]]:
     def visit(module: str) -> None:
         number[module] = low[module] = len(number)
         stack.append(module)
-        for other in IMPORTS[module]:
+        for other in imports()[module]:
             if other not in number:
                 visit(other)
             if other in stack:
                 low[module] = min(low[module], low[other])
         if low[module] == number[module]:
             place = stack.index(module)
-            if len(stack) - place > 1 or module in IMPORTS[module]:
+            if len(stack) - place > 1 or module in imports()[module]:
                 found.append(sorted(stack[place:]))
             del stack[place:]
 
-    for module in IMPORTS:
+    for module in imports():
         if module not in number:
             visit(module)
     return found
@@ -134,11 +147,11 @@ def circles() -> list[list[str]]:
 def test_no_modules_need_each_other() -> None:
     """Also where an import stands inside a function: that hides a circle from Python, and not from a reader."""
     told = [
-        f"{MODULES[module].relative_to(ROOT)}:{IMPORTS[module][other]} imports {other}"
+        f"{MODULES[module].relative_to(ROOT)}:{imports()[module][other]} imports {other}"
         for circle in circles()
         for module in circle
         for other in circle
-        if other in IMPORTS[module]
+        if other in imports()[module]
     ]
     assert not told, "import circles:\n" + "\n".join(told)
 
@@ -194,7 +207,7 @@ def unit(package: str, module: str) -> str:
 
 def imports_between_units(package: str) -> Iterator[tuple[str, str, str]]:
     """(unit, unit that it needs, the import that says so) of every two units of a package."""
-    for module, others in IMPORTS.items():
+    for module, others in imports().items():
         own = unit(package, module)
         for other, line in others.items():
             needed_unit = unit(package, other)
@@ -278,7 +291,7 @@ def test_a_module_name_says_which_module() -> None:
 def test_a_public_name_is_defined_once() -> None:
     homes: dict[str, set[str]] = {}
     for path in EVERY_MODULE:
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         public: list[str] = next((ast.literal_eval(node.value) for node in tree.body if is_list_of_names(node)), [])
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in public:
@@ -303,7 +316,7 @@ def test_imports_run_downwards(path: Path) -> None:
 
 @named
 def test_modules_say_what_they_hold(path: Path) -> None:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     assert ast.get_docstring(tree), "no docstring"
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     if any(not name.startswith("_") for name in defined):
@@ -335,5 +348,5 @@ def test_proto_is_no_package() -> None:
 def test_no_pickle_and_no_bare_except() -> None:
     for path in EVERY_MODULE:
         assert not [name for name in imported(path) if name.partition(".")[0] in ("pickle", "dill", "cloudpickle")]
-        handlers = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ExceptHandler)]
+        handlers = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ExceptHandler)]
         assert all(handler.type is not None for handler in handlers), path

@@ -362,12 +362,13 @@ def test_any_commit_is_made_whole_or_not_at_all(module_served: Served, history: 
             pin.close()
 
 
-def test_kernels_look_at_nothing_beyond_their_arrays(tmp_path: Path) -> None:
-    """A part of the tests, with kernels that are compiled to check every index."""
+def test_kernels_look_at_nothing_beyond_their_arrays() -> None:
+    """A part of the tests, with kernels that are compiled to check every index, and kept for the next run."""
     engine = Path(__file__).parent
     modules = [engine / f"test_{name}.py" for name in ("hostile_commits", "row_touches", "sightings")]
     modules.append(engine.parent / "native" / "test_id_index.py")
-    environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path), "PYTEST_ADDOPTS": ""}
+    compiled = engine.parents[2] / "build" / "checked-kernels"
+    environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(compiled), "PYTEST_ADDOPTS": ""}
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
         + [str(module) for module in modules]

@@ -55,6 +55,7 @@ class _Job:
         self.job = JobSpec(job=name, micro_batch_size=16, train_records=RECORDS)
         self.tables = discover_tables(model, 0)
         self.store = MemoryStore()
+        self.ended = threading.Event()
         create_tables(self.store, self.tables)
         self.master = Master(self.job, self.store, DenseState(model), ModelMetrics(model))
         self.server = GrpcServer("127.0.0.1:0", [store_service(self.store), master_service(self.master)])
@@ -99,6 +100,8 @@ def _run(job: _Job, worker: Worker, hooks: Hooks) -> list[BaseException]:
             worker.run()
         except ElastableError as error:
             failures.append(error)
+        finally:
+            job.ended.set()
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -139,7 +142,7 @@ def test_a_master_that_stays_away_is_given_up_by_name_after_the_deadline() -> No
 
         def away() -> None:
             proxy.close()
-            time.sleep(6.0)
+            assert job.ended.wait(60), "the worker did not give up"
             job.master.stop("enough")
 
         failures = _run(job, worker, _At({5}, away))
@@ -159,7 +162,7 @@ def test_a_worker_does_not_carry_on_in_another_job() -> None:
         def replace() -> None:
             proxy._server_port = second.port
             proxy.cut()
-            time.sleep(5.0)
+            assert first.ended.wait(60), "the worker carried on"
             first.master.stop("enough")
 
         failures = _run(first, worker, _At({5}, replace))
