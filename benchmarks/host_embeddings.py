@@ -26,6 +26,7 @@ from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.exchange.cost import bytes_per_step
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.host_embeddings.options import HostTableOptions
 
 __all__ = ["main", "measured"]
 
@@ -77,7 +78,9 @@ def _rounds(group: ReplicaGroup, rows: int, dim: int, lookups: int) -> dict[str,
     spec = HostEmbeddingOptimizerSpec(0.1)
     tables = {
         name: create_host_table(
-            name.replace(" ", "-"), (rows, dim), optimizer_spec=spec, group=group, initializer="zeros", threads=1, **way
+            HostTableOptions(name.replace(" ", "-"), (rows, dim), optimizer_spec=spec, initializer="zeros", **way),
+            group=group,
+            threads=1,
         )
         for name, way in _WAYS.items()
     }

@@ -1,1 +1,1 @@
-"""Replica groups: workers that exchange arrays by collectives, with no master between them."""
+"""Replica groups: workers that exchange arrays by collectives, without a master."""

@@ -1,4 +1,4 @@
-"""What every replica group can do: collectives on NumPy arrays."""
+"""The interface of every replica group: collectives on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ from elastable.replicas.groups.grouping import CommGroup, ReplicaGrouping
 __all__ = ["REDUCTIONS", "Array", "Bytes", "ReplicaGroup"]
 
 Array = npt.NDArray[Any]
+"""An array of any dtype."""
+
 Bytes = npt.NDArray[np.uint8]
 Number = TypeVar("Number", bound=np.generic)
 
 REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.minimum}
-"""Ways to reduce."""
+"""Reductions by name."""
 
 
 class ReplicaGroup(ABC):
     """This member's view of a group whose members call the same collectives in the same order.
 
-    Every member calls the same method with arrays that fit each other's, and
-    each gets its result once all have called. Arrays that are handed in are
-    free again when a call returns; results are the caller's own. Reductions
-    fold in rank order, one operation after the other, so that their bits are
-    the same on every member, in every kind of group.
+    Every member calls the same method with matching arrays, and each gets its
+    result once all have called. Inputs may be reused when a call returns;
+    results belong to the caller. Reductions fold in rank order, one operation
+    after the other, so their bits are the same on every member, in every kind
+    of group.
 
-    A group that has failed once fails ever after: its members no longer agree
-    on what was exchanged.
+    A group that has failed once keeps failing: its members no longer agree on
+    what was exchanged.
 
     All collectives raise:
         DeadlineExceeded: a member has not called within the deadline; names its rank.
-        Unavailable: a member is gone; names its rank, and why where it is known.
-        BadInput: what the members hand in does not fit each other's.
+        Unavailable: a member has left; names its rank and, if known, the reason.
+        BadInput: the members' arguments do not match.
 
     Attributes:
-        rank: Of this member, from 0.
-        size: How many members there are.
-        ranks: Of all members, by their rank here: their ranks in the outermost group.
-        bytes_sent: To other members so far, through this object and its subgroups.
+        rank: Rank of this member, from 0.
+        size: Number of members.
+        ranks: By rank here, the members' ranks in the outermost group.
+        bytes_sent: Bytes sent to other members through this object and its subgroups.
     """
 
     def __init__(self, rank: int, ranks: Sequence[int]) -> None:
@@ -58,15 +60,8 @@ class ReplicaGroup(ABC):
     # -- collectives
 
     def all_gather(self, array: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """Everyone's array.
-
-        Args:
-            array: Any dtype, any shape `[...]`, the same on every member.
-
-        Returns:
-            `[size, ...]`: by rank.
-        """
-        mine = _laid(array)
+        """`[size, ...]`: every member's array `[...]`, of the same dtype and shape, by rank."""
+        mine = _contiguous(array)
         found = np.empty((self.size, *mine.shape), mine.dtype)
         self._count(mine.nbytes * (self.size - 1))
         self._gather(
@@ -75,14 +70,7 @@ class ReplicaGroup(ABC):
         return found
 
     def all_gather_uneven(self, array: npt.NDArray[Number]) -> list[npt.NDArray[Number]]:
-        """Everyone's array, where their first axes differ in length.
-
-        Args:
-            array: Any dtype, `[n, ...]`; dtype and `...` the same on every member.
-
-        Returns:
-            By rank, `[n of that member, ...]`.
-        """
+        """Every member's array `[n, ...]` by rank; n may differ, dtype and `...` may not."""
         mine = np.ascontiguousarray(array)
         if np.ndim(array) < 1:
             raise BadInput("all_gather_uneven gathers along a first axis; got an array of rank 0")
@@ -93,14 +81,7 @@ class ReplicaGroup(ABC):
         return found
 
     def all_to_all(self, array: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """Row j of member i becomes row i of member j.
-
-        Args:
-            array: Any dtype, `[size, ...]`, the same shape on every member.
-
-        Returns:
-            `[size, ...]`: by the rank that it came from.
-        """
+        """`[size, ...]`: row j of member i becomes row i of member j; dtype and shape are the same on all."""
         mine = self._by_rank("all_to_all", array)
         found = np.empty_like(mine)
         self._count(mine.nbytes // self.size * (self.size - 1))
@@ -114,20 +95,19 @@ class ReplicaGroup(ABC):
         """Block j of member i becomes block i of member j.
 
         Args:
-            blocks: For each rank `[n, ...]`; of one dtype and one `...`, the
-                same on every member.
-            lengths: Of the blocks that come, by rank, where every member knows
-                them (trusted; all give them or none); None: they are exchanged first.
+            blocks: For each rank `[n, ...]`; dtype and `...` are the same for all blocks of all members.
+            lengths: n of the blocks to receive, by rank (trusted; given by all members or by
+                none); None: exchanged first.
 
         Returns:
-            By the rank that they came from, `[n, ...]`.
+            `[n, ...]` by the rank that sent it.
         """
         mine = [np.ascontiguousarray(block) for block in blocks]
         if len(mine) != self.size or len({_kind(block) for block in mine}) != 1 or any(np.ndim(b) < 1 for b in blocks):
-            told = ", ".join(f"{block.dtype} {list(np.shape(block))}" for block in blocks)
+            shapes = ", ".join(f"{block.dtype} {list(np.shape(block))}" for block in blocks)
             raise BadInput(
                 f"all_to_all_uneven needs one block [n, ...] for each of {self.size} members, all of one dtype and one "
-                f"shape behind n; got {len(mine)}: {told}"
+                f"shape behind n; got {len(mine)}: {shapes}"
             )
         if lengths is None:
             lengths = self.all_to_all(np.array([len(block) for block in mine], np.int64)).tolist()
@@ -138,35 +118,29 @@ class ReplicaGroup(ABC):
         return found
 
     def reduce_scatter(self, array: npt.NDArray[Number], reduction: str = "sum") -> npt.NDArray[Number]:
-        """Of everyone's row j, folded in rank order, member j gets the result.
+        """`[...]`: the members' rows `rank` of `[size, ...]`, reduced in rank order.
 
         Args:
-            array: Of a number dtype, `[size, ...]`, the same shape on every member.
+            array: Numbers `[size, ...]`; dtype and shape are the same on every member.
             reduction: One of `REDUCTIONS`.
-
-        Returns:
-            `[...]`.
         """
         fold = _fold(reduction)
         rows = self.all_to_all(self._by_rank("reduce_scatter", array))
-        # With its axis, so that a single number is an array still.
+        # Keeps its axis, so that a single number is still an array.
         total = fold(rows[:1], rows[1:2]) if self.size > 1 else rows
         for place in range(2, self.size):
             fold(total, rows[place : place + 1], out=total)
         return total[0] if total.ndim > 1 else total.reshape(())
 
     def all_reduce(self, array: npt.NDArray[Number], reduction: str = "sum") -> npt.NDArray[Number]:
-        """Everyone's arrays, folded in rank order; the same bits on every member.
+        """The members' arrays, reduced in rank order; the same bits on every member.
 
         Args:
-            array: Of a number dtype, any shape, the same on every member.
+            array: Numbers; dtype and shape are the same on every member.
             reduction: One of `REDUCTIONS`.
-
-        Returns:
-            Of the same shape.
         """
         _fold(reduction)
-        flat: npt.NDArray[Number] = _laid(array).reshape(-1)
+        flat: npt.NDArray[Number] = _contiguous(array).reshape(-1)
         part = -(-flat.size // self.size)
         padded = flat
         if flat.size % self.size:
@@ -174,13 +148,13 @@ class ReplicaGroup(ABC):
             padded[: flat.size] = flat
         mine = self.reduce_scatter(padded.reshape(self.size, part), reduction)
         whole = self.all_gather(mine).reshape(-1)[: flat.size]
-        return whole.reshape(_laid(array).shape)
+        return whole.reshape(_contiguous(array).shape)
 
     def broadcast(self, array: npt.NDArray[Number], root: int = 0) -> npt.NDArray[Number]:
-        """The array of the member `root`; others hand in one of its dtype and shape, whose values do not matter."""
+        """The array of member `root`; others give one of its dtype and shape, whose values are ignored."""
         if not 0 <= root < self.size:
             raise BadInput(f"broadcast from rank {root}: the ranks are 0 to {self.size - 1}")
-        mine = _laid(array)
+        mine = _contiguous(array)
         found = mine.copy()
         nothing = _bytes(np.empty(0, np.uint8))
         send = [_bytes(mine) if self.rank == root else nothing for _ in range(self.size)]
@@ -194,10 +168,10 @@ class ReplicaGroup(ABC):
         self.all_gather(np.zeros((), np.uint8))
 
     def subgroup(self, comm_group: CommGroup | ReplicaGrouping) -> ReplicaGroup:
-        """The part of the group that this member belongs to; every member calls it.
+        """The subgroup that this member belongs to; every member calls it.
 
         Raises:
-            BadInput: the size of the groups does not divide this one's.
+            BadInput: the size of the subgroups does not divide this group's.
         """
         grouping = comm_group.grouping(self.size) if isinstance(comm_group, CommGroup) else comm_group
         if grouping.replicas != self.size:
@@ -209,16 +183,16 @@ class ReplicaGroup(ABC):
 
     @property
     def outermost(self) -> ReplicaGroup:
-        """The group that this one is a part of, of a part of, ...; itself, if it is none."""
+        """The group that contains this one and is not itself a subgroup."""
         return self if self._outer is None else self._outer.outermost
 
     def close(self) -> None:
-        """Leaves the group: others that go on fail by this member's rank. Closing twice is harmless."""
+        """Leaves the group; collectives of the others then fail, naming this rank. Closing twice is harmless."""
         self.leave("closed")
 
     @abstractmethod
     def leave(self, why: str) -> None:
-        """Closes, and tells others why: the outermost group, too, and all parts of it. Leaving twice is harmless."""
+        """Leaves the outermost group and all its subgroups, and tells the others why. Leaving twice is harmless."""
 
     def __enter__(self) -> Self:
         return self
@@ -231,21 +205,19 @@ class ReplicaGroup(ABC):
         else:
             self.leave(f"{type(error).__name__}: {error}")
 
-    # -- what a kind of group provides
+    # -- implemented by each kind of group
 
     @abstractmethod
     def _gather(self, what: str, send: Bytes, receive: Sequence[Bytes]) -> None:
-        """`send` of every member into `receive` by rank, in place. `what` is the same on every member, or raises."""
+        """Copies every member's `send` to `receive[rank]`. Raises BadInput unless `what` is the same on all members."""
 
     @abstractmethod
     def _exchange(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
-        """`send[j]` of member i into `receive[i]` of member j, in place. `what` is the same everywhere, or raises."""
+        """Copies `send[j]` of member i to `receive[i]` of member j. Raises BadInput if `what` differs."""
 
     @abstractmethod
     def _part(self, what: str, members: Sequence[int]) -> ReplicaGroup:
-        """The group of these ranks of this group, of which this member is one; every member calls it."""
-
-    # -- ours
+        """The subgroup of these ranks, of which this member is one; every member calls it."""
 
     def _count(self, sent: int) -> None:
         group: ReplicaGroup | None = self
@@ -269,19 +241,13 @@ def _fold(reduction: str) -> np.ufunc:
     return REDUCTIONS[reduction]
 
 
-def _laid(array: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """Contiguous, of the same shape."""
+def _contiguous(array: npt.NDArray[Number]) -> npt.NDArray[Number]:
     return np.asarray(array, order="C")
 
 
-def _empty(rows: int, like: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """`[rows, *like.shape]`."""
-    return np.empty((rows, *like.shape), like.dtype)
-
-
 @lru_cache(64)
-def _name(dtype: np.dtype[Any]) -> str:
-    """As NumPy writes it, which takes it as long as a small exchange."""
+def _name(dtype: np.dtype[np.generic]) -> str:
+    """Cached: NumPy takes as long to format a dtype as a small exchange."""
     return str(dtype)
 
 
@@ -290,7 +256,7 @@ def _kind(array: Array) -> str:
 
 
 def _rows(array: Array) -> list[Array]:
-    """Views of the rows, also where they are single numbers."""
+    """Views of the rows, also of single numbers."""
     return [array[place : place + 1] for place in range(len(array))]
 
 

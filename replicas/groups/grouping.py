@@ -1,4 +1,4 @@
-"""How replicas divide into groups: stride and size, as in PopART's `ReplicaGrouping` and `CommGroup`."""
+"""How replicas are divided into groups: by stride and size, as PopART's `ReplicaGrouping` and `CommGroup`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ReplicaGrouping:
     """Groups of equal size, whose members follow each other at a stride.
 
     Attributes:
-        replicas: Of all groups together.
-        stride: From one member of a group to the next.
+        replicas: Number of replicas in all groups.
+        stride: Distance from one member of a group to the next.
         group_size: Members of a group.
 
     Raises:
@@ -40,36 +40,24 @@ class ReplicaGrouping:
 
     @property
     def groups(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         return self.replicas // self.group_size
 
     def group_of(self, rank: int) -> int:
-        """The group of a replica.
-
-        Raises:
-            BadInput: there is no replica of that rank.
-        """
+        """The group of a replica. Raises BadInput if there is no such rank."""
         if not 0 <= rank < self.replicas:
             raise BadInput(f"there is no replica {rank}; the ranks are 0 to {self.replicas - 1}")
         return rank % self.stride + self.stride * (rank // (self.stride * self.group_size))
 
     def members(self, group: int) -> tuple[int, ...]:
-        """The ranks of a group, ascending.
-
-        Raises:
-            BadInput: there is no such group.
-        """
+        """The ranks of a group, ascending. Raises BadInput if there is no such group."""
         if not 0 <= group < self.groups:
             raise BadInput(f"there is no group {group}; the groups are 0 to {self.groups - 1}")
         first = group % self.stride + group // self.stride * self.stride * self.group_size
         return tuple(first + place * self.stride for place in range(self.group_size))
 
     def transposed(self) -> ReplicaGrouping:
-        """The grouping of those that have the same place in their groups.
-
-        Raises:
-            BadInput: such replicas do not follow each other at one stride.
-        """
+        """The grouping of replicas with the same position in their groups. Raises BadInput if their stride varies."""
         if self.group_size == self.replicas:
             return ReplicaGrouping(self.replicas, 1, 1)
         if self.group_size == 1:
@@ -80,18 +68,18 @@ class ReplicaGrouping:
             return ReplicaGrouping(self.replicas, 1, self.stride)
         raise BadInput(
             f"groups of {self.group_size} at stride {self.stride} of {self.replicas} replicas have no transpose: "
-            "replicas of one place do not follow each other at one stride"
+            "replicas with the same position do not follow each other at one stride"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CommGroup:
-    """Which replicas communicate, however many there are.
+    """Which replicas communicate, for any number of replicas.
 
     Attributes:
         kind: "all"; "consecutive": groups of neighbours; "orthogonal": groups
-            of equal place, as far apart as there are groups.
-        size: Members of a group; of "all" it says nothing.
+            whose members are as far apart as there are groups.
+        size: Members of a group; ignored for "all".
 
     Raises:
         BadInput: another kind, or a size below 1.
@@ -107,11 +95,7 @@ class CommGroup:
             raise BadInput(f"a {self.kind} comm group needs a size of at least 1, got {self.size}")
 
     def grouping(self, replicas: int) -> ReplicaGrouping:
-        """Of so many replicas.
-
-        Raises:
-            BadInput: the size does not divide them.
-        """
+        """The grouping of this many replicas. Raises BadInput if `size` does not divide them."""
         if self.kind == "all":
             return ReplicaGrouping(replicas, 1, replicas)
         if replicas % self.size:

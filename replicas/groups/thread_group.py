@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, ElastableError, Unavailable
 from elastable.replicas.groups.group import Bytes, ReplicaGroup
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class _Fate:
-    """Who has left, for a group and all its parts: they share one condition."""
+    """Who has left, shared by a group and its subgroups, with one condition."""
 
     def __init__(self, deadline_s: float) -> None:
         self.changed = threading.Condition()
@@ -25,19 +25,19 @@ class _Fate:
 
 
 class _Meeting:
-    """Where the members of one group meet; what each has laid down lies there until all have taken of it."""
+    """Where the members of one group meet; offers stay until all members have read them."""
 
     def __init__(self, fate: _Fate, ranks: Sequence[int]) -> None:
         self.fate = fate
         self.ranks = tuple(ranks)
-        self.laid: list[Any] = [None] * len(ranks)
+        self.offers: list[tuple[str, Sequence[Bytes]]] = [("", ())] * len(ranks)
         self.parts: dict[tuple[int, ...], _Meeting] = {}
         self._here: set[int] = set()
         self._round = 0
         self._failure: ElastableError | None = None
 
     def meet(self, rank: int, what: str) -> None:
-        """Returns once all have come. Raises as `ReplicaGroup` says."""
+        """Returns once all members have called it, or raises as `ReplicaGroup` describes."""
         changed = self.fate.changed
         with changed:
             self._require_whole()
@@ -61,8 +61,8 @@ class _Meeting:
             self._require_whole()
 
     def agree(self, what: str) -> None:
-        """Raises BadInput unless all have said the same; called by every member."""
-        said = [entry[0] for entry in self.laid]
+        """Raises BadInput unless all members offer the same collective."""
+        said = [entry[0] for entry in self.offers]
         for place, other in enumerate(said):
             if other != said[0]:
                 raise BadInput(f"rank {self.ranks[0]} calls {said[0]}, and rank {self.ranks[place]} {other}")
@@ -91,7 +91,6 @@ class ThreadGroup(ReplicaGroup):
         self._meeting = meeting
 
     def leave(self, why: str) -> None:
-        """As in `ReplicaGroup.leave`."""
         with self._meeting.fate.changed:
             self._meeting.fate.gone.setdefault(self.ranks[self.rank], why)
             self._meeting.fate.changed.notify_all()
@@ -101,31 +100,31 @@ class ThreadGroup(ReplicaGroup):
 
     def _exchange(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
         meeting = self._meeting
-        meeting.laid[self.rank] = (what, send)
+        meeting.offers[self.rank] = (what, send)
         meeting.meet(self.rank, what)
         meeting.agree(what)
-        for into, (_, blocks) in zip(receive, meeting.laid, strict=True):
+        for into, (_, blocks) in zip(receive, meeting.offers, strict=True):
             into[:] = blocks[self.rank]
-        meeting.meet(self.rank, what)  # what was handed in is free again
-        meeting.laid[self.rank] = None
+        meeting.meet(self.rank, what)  # inputs may be reused
+        meeting.offers[self.rank] = ("", ())
 
     def _part(self, what: str, members: Sequence[int]) -> ReplicaGroup:
         meeting = self._meeting
-        meeting.laid[self.rank] = (what, ())
+        meeting.offers[self.rank] = (what, ())
         meeting.meet(self.rank, what)
         meeting.agree(what)
         with meeting.fate.changed:
             part = meeting.parts.setdefault(
                 tuple(members), _Meeting(meeting.fate, [self.ranks[member] for member in members])
             )
-        meeting.meet(self.rank, what)  # nobody goes on to make others before all have this one
+        meeting.meet(self.rank, what)  # nobody creates others before all have this one
         if self.rank == members[0]:
             del meeting.parts[tuple(members)]
         return ThreadGroup(members.index(self.rank), part)
 
 
 def alone(deadline_s: float = 60.0) -> ReplicaGroup:
-    """A group of one: for what is written for replicas, where there are none."""
+    """A group of one, to run code for replicas without any."""
     return ThreadGroup(0, _Meeting(_Fate(deadline_s), range(1)))
 
 
@@ -133,8 +132,8 @@ def run_threads(size: int, work: Callable[[ReplicaGroup], Result], deadline_s: f
     """Runs `work` in a group of threads.
 
     Args:
-        size: Members.
-        work: Called in each with its view of the group.
+        size: Number of members.
+        work: Called in each thread with that member's view of the group.
         deadline_s: Seconds that a member waits for the others.
 
     Returns:
@@ -142,7 +141,7 @@ def run_threads(size: int, work: Callable[[ReplicaGroup], Result], deadline_s: f
 
     Raises:
         BadInput: a size below 1.
-        Exception: what the first member that failed of itself raised.
+        Exception: that of the first member that failed on its own.
     """
     if size < 1:
         raise BadInput(f"a replica group needs at least 1 member, got {size}")
@@ -156,7 +155,7 @@ def run_threads(size: int, work: Callable[[ReplicaGroup], Result], deadline_s: f
         try:
             results[rank] = work(group)
         except BaseException as error:  # noqa: BLE001 - raised again below
-            caused = isinstance(error, Unavailable)  # by another's failure, as a rule
+            caused = isinstance(error, Unavailable)  # usually caused by another's failure
             failures.append((time.monotonic(), caused, error))
             group.leave(f"{type(error).__name__}: {error}")
         else:

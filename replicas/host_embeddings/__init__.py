@@ -1,1 +1,1 @@
-"""Host embeddings: tables in the replicas' own memory, or a store's, looked up from within a Keras model."""
+"""Host embeddings: tables in the replicas' own memory or in a store, looked up by a Keras model."""

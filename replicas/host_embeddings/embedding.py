@@ -1,32 +1,32 @@
-"""`create_host_embedding` and `HostEmbedding`: a host table as a Keras layer whose lookups pass gradients on.
+"""`create_host_embedding` and `HostEmbedding`: a host table as a Keras layer with gradients.
 
 After `embedding_ops.create_host_embedding` of TensorFlow for the IPU: the
-sparse gradient is exchanged and applied by the embedding's own optimizer in
-the moment in which a tape computes it. What a tape needs for that is a
-variable on the way; it is a scalar weight of the layer, whose gradient is zero.
+sparse gradient is exchanged and applied by the embedding's own optimizer when
+a tape computes it. A tape computes gradients of variables only, so lookups
+depend on a scalar weight of the layer, whose gradient is zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import NoReturn, Self
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
 from elastable.embedding_store.native.range_pool import available_cores
-from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.groups.thread_group import ThreadGroup
-from elastable.replicas.host_embeddings.create import Initial, create_host_table
+from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds, require_integers
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
+from elastable.replicas.host_embeddings.options import HostTableOptions, InitialRows
 from elastable.replicas.host_embeddings.state import State
 from elastable.worker.rows.initializers import initializer_spec, seed_of
 
@@ -36,10 +36,10 @@ __all__ = ["HostEmbedding", "create_host_embedding"]
 def create_host_embedding(
     name: str,
     shape: Sequence[int],
-    dtype: Any = np.float32,
+    dtype: object = np.float32,
     partition_strategy: str = "TOKEN",
     optimizer_spec: HostEmbeddingOptimizerSpec | None = None,
-    initializer: Initial | keras.initializers.Initializer = None,
+    initializer: InitialRows | keras.initializers.Initializer = None,
     *,
     group: ReplicaGroup | None = None,
     store: EmbeddingStore | None = None,
@@ -49,45 +49,63 @@ def create_host_embedding(
     seed: int = 0,
     threads: int | None = None,
 ) -> HostEmbedding:
-    """As `elastable.replicas.host_embeddings.create.create_host_table`, for Keras and TensorFlow.
+    """Creates an embedding that all members of a group look up and train; every member calls it with the same options.
 
     Args:
-        initializer: A Keras initializer, too.
-        name, shape, dtype, partition_strategy, optimizer_spec, group, store: As there.
-        enable_remote_buffer_embedding, reduction, token_exchange, seed, threads: As there.
+        name: Name of the table.
+        shape: Rows and columns.
+        dtype: float32, float16 or bfloat16, as NumPy or TensorFlow name them.
+        partition_strategy: "TOKEN", "ENCODING", or "AUTO" (chosen by the cost model).
+        optimizer_spec: How to train it; None: not at all.
+        initializer: A Keras initializer, the name of a kind of `InitializerSpec`, such a spec, or the
+            rows `[rows, columns]`. None: uniform from -0.05 to 0.05, as Keras' Embedding.
+        group: The replicas. None: all processes that MPI started, or this one alone.
+        store: Keeps the rows; they are exchanged by callbacks. None: the replicas' own memory.
+        enable_remote_buffer_embedding: Named as the option of an `IPUConfig`. True: remote buffers, in the
+            replicas' own memory. False: callbacks, to `store` (one replica alone may leave it out and gets
+            a memory store). None: callbacks if `store` is given, else remote buffers.
+        reduction: Of the replicas' gradients. "mean": weighted by their batches, so that mean losses of
+            the parts become the mean loss of the whole batch. "sum".
+        token_exchange: How rows split by token are exchanged. "rows": each replica sends the rows that it
+            has. "sums": a reduce-scatter of rows and zeros; n times as many bytes, the same bits.
+        seed: Seed of the initial values.
+        threads: Threads per replica for large lookups and updates; None: one per core. Does not affect results.
 
     Raises:
-        BadSpec, BadInput, SpecConflict: as there.
-        Unsupported: an initializer that cannot be computed row by row.
+        BadSpec: an invalid option, or one that does not fit `store`.
+        BadInput: replicas give different options; names the first difference.
+        SpecConflict: the store has another table of that name.
+        Unsupported: the initializer cannot be computed row by row.
     """
     if isinstance(initializer, keras.initializers.Initializer):
         seed = seed_of(initializer, seed)
         initializer = initializer_spec(name, initializer, int(shape[0]), int(shape[1]))
-    table = create_host_table(
-        name, shape, dtype, partition_strategy, optimizer_spec, initializer,
-        group=group, store=store, enable_remote_buffer_embedding=enable_remote_buffer_embedding,
-        reduction=reduction, token_exchange=token_exchange, seed=seed, threads=threads,
-    )  # fmt: skip
-    return HostEmbedding(table)
+    options = HostTableOptions(
+        name, shape, dtype, partition_strategy, optimizer_spec, initializer, reduction, token_exchange, seed
+    )
+    remote = enable_remote_buffer_embedding
+    return HostEmbedding(
+        create_host_table(options, group=group, store=store, enable_remote_buffer_embedding=remote, threads=threads)
+    )
 
 
 class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
     """A table in the replicas' own memory, or a store's, as a Keras layer.
 
-    Used as a layer, or by `lookup`: in functional and subclassed models, under
+    Call it as a layer or use `lookup`: in functional and subclassed models, under
     `fit` and `tf.function`, and in loops with a tape. Every lookup is a
-    collective of all replicas, and so is its gradient: all of them run the
-    same model, equally many batches of it, evaluation included.
+    collective of all replicas, and so is its gradient: all replicas run the
+    same model on the same number of batches, evaluation included.
 
-    Each lookup's gradient is one step of the optimizer. Where a model looks
-    the table up k times in a step, `accumulation_factor=k` sums them first.
+    Each lookup's gradient is one step of the optimizer. If a model looks the
+    table up k times in a step, `accumulation_factor=k` sums them first.
+    `create_host_embedding` makes one.
 
     Attributes:
-        table: What it looks up in.
+        table: The table.
     """
 
     def __init__(self, table: HostTable) -> None:
-        """See `create_host_embedding`."""
         super().__init__(name=table.spec.name.replace("/", "_"), dtype="float32")
         self.table = table
         self.supports_jit = False  # XLA compiles no calls to Python
@@ -98,81 +116,81 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
 
     @contextmanager
     def register(self) -> Iterator[Self]:
-        """As `HostTable.register`; lookups run within, models may be built and compiled before."""
+        """`HostTable.register`, around all lookups; models may be built and compiled before."""
         with self.table.register():
             yield self
 
-    def lookup(self, indices: Any, clip_indices: bool = True) -> Any:
-        """Rows of indices.
+    def lookup(self, indices: tf.Tensor, clip_indices: bool = True) -> tf.Tensor:
+        """The rows of indices.
 
         Args:
-            indices: Integers of any shape: a tensor, an array or lists, or a Keras tensor in a functional model.
-            clip_indices: Whether indices outside the table become the nearest inside.
+            indices: Integers of any shape: a tensor, an array, lists, or a Keras tensor in a functional model.
+            clip_indices: Whether to clip indices to the table.
 
         Returns:
             A tensor of the table's dtype, the indices' shape + `[columns]`.
 
         Raises:
-            BadIds: indices that are no integers.
-            BadInput: it is not registered.
-            IdOutOfRange: without clipping, an index outside; named.
-            Within compiled functions TensorFlow raises these as errors of its own, with their name and message.
+            BadIds: the indices are not integers.
+            BadInput: the embedding is not registered.
+            IdOutOfRange: an index is outside the table and `clip_indices` is False.
+            In compiled functions TensorFlow raises its own errors, with these names and messages.
         """
         if any(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten(indices)):
             return self(indices, clip_indices=clip_indices)
         return self.call(indices, clip_indices)
 
-    def call(self, inputs: Any, clip_indices: bool = True) -> Any:
-        """As `lookup`."""
+    def call(self, inputs: tf.Tensor, clip_indices: bool = True) -> tf.Tensor:
+        """The rows of indices; see `lookup`."""
         indices = tf.convert_to_tensor(inputs)
         require_integers(self.table.spec.name, indices.dtype.name, indices.dtype.is_integer)
         anchor = tf.convert_to_tensor(self._anchor)
         if not (self.trainable and self.table.optimizer):
-            anchor = tf.stop_gradient(anchor)  # so that no tape asks for what would be a step
+            anchor = tf.stop_gradient(anchor)  # computing its gradient would be a training step
         rows = self._differentiable(clip_indices)(indices, anchor)
         return tf.cast(rows, self.table.spec.dtype)
 
-    def compute_output_spec(self, inputs: Any, clip_indices: bool = True) -> keras.KerasTensor:
+    def compute_output_spec(self, inputs: keras.KerasTensor, clip_indices: bool = True) -> keras.KerasTensor:
         """Shape and dtype of `call`'s result, for functional models."""
         dtype = keras.backend.standardize_dtype(inputs.dtype)
         require_integers(self.table.spec.name, dtype, "int" in dtype)
         return keras.KerasTensor((*inputs.shape, self.table.spec.dim), self.table.spec.dtype)
 
-    def get_embedding_tensor(self) -> npt.NDArray[Any]:
-        """`[rows, columns]` of the table's dtype: the table as it stands, modified or not; every replica calls it."""
+    def get_embedding_tensor(self) -> Array:
+        """`[rows, columns]` of the table's dtype: the current table; every replica calls it."""
         return self.table.whole()
 
     def state(self) -> State:
-        """As `HostTable.state`."""
+        """`HostTable.state`."""
         return self.table.state()
 
-    def restore(self, state: dict[str, npt.NDArray[Any]]) -> None:
-        """As `HostTable.restore`."""
+    def restore(self, state: State) -> None:
+        """`HostTable.restore`."""
         self.table.restore(state)
 
-    def get_config(self) -> dict[str, Any]:
-        """Refused: a table that replicas hold cannot be written into a model's file."""
+    def get_config(self) -> NoReturn:
+        """Raises Unsupported: a model file cannot hold a table of the replicas."""
         raise Unsupported(
-            f"host embedding {self.table.spec.name!r} is no part of a saved model: its rows lie with the replicas. "
-            "Save its state(), and the model's weights (save_weights)"
+            f"host embedding {self.table.spec.name!r} cannot be saved in a model file: the replicas hold its rows. "
+            "Save its state() and the model's weights (save_weights)"
         )
 
-    def _differentiable(self, clip_indices: bool) -> Callable[..., Any]:
+    def _differentiable(self, clip_indices: bool) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
         @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def rows_of(indices: Any, anchor: Any) -> Any:
+        def rows_of(indices: tf.Tensor, anchor: tf.Tensor) -> tf.Tensor:
             rows, ids, counts = self._forward(indices, clip_indices)
 
-            def gradient(upstream: Any) -> tuple[None, Any]:
+            def gradient(upstream: tf.Tensor) -> tuple[None, tf.Tensor]:
                 return None, self._backward(ids, counts, tf.convert_to_tensor(upstream), anchor)
 
             return rows, gradient
 
         return rows_of  # type: ignore[no-any-return]
 
-    def _forward(self, indices: Any, clip_indices: bool) -> tuple[Any, Any, Any]:
-        """The rows, and what `_backward` needs: everyone's ids `[total]`, counts and samples `[2, replicas]`."""
+    def _forward(self, indices: tf.Tensor, clip_indices: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The rows; and for `_backward` everyone's ids `[total]`, counts and samples `[2, replicas]`."""
 
-        def look_up(given: npt.NDArray[Any]) -> tuple[Float32, Int64, Int64]:
+        def look_up(given: Array) -> tuple[Float32, Int64, Int64]:
             rows, batch = self.table.lookup_with_ids(given, clip_indices)
             return rows, batch.ids, np.stack([batch.counts, batch.samples])
 
@@ -186,8 +204,8 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
         counts.set_shape([2, self.table.group.size])
         return rows, ids, counts
 
-    def _backward(self, ids: Any, counts: Any, upstream: Any, anchor: Any) -> Any:
-        """Exchanges and applies the gradient; returns the anchor's, zero, which is known once that is done."""
+    def _backward(self, ids: tf.Tensor, counts: tf.Tensor, upstream: tf.Tensor, anchor: tf.Tensor) -> tf.Tensor:
+        """Exchanges and applies the gradient, then returns the anchor's, which is zero."""
 
         def update(ids: Int64, counts: Int64, gradients: Float32) -> Float32:
             self.table.update(GatheredIds(ids, counts[0], counts[1]), gradients)
@@ -200,7 +218,7 @@ class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
         return zero
 
     def _require_threads(self) -> None:
-        """Compiled functions wait for other replicas on TensorFlow's threads, which replicas in one process share."""
+        """In compiled functions, replicas in one process wait for each other on shared TensorFlow threads."""
         group = self.table.group
         threads = tf.config.threading.get_inter_op_parallelism_threads() or available_cores()
         if isinstance(group, ThreadGroup) and threads < group.size:

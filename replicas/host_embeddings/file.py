@@ -1,7 +1,6 @@
-"""A host embedding in a file: its state in the safetensors format, whole rows in order, with a checksum.
+"""A host embedding's state in a safetensors file: whole rows in order, with a checksum.
 
-Written by one replica, read by all of them, whatever their number, strategy
-and way are; the safetensors library reads it, too.
+One replica writes it, all read it, for any number of replicas, strategy and exchange.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ _FORMAT = "elastable host embedding 1"
 
 
 def save_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.PathLike[str]) -> None:
-    """Writes weights, slots and progress; every replica calls it, and the first one writes.
+    """Writes weights, slots and progress; every replica calls it, and rank 0 writes.
 
-    A file of that name is replaced once the new one is whole.
+    An existing file is replaced once the new one is complete.
 
     Args:
         embedding: Registered or not.
-        path: Of the file, by convention with the suffix ".safetensors".
+        path: The file, by convention with the suffix ".safetensors".
 
     Raises:
-        CheckpointError: the file cannot be written; on the other replicas StoreFailed, with the reason.
+        CheckpointError: the file cannot be written (StoreFailed with the reason, on other replicas).
     """
     table = _table(embedding)
     state = table.state()
@@ -48,11 +47,11 @@ def save_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.Pat
 
 
 def load_host_embedding(embedding: HostEmbedding | HostTable, path: str | os.PathLike[str]) -> None:
-    """Takes what `save_host_embedding` wrote; every replica calls it, and each reads the file.
+    """Loads what `save_host_embedding` wrote; every replica calls it and reads the file.
 
     Raises:
-        CheckpointError: there is no such file, or it is torn or none of a host embedding; nothing has changed.
-        BadInput: it is the state of another table; named is what differs. Nothing has changed.
+        CheckpointError: the file is missing, damaged, or not of a host embedding; nothing has changed.
+        BadInput: it is the state of another table; names the difference. Nothing has changed.
         StoreFailed: another replica could not read it; names the rank.
     """
     table = _table(embedding)
@@ -81,11 +80,11 @@ def _read(path: Path) -> State:
     try:
         tensors, note = tensors_in(LocalFiles(path.parent).read(path.name))
     except (OSError, ValueError) as failure:
-        raise CheckpointError(f"{path} is no file of a host embedding that can be read: {failure}") from failure
+        raise CheckpointError(f"{path} cannot be read as a host embedding: {failure}") from failure
     if note.get("format") != _FORMAT:
-        raise CheckpointError(f"{path} is no file of a host embedding: its format is {note.get('format')!r}")
+        raise CheckpointError(f"{path} is not a host embedding: its format is {note.get('format')!r}")
     if _checksum(tensors) != note.get("blake2b"):
-        raise CheckpointError(f"{path} is damaged: its checksum is another one than was written")
+        raise CheckpointError(f"{path} is damaged: its checksum does not match")
     return dict(tensors)
 
 

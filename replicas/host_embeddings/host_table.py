@@ -1,10 +1,10 @@
-"""A host embedding without a framework: lookups and updates on NumPy arrays, by all replicas of a group together."""
+"""A host embedding without a framework: collective lookups and updates on NumPy arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.rows.checks import require_gradients
 from elastable.replicas.groups.agreement import fail_together
-from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.host_embeddings import name_lease
 from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds, gather_ids
 from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange
@@ -22,24 +22,22 @@ from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptim
 from elastable.replicas.host_embeddings.pending_sums import PendingSums
 from elastable.replicas.host_embeddings.state import State, block_of, require_state, state_of
 
-__all__ = ["REDUCTIONS", "HostTable"]
-
-REDUCTIONS = ("mean", "sum")
+__all__ = ["HostTable"]
 
 
 class HostTable:
     """A table that the members of a group look up and train together; `create_host_table` makes one.
 
-    Every member calls the same methods in the same order: each of them is a
-    collective. Lookups and updates need a registration (`register`).
+    Every method is a collective: all members call the same methods in the
+    same order. Lookups and updates need a registration (`register`).
 
     Attributes:
-        spec: What the table is.
-        optimizer: How it is trained; None: it is not.
+        spec: The whole table.
+        optimizer: How it is trained; None: not at all.
         group: The replicas.
         strategy: "TOKEN" or "ENCODING".
         reduction: "mean" or "sum", over replicas.
-        step: Optimizer steps taken.
+        step: Number of optimizer steps taken.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class HostTable:
         strategy: str,
         reduction: str,
     ) -> None:
-        """See `create_host_table`."""
         self.spec = spec
         self.optimizer = optimizer if optimizer is not None and optimizer.trains else None
         self.strategy = strategy
@@ -62,12 +59,10 @@ class HostTable:
 
     @property
     def group(self) -> ReplicaGroup:
-        """The replicas."""
         return self._exchange.group
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         return int(self.spec.vocabulary_size or 0), self.spec.dim
 
     @contextmanager
@@ -75,7 +70,7 @@ class HostTable:
         """Holds the exclusive lease of the name while the block runs.
 
         Raises:
-            BadInput: the name is registered already, here or on another replica (StoreFailed, with its rank).
+            BadInput: the name is registered already (StoreFailed with the rank, on other replicas).
         """
         taken = False
         try:
@@ -93,45 +88,46 @@ class HostTable:
             self._registered = False
             name_lease.release(self.group, self.spec.name)
 
-    def lookup(self, indices: npt.ArrayLike, clip_indices: bool = True) -> npt.NDArray[Any]:
-        """Rows.
+    def lookup(self, indices: npt.ArrayLike, clip_indices: bool = True) -> Array:
+        """The rows of this replica's indices.
 
         Args:
-            indices: Integers of any shape; each replica its own.
-            clip_indices: Whether indices outside the table become the nearest inside.
+            indices: Integers of any shape.
+            clip_indices: Whether to clip indices to the table.
 
         Returns:
-            Of the table's dtype (bfloat16 as `ml_dtypes` has it), the indices' shape + `[dim]`.
+            The table's dtype (bfloat16 of `ml_dtypes`), the indices' shape + `[dim]`.
 
         Raises:
             BadInput: the name is not registered.
-            BadIds: indices that are no integers.
-            IdOutOfRange: without clipping, an index outside; on every replica, naming rank, position and index.
-            Whatever the group or the store raises.
+            BadIds: the indices are not integers.
+            IdOutOfRange: an index is outside the table and `clip_indices` is False; raised on every
+                replica, with rank, position and index.
+            The group's and the store's errors.
         """
         return self._in_its_dtype(self.lookup_with_ids(indices, clip_indices)[0])
 
     def lookup_with_ids(self, indices: npt.ArrayLike, clip_indices: bool = True) -> tuple[Float32, GatheredIds]:
-        """As `lookup`, in float32, with what `update` needs to know of it."""
+        """`lookup` in float32, and the ids that `update` needs."""
         self._require_registered("looked up")
         batch, shape = gather_ids(self.group, self.spec, indices, clip_indices)
         rows = self._exchange.lookup(batch)
         return rows.reshape(*shape, self.spec.dim), batch
 
     def update(self, batch: GatheredIds, gradients: Float32) -> None:
-        """Gradients of a lookup: one step of the optimizer, or a share of one where it accumulates.
+        """Applies a lookup's gradients: one optimizer step, or a part of one if it accumulates.
 
         Gradients of one id are summed by lookup, replica and position, in
         float32, before the optimizer sees them.
 
         Args:
-            batch: Of the lookup.
-            gradients: float32 whatever the table's dtype, this member's, of the shape that the lookup returned.
+            batch: The lookup's ids.
+            gradients: float32 for every table dtype: this member's, with the lookup's shape.
 
         Raises:
             BadInput: the name is not registered.
             BadGradient: another dtype or number of values.
-            Whatever the group or the store raises.
+            The group's and the store's errors.
         """
         self._require_registered("updated")
         if self.optimizer is None:
@@ -146,25 +142,22 @@ class HostTable:
             self._exchange.apply(sums, self.step, rate)
             self.step += 1
 
-    def whole(self) -> npt.NDArray[Any]:
-        """`[rows, dim]` of the table's dtype: the table as it stands, on every replica."""
+    def whole(self) -> Array:
+        """`[rows, dim]` of the table's dtype: the current table, on every replica."""
         return self._in_its_dtype(self._exchange.whole().weights)
 
     def state(self) -> State:
-        """Weights, slots and progress in the order of whole rows, on every replica; see `State`."""
+        """Weights, slots and progress of the whole table, on every replica; see `State`."""
         state = state_of(self.spec, self._exchange.whole())
         ids, gradients = self._pending.whole(self._exchange)
         state |= {"step": np.array(self.step, np.int64), "pending/lookups": np.array(self._pending.lookups, np.int64)}
         return state | {"pending/ids": ids, "pending/gradients": gradients}
 
-    def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Takes what `state` gave, of any number of replicas and any strategy.
-
-        Args:
-            state: The same on every replica.
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Restores a `state` of any number of replicas and any strategy, the same on every replica.
 
         Raises:
-            BadInput: it is no state of this table; named is what differs. Nothing has changed.
+            BadInput: it is not a state of this table; names the difference. Nothing has changed.
         """
         with fail_together(self.group):
             require_state(self.spec, state)
@@ -174,13 +167,13 @@ class HostTable:
         self.step = int(state["step"])
 
     def close(self) -> None:
-        """Frees the memory of this member's shard; a store that was given stays open."""
+        """Frees the memory of this member's shard; does not close a given store."""
         self._exchange.close()
 
-    def _in_its_dtype(self, rows: Float32) -> npt.NDArray[Any]:
-        """Rows are exchanged in float32, which holds the values of every dtype exactly."""
+    def _in_its_dtype(self, rows: Float32) -> Array:
+        """Rows are exchanged in float32, which represents every dtype exactly."""
         if self.spec.dtype == "bfloat16":
-            import ml_dtypes  # of TensorFlow; needed for tables of this dtype only
+            import ml_dtypes  # comes with TensorFlow; only tables of this dtype need it
 
             return rows.astype(ml_dtypes.bfloat16)
         return rows.astype(self.spec.dtype, copy=False)

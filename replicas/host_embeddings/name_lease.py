@@ -11,12 +11,12 @@ from elastable.replicas.groups.group import ReplicaGroup
 __all__ = ["release", "take"]
 
 _lock = threading.Lock()
-# Replicas may be threads of one process: a name is held by the member of a group, not by the process.
+# Replicas may be threads of one process: the member of a group holds a name, not the process.
 _held: WeakKeyDictionary[ReplicaGroup, set[str]] = WeakKeyDictionary()
 
 
 def take(group: ReplicaGroup, name: str) -> None:
-    """Raises `BadInput` where the name is held already."""
+    """Raises BadInput if the name is taken already."""
     with _lock:
         names = _held.setdefault(group.outermost, set())
         if name in names:
@@ -28,6 +28,5 @@ def take(group: ReplicaGroup, name: str) -> None:
 
 
 def release(group: ReplicaGroup, name: str) -> None:
-    """Gives the name back."""
     with _lock:
         _held[group.outermost].discard(name)

@@ -1,4 +1,4 @@
-"""How a host embedding is trained: the optimizer of its rows, its rate, and steps whose gradients are summed first.
+"""How a host embedding is trained: optimizer, learning rate and gradient accumulation.
 
 After `HostEmbeddingOptimizerSpec` and `HostEmbeddingSGDGAOptimizerSpec` of
 TensorFlow for the IPU (`tensorflow.python.ipu.embedding_ops`), whose names and
@@ -18,15 +18,15 @@ from elastable.embedding_store.optimizers.registry import known_row_optimizers, 
 __all__ = ["HostEmbeddingOptimizerSpec", "HostEmbeddingSGDGAOptimizerSpec", "LearningRate"]
 
 LearningRate = float | Callable[[int], float]
-"""A number, or what gives one for the number of steps taken before (a Keras schedule does)."""
+"""A number, or a function of the number of steps taken before, such as a Keras schedule."""
 
 
 class HostEmbeddingOptimizerSpec:
     """The optimizer of a host embedding's rows.
 
     Attributes:
-        optimizer: The optimizer of the rows, as the embedding store knows it.
-        accumulation_factor: Gradients of so many lookups are summed before one step is taken.
+        optimizer: The embedding store's spec of the optimizer.
+        accumulation_factor: Number of lookups whose gradients are summed for one step.
     """
 
     def __init__(
@@ -38,20 +38,18 @@ class HostEmbeddingOptimizerSpec:
         lazy: bool = True,
         **hyperparameters: float,
     ) -> None:
-        """Describes it.
+        """Describes the training.
 
         Args:
-            learning_rate: Of every step, or a schedule: called with the steps taken before.
-                0 is an embedding that is not trained.
+            learning_rate: A number, or a schedule called with the steps taken before; 0: no training.
             optimizer_name: A fused optimizer, in any case ("SGD", "adagrad", "Adam", ...); None: "sgd".
-            accumulation_factor: k of gradient accumulation, at least 1.
-            lazy: Whether a step moves the rows alone that have a gradient. False: all
-                rows, as Keras' own dense optimizers do.
-            **hyperparameters: Others of the optimizer, under Keras' names (`momentum`, `beta_1`, ...).
+            accumulation_factor: Number of lookups per step, at least 1.
+            lazy: Whether a step updates only rows with a gradient. False: all rows, as Keras' dense optimizers.
+            **hyperparameters: The optimizer's others, with Keras' names (`momentum`, `beta_1`, ...).
 
         Raises:
-            BadSpec: an optimizer, hyperparameter, learning rate or factor that cannot be; named.
-            Unsupported: `lazy=False` of an optimizer that has no dense form.
+            BadSpec: an invalid optimizer, hyperparameter, learning rate or factor; names it.
+            Unsupported: `lazy=False` for an optimizer without a dense form.
         """
         name = "sgd" if optimizer_name is None else str(optimizer_name).lower()
         fused = [known for known in known_row_optimizers() if known != "keras"]
@@ -59,18 +57,16 @@ class HostEmbeddingOptimizerSpec:
             raise BadSpec(
                 f"host embedding optimizer {optimizer_name!r}: known optimizers are {', '.join(fused)}; None is sgd"
             )
-        if not callable(learning_rate):
-            _require_rate(learning_rate)
+        rate = 0.01 if callable(learning_rate) else _checked_rate(learning_rate)
         if not isinstance(accumulation_factor, numbers.Integral) or accumulation_factor < 1:
             raise BadSpec(
                 f"host embedding optimizer: accumulation_factor must be an integer of at least 1, got "
                 f"{accumulation_factor!r}"
             )
-        rate = 0.01 if callable(learning_rate) else float(learning_rate)
         self._learning_rate: LearningRate = learning_rate
         self.optimizer: OptimizerSpec = OptimizerSpec.of(name, lazy=lazy, learning_rate=rate, **hyperparameters)
         self.accumulation_factor: int = int(accumulation_factor)
-        row_optimizer(self.optimizer)  # refuses hyperparameters that it does not know
+        row_optimizer(self.optimizer)  # refuses unknown hyperparameters
 
     @property
     def trains(self) -> bool:
@@ -78,27 +74,19 @@ class HostEmbeddingOptimizerSpec:
         return callable(self._learning_rate) or float(self._learning_rate) != 0.0
 
     def get_learning_rate(self) -> LearningRate:
-        """The learning rate, or the schedule, as it was given."""
+        """The learning rate or schedule, as given."""
         return self._learning_rate
 
     def get_accumulation_factor(self) -> int:
-        """`accumulation_factor`."""
         return self.accumulation_factor
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of the step that `step` others came before.
-
-        Raises:
-            BadSpec: the schedule gave no finite number of at least 0.
-        """
-        if not callable(self._learning_rate):
-            return float(self._learning_rate)
-        given = float(self._learning_rate(step))
-        _require_rate(given)
-        return given
+        """The learning rate after `step` steps. Raises BadSpec unless it is finite and at least 0."""
+        rate = self._learning_rate
+        return _checked_rate(float(rate(step)) if callable(rate) else rate)
 
     def described(self) -> dict[str, object]:
-        """What replicas have to agree upon, name by name."""
+        """The JSON values that replicas must agree on, by name."""
         return {
             "optimizer": self.optimizer.name,
             "hyperparameters": {key: value for key, value in self.optimizer.hyperparameters if key != "learning_rate"},
@@ -112,13 +100,13 @@ class HostEmbeddingSGDGAOptimizerSpec(HostEmbeddingOptimizerSpec):
     """SGD over sums of the gradients of several lookups."""
 
     def __init__(self, learning_rate: LearningRate, accumulation_factor: int) -> None:
-        """Args and errors are those of `HostEmbeddingOptimizerSpec`."""
         super().__init__(learning_rate, "sgd", accumulation_factor=accumulation_factor)
 
 
-def _require_rate(rate: object) -> None:
+def _checked_rate(rate: object) -> float:
     if isinstance(rate, bool) or not isinstance(rate, numbers.Real) or not math.isfinite(rate) or rate < 0:
         raise BadSpec(
             f"host embedding optimizer: learning_rate must be a finite number of at least 0, or a schedule of them, "
             f"got {rate!r}"
         )
+    return float(rate)

@@ -1,4 +1,4 @@
-"""Gradients that wait for their step: summed over as many lookups as one step is made of."""
+"""Gradient accumulation: sums over the lookups that make one step."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["PendingSums"]
 
 
 class PendingSums:
-    """Sums of one member's part of a table; a left fold over lookups, replicas and positions.
+    """Sums of one member's part of a table: a left fold over lookups, replicas and positions.
 
     Attributes:
-        lookups: How many are in the sums.
+        lookups: Number of lookups in the sums.
     """
 
     def __init__(self, dim: int) -> None:
@@ -29,14 +29,10 @@ class PendingSums:
         self._coalescer = Coalescer()
 
     def add(self, parts: Sequence[GradientPart], of: int) -> TableUpdate | None:
-        """Adds a lookup's gradients.
-
-        Args:
-            parts: As of `coalesce_many`.
-            of: Lookups that make a step.
+        """Adds a lookup's gradients (`parts` as of `coalesce_many`).
 
         Returns:
-            The sums of a step, once it is complete: to be used before the next call.
+            The sums once `of` lookups are in them; valid until the next call.
         """
         if of == 1 and not self.lookups:
             return self._cut(self._coalescer.coalesce_many(parts, shared_pool()))
@@ -49,7 +45,7 @@ class PendingSums:
         return done
 
     def _cut(self, sums: TableUpdate) -> TableUpdate:
-        """A member that keeps no column has sums without any, too."""
+        """A member without columns has sums without columns."""
         return sums if self._nothing.gradients.shape[1] else TableUpdate(sums.ids, sums.gradients[:, :0])
 
     def whole(self, exchange: RowExchange) -> tuple[Int64, Float32]:
@@ -67,7 +63,7 @@ class PendingSums:
         return ids, gradients
 
     def replace(self, exchange: RowExchange, ids: Int64, gradients: Float32, lookups: int) -> None:
-        """Takes this member's part of what `whole` gave, here or where there were other members."""
+        """Restores this member's part of what `whole` gave, of any number of members."""
         rank = exchange.group.rank
         kept = exchange.kept_ids(rank)
         mine = np.flatnonzero(np.isin(ids, kept))

@@ -1,28 +1,27 @@
-"""A host embedding's state as arrays by name, in the order of whole rows, whatever replicas and strategy hold it."""
+"""A host embedding's state as arrays by name, in the order of whole rows, for any replicas and strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.replicas.groups.group import Array
 
 __all__ = ["State", "block_of", "require_state", "state_of", "state_shapes"]
 
-State = dict[str, npt.NDArray[Any]]
+State = dict[str, Array]
 """Arrays by name:
 
 * `weights`: float32 `[rows, dim]`.
-* `slots/NAME`: float32 `[rows, dim]`, or `[rows, 1]` of a slot that is one for a whole row; of each of the optimizer.
+* `slots/NAME`: float32 `[rows, dim]`, or `[rows, 1]` for one value per row; one for each of the optimizer's slots.
 * `step`: int64 scalar, optimizer steps taken.
-* `pending/lookups`: int64 scalar, lookups whose gradients wait for their step.
+* `pending/lookups`: int64 scalar, lookups accumulated for the next step.
 * `pending/ids`: int64 `[u]`, ascending, and `pending/gradients`: float32 `[u, dim]`, their sums.
 """
 
@@ -37,8 +36,8 @@ def state_of(spec: TableSpec, block: RowBlock) -> State:
     return state
 
 
-def block_of(spec: TableSpec, state: Mapping[str, npt.NDArray[Any]]) -> RowBlock:
-    """The rows that a state holds, which has been checked."""
+def block_of(spec: TableSpec, state: Mapping[str, Array]) -> RowBlock:
+    """The rows of a validated state."""
     rows = int(spec.vocabulary_size or 0)
     slots = [np.empty((rows, 0), np.float32), *(np.asarray(state[f"slots/{name}"]) for name, _ in _slots(spec))]
     joined: Float32 = np.ascontiguousarray(np.concatenate(slots, axis=1))
@@ -46,7 +45,7 @@ def block_of(spec: TableSpec, state: Mapping[str, npt.NDArray[Any]]) -> RowBlock
 
 
 def state_shapes(spec: TableSpec) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name -> dtype and shape of every array of a state; -1 stands for any length."""
+    """Name -> dtype and shape of every array of a state; -1 is any length."""
     rows = int(spec.vocabulary_size or 0)
     slots = {f"slots/{name}": ("float32", (rows, width)) for name, width in _slots(spec)}
     return {
@@ -59,24 +58,22 @@ def state_shapes(spec: TableSpec) -> dict[str, tuple[str, tuple[int, ...]]]:
     }
 
 
-def require_state(spec: TableSpec, state: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Refuses what is no state of this table.
-
-    Raises:
-        BadInput: an array that is missing, not known, or of another dtype or shape; named.
-    """
+def require_state(spec: TableSpec, state: Mapping[str, Array]) -> None:
+    """Raises BadInput for a missing or unknown array, or one with another dtype or shape."""
     wanted = state_shapes(spec)
     for name in sorted({*wanted, *state}):
-        told = f"host embedding {spec.name!r}: its state"
+        state_name = f"host embedding {spec.name!r}: its state"
         if name not in state:
-            raise BadInput(f"{told} has no {name!r}; it needs {', '.join(wanted)}")
+            raise BadInput(f"{state_name} has no {name!r}; it needs {', '.join(wanted)}")
         if name not in wanted:
-            raise BadInput(f"{told} has {name!r}, which it does not know; it has {', '.join(wanted)}")
+            raise BadInput(f"{state_name} has an unknown {name!r}; known are {', '.join(wanted)}")
         dtype, shape = wanted[name]
         given = np.asarray(state[name])
         fits = len(given.shape) == len(shape) and all(w in (-1, g) for w, g in zip(shape, given.shape, strict=True))
         if given.dtype != np.dtype(dtype) or not fits:
-            raise BadInput(f"{told}: {name!r} must be {dtype} {_told(shape)}, got {given.dtype} {list(given.shape)}")
+            raise BadInput(
+                f"{state_name}: {name!r} must be {dtype} {_shape_text(shape)}, got {given.dtype} {list(given.shape)}"
+            )
     ids = state["pending/ids"]
     if len(ids) != len(state["pending/gradients"]) or (
         len(ids) and not (ids[0] >= 0 and ids[-1] < (spec.vocabulary_size or 0) and (np.diff(ids) > 0).all())
@@ -88,10 +85,10 @@ def require_state(spec: TableSpec, state: Mapping[str, npt.NDArray[Any]]) -> Non
 
 
 def _slots(spec: TableSpec) -> tuple[tuple[str, int], ...]:
-    """The optimizer's slots and their columns, in the order in which they lie side by side."""
+    """The optimizer's slots and their columns, in storage order."""
     slots = row_optimizer(spec.optimizer).slots
     return tuple((slot.name, spec.dim if slot.columns is None else slot.columns) for slot in slots)
 
 
-def _told(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return f"[{', '.join('n' if length < 0 else str(length) for length in shape)}]"

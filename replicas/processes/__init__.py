@@ -1,1 +1,1 @@
-"""Members of a replica group in processes of their own, which MPI starts."""
+"""Replica groups of processes, which MPI starts."""

@@ -1,4 +1,4 @@
-"""Which processes share a host, and where others find it."""
+"""Which processes share a host, and the addresses of this host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["own_addresses", "this_host"]
 
 
 def this_host() -> str:
-    """What processes that can meet on 127.0.0.1 have in common: the machine's boot and its network namespace."""
+    """Identifies the machine's boot and network namespace: equal for processes that can connect over 127.0.0.1."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/net')}"
@@ -19,13 +19,13 @@ def this_host() -> str:
 
 
 def own_addresses() -> tuple[str, ...]:
-    """Those under which other machines may know this one: its name's, and that of its way out."""
+    """This host's addresses for other machines: its name's, and that of its default route."""
     found: dict[str, None] = {}
     with suppress(OSError):
         for entry in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET, socket.SOCK_STREAM):
             found[str(entry[4][0])] = None
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way_out:
-        way_out.connect(("192.0.2.1", 9))  # RFC 5737: nobody's; nothing is sent
+        way_out.connect(("192.0.2.1", 9))  # reserved by RFC 5737; nothing is sent
         found[way_out.getsockname()[0]] = None
-    # What points back at oneself is of no use elsewhere: it comes last.
+    # Loopback addresses are useless to others: they come last.
     return tuple(sorted(found or {socket.gethostname(): None}, key=lambda host: host.startswith("127.")))

@@ -1,4 +1,4 @@
-"""Bytes between the members of one group by MPI's nonblocking messages, awaited with a deadline."""
+"""Exchanges bytes between the members of one group by MPI's nonblocking messages, with a deadline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -21,38 +21,37 @@ __all__ = ["CORES", "MpiChannel"]
 
 _WHAT_BYTES = 248
 _HEADER_BYTES = _WHAT_BYTES + 8
-_INLINE_BYTES = 3840  # what fits a message that is sent at once, without asking the receiver
-_CHUNK_BYTES = 64 << 20  # counts stay small, and every chunk that has come shows that the other goes on
+_INLINE_BYTES = 3840  # what fits a message that MPI sends eagerly, without a handshake
+_CHUNK_BYTES = 64 << 20  # keeps counts small; every chunk received shows that the sender is alive
 _TESTS, _YIELDS = 100, 300
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-"""Of this process."""
+"""CPU cores of this process."""
 
 _YIELD_S, _YIELD_MOVING_S = 0.001, 2.0
 _SLEEP_S = (20e-6, 1e-3)
 _ASK_S = 1.0
-_HEARD_S = 5.0  # for a connection to end whose process has
+_HEARD_S = 5.0  # for the connection of a dead process to end
 
-_abandoned: list[Any] = []
-"""Requests and buffers of exchanges that failed: a member that was only late may still write into them."""
+_abandoned: list[tuple[MpiChannel, Sequence[MPI.Request]]] = []
+"""Requests and buffers of failed exchanges: a late member may still write into them."""
 
 
 class MpiChannel:
-    """The messages of one group, which no other group's can be mixed up with.
+    """The messages of one group, kept apart from those of other groups by their tags.
 
-    Every exchange begins with one small message from everyone to everyone: it
-    says what is called, so that members that differ are told, carries the
-    payload where that is small, and shows that all have come. Larger payloads
-    follow once these have agreed.
+    Every exchange starts with one small message between every two members: it
+    names the collective, so that mismatches are reported, carries small
+    payloads, and shows that all members have called. Larger payloads follow.
 
     Args:
-        comm: Of MPI, nobody else's.
+        comm: An MPI communicator that nothing else uses.
         addresses: Ranks in `comm`, by rank in the group.
-        names: Ranks in the outermost group, by rank in the group; errors tell these.
-        rank: Of this member in the group.
-        number: No other channel that shares two members has it.
-        deadline_s: Seconds that members wait for each other without anything coming.
-        monitor: Who is gone; None: it is not known.
-        crowded: There are more members on this host than cores.
+        names: Ranks in the outermost group, by rank in the group; used in errors.
+        rank: Rank of this member in the group.
+        number: Unique among channels that share two members.
+        deadline_s: Seconds that members wait for each other without progress.
+        monitor: Detects members that have left; None: nothing does yet.
+        crowded: Whether this host has more members than cores.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class MpiChannel:
         self._rank = rank
         self._round = 0
         size = len(addresses)
-        # Beginning with the next one: not everyone asks the same member first.
+        # Starting with the next one, so that not all members address the same one first.
         self._peers = [(rank + step) % size for step in range(1, size)]
         message = (size, _HEADER_BYTES + _INLINE_BYTES)
         self._sent, self._heard = np.zeros(message, np.uint8), np.zeros(message, np.uint8)
@@ -87,7 +86,7 @@ class MpiChannel:
         self._openings += [comm.Send_init(self._sent[peer], addresses[peer], 2 * number) for peer in self._peers]
 
     def exchange(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
-        """`send[j]` of member i into `receive[i]` of member j, as `ReplicaGroup._exchange`."""
+        """Copies `send[j]` of member i to `receive[i]` of member j; see `ReplicaGroup._exchange`."""
         if self.failure is not None:
             raise type(self.failure)(*self.failure.args)
         try:
@@ -102,14 +101,14 @@ class MpiChannel:
             self._name_who_broke(what, error)
         except BaseException as error:
             if self.failure is None:
-                self.failure = Unavailable(f"{what}: this member left it in the middle, by {type(error).__name__}")
+                self.failure = Unavailable(f"{what}: this member left it unfinished, by {type(error).__name__}")
             raise
         self._round += 1
         if self.monitor is not None:
             self.monitor.rounds[self.number] = self._round
 
     def close(self) -> None:
-        """Frees what MPI holds for the channel, where no exchange is under way."""
+        """Frees MPI's requests, unless an exchange has failed."""
         if self.failure is None and not MPI.Is_finalized():
             for request in self._openings:
                 request.Free()
@@ -118,11 +117,11 @@ class MpiChannel:
     # -- one exchange
 
     def _open(self, what: str, send: Sequence[Bytes]) -> None:
-        told = _told(what)
+        header = _header(what)
         for peer in self._peers:
             payload = send[peer]
             view = self._sent_views[peer]
-            view[:_WHAT_BYTES] = told
+            view[:_WHAT_BYTES] = header
             struct.pack_into("<q", view, _WHAT_BYTES, payload.nbytes)
             if payload.nbytes <= _INLINE_BYTES:
                 view[_HEADER_BYTES : _HEADER_BYTES + payload.nbytes] = payload.data
@@ -130,23 +129,23 @@ class MpiChannel:
             MPI.Prequest.Startall(self._openings)
 
     def _agree(self, what: str, receive: Sequence[Bytes]) -> None:
-        """All have said the same, and send as much as is awaited; else BadInput, the same on every member."""
-        mine = _told(what)
+        """Raises BadInput, the same on every member, unless all call the same collective with matching sizes."""
+        mine = _header(what)
         if all(bytes(self._heard_views[peer][:_WHAT_BYTES]) == mine for peer in self._peers):
             for peer in self._peers:
                 (length,) = struct.unpack_from("<q", self._heard_views[peer], _WHAT_BYTES)
                 if length != receive[peer].nbytes:
                     raise BadInput(
                         f"{what}: rank {self._names[peer]} sends {length} bytes to rank {self._names[self._rank]}, "
-                        f"which awaits {receive[peer].nbytes}"
+                        f"which expects {receive[peer].nbytes}"
                     )
                 if length <= _INLINE_BYTES:
                     receive[peer][:] = self._heard[peer, _HEADER_BYTES : _HEADER_BYTES + length]
             return
-        said = [bytes(view[:_WHAT_BYTES]) for view in self._heard_views]
-        said[self._rank] = mine
-        other = next(place for place, one in enumerate(said) if one != said[0])
-        calls = [said[place].rstrip(b"\0").decode(errors="replace") for place in (0, other)]
+        called = [bytes(view[:_WHAT_BYTES]) for view in self._heard_views]
+        called[self._rank] = mine
+        other = next(place for place, one in enumerate(called) if one != called[0])
+        calls = [called[place].rstrip(b"\0").decode(errors="replace") for place in (0, other)]
         raise BadInput(f"rank {self._names[0]} calls {calls[0]}, and rank {self._names[other]} {calls[1]}")
 
     def _move(self, what: str, send: Sequence[Bytes], receive: Sequence[Bytes]) -> None:
@@ -155,28 +154,30 @@ class MpiChannel:
         tag = 2 * self.number + 1
         receives = 0
         for call, blocks in ((self.comm.Irecv, receive), (self.comm.Isend, send)):
-            receives = len(requests)  # in the end those before the first send
+            receives = len(requests)  # finally: the number of receive requests
             for peer in self._peers:
                 if blocks[peer].nbytes <= _INLINE_BYTES:
                     continue
                 for first in range(0, blocks[peer].nbytes, _CHUNK_BYTES):
                     requests.append(call(blocks[peer][first : first + _CHUNK_BYTES], self.addresses[peer], tag))
                     peers.append(peer)
-        # All have come. MPI moves a little at each test, so that sleeping in between would make it slow.
+        # All members are here. MPI makes progress only when tested, so sleeping would slow it down.
         self._wait(what, requests, peers, receives, _YIELD_MOVING_S)
 
     # -- waiting
 
-    def _wait(self, what: str, requests: list[Any], peers: list[int], receives: int, awake_s: float) -> None:
-        """Until all requests are done; `peers`: with whom, by request.
+    def _wait(
+        self, what: str, requests: Sequence[MPI.Request], peers: list[int], receives: int, awake_s: float
+    ) -> None:
+        """Waits until all requests are done; `peers` has the other member of each.
 
-        The first `receives` of them receive. It sleeps once nothing has come for `awake_s`.
+        The first `receives` requests receive. It sleeps between tests after `awake_s` without progress.
         """
         if not requests:
             return
         pending = dict(enumerate(peers))
         try:
-            # Giving the core away costs a slice of whoever takes it; it is right where a member waits for it.
+            # Yielding the core costs a time slice; it pays off if another member waits for the core.
             for test in range(_TESTS + _YIELDS):
                 if MPI.Request.Testall(requests):
                     return
@@ -187,12 +188,12 @@ class MpiChannel:
             _abandoned.append((self, requests))
             for place in pending:
                 if place < receives:
-                    with suppress(MPI.Exception):  # it may have ended, well or not
+                    with suppress(MPI.Exception):  # it may have completed or failed
                         requests[place].Cancel()
             raise
 
-    def _wait_long(self, what: str, requests: list[Any], pending: dict[int, int], awake_s: float) -> None:
-        """As `_wait`; takes out of `pending` what is done."""
+    def _wait_long(self, what: str, requests: Sequence[MPI.Request], pending: dict[int, int], awake_s: float) -> None:
+        """`_wait` with deadline and monitor; removes completed requests from `pending`."""
         progress = time.monotonic()
         asked = False
         ask_s = min(_ASK_S, self.deadline_s / 2)
@@ -220,7 +221,7 @@ class MpiChannel:
                 self.monitor.at = None
 
     def _name_who_broke(self, what: str, error: MPI.Exception) -> NoReturn:
-        """MPI has noticed by itself that a process is gone, and does not say which: the monitor is about to hear it."""
+        """MPI has noticed that a process has died, but not which; the monitor is about to learn it."""
         end = time.monotonic() + min(_HEARD_S, self.deadline_s)
         while self.monitor is not None and time.monotonic() < end:
             self._require_there(what, self._peers)
@@ -254,7 +255,7 @@ class MpiChannel:
 
 
 def _rest(waited_s: float, awake_s: float) -> None:
-    """Lets others run, who may be more than there are cores; sleeps some 5 % of the time that was waited anyway."""
+    """Yields the core; after `awake_s`, sleeps for about 5 % of the time waited so far."""
     if waited_s < awake_s:
         os.sched_yield()
     else:
@@ -262,5 +263,5 @@ def _rest(waited_s: float, awake_s: float) -> None:
 
 
 @lru_cache(1024)
-def _told(what: str) -> bytes:
+def _header(what: str) -> bytes:
     return what.encode()[:_WHAT_BYTES].ljust(_WHAT_BYTES, b"\0")

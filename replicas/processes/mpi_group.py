@@ -1,4 +1,4 @@
-"""A replica group whose members are processes, started by MPI."""
+"""A replica group whose members are processes started by MPI."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from elastable.replicas.processes.rendezvous import MemberAddress, Rendezvous
 __all__ = ["MpiGroup"]
 
 _ADDRESS_BYTES = 1024
-_BEGINNING = 0  # the channel on which groups begin
+_BEGINNING = 0  # the channel on which members create a group
 
 _next_channel = 1
 
 
 class MpiGroup(ReplicaGroup):
-    """A member of a group of processes; `replica_group` makes that of all processes.
+    """A member of a group of processes; `replica_group` creates that of all processes.
 
-    Members exchange through MPI's nonblocking messages, of which MPICH moves
-    those within one host through shared memory. Nothing waits inside MPI: each
-    wait ends at the deadline, or once the connection to the member that is
-    waited for has ended.
+    Members exchange MPI's nonblocking messages, within one host through shared
+    memory. Nothing blocks inside MPI: each wait ends at the deadline, or when
+    the connection to the awaited member ends.
     """
 
     def __init__(self, rank: int, ranks: Sequence[int], channel: MpiChannel, monitor: PeerMonitor) -> None:
@@ -38,17 +37,17 @@ class MpiGroup(ReplicaGroup):
 
     @classmethod
     def of(cls, comm: MPI.Intracomm, ranks: Sequence[int], deadline_s: float) -> MpiGroup:
-        """The group of some processes of MPI; all of these call it, others need not.
+        """The group of some MPI processes, each of which calls it.
 
         Args:
-            comm: Nobody else's messages go through it.
-            ranks: In `comm`; this process' is among them.
-            deadline_s: Seconds that members wait for each other without anything coming.
+            comm: A communicator that nothing else uses.
+            ranks: Ranks in `comm`, this process' among them.
+            deadline_s: Seconds that members wait for each other without progress.
 
         Raises:
-            DeadlineExceeded: one has not come.
-            Unavailable: one cannot be reached.
-            BadInput: this process is not among them, or the deadline is none.
+            DeadlineExceeded: a process has not called it.
+            Unavailable: a process cannot be reached.
+            BadInput: this process is not among them, or the deadline is not above 0.
         """
         if comm.rank not in ranks or not deadline_s > 0:
             raise BadInput(
@@ -59,10 +58,10 @@ class MpiGroup(ReplicaGroup):
         names = range(len(ranks))
         beginning = MpiChannel(comm, ranks, names, rank, _BEGINNING, deadline_s, None)
         here = this_host().encode()
-        hosts = _told_by_all(beginning, "hosts", rank, here)
+        hosts = _gather_texts(beginning, "hosts", rank, here)
         point = Rendezvous(one_host=len(set(hosts)) == 1)
         try:
-            addresses = _told_by_all(beginning, "addresses", rank, point.address.to_bytes())
+            addresses = _gather_texts(beginning, "addresses", rank, point.address.to_bytes())
             connections = point.connect(rank, [MemberAddress.from_bytes(address) for address in addresses], deadline_s)
         finally:
             point.close()
@@ -73,7 +72,6 @@ class MpiGroup(ReplicaGroup):
         return cls(rank, names, MpiChannel(comm, ranks, names, rank, number, deadline_s, monitor, crowded), monitor)
 
     def leave(self, why: str) -> None:
-        """As in `ReplicaGroup.leave`."""
         self.monitor.leave(why)
         self._channel.close()
 
@@ -95,8 +93,8 @@ class MpiGroup(ReplicaGroup):
         return MpiGroup(rank, names, part, self.monitor)
 
 
-def _told_by_all(channel: MpiChannel, what: str, rank: int, mine: bytes) -> list[bytes]:
-    """A short text of everyone, by rank."""
+def _gather_texts(channel: MpiChannel, what: str, rank: int, mine: bytes) -> list[bytes]:
+    """Everyone's short text, by rank."""
     size = len(channel.addresses)
     send = np.zeros(_ADDRESS_BYTES, np.uint8)
     send[: len(mine)] = np.frombuffer(mine, np.uint8)
@@ -106,7 +104,7 @@ def _told_by_all(channel: MpiChannel, what: str, rank: int, mine: bytes) -> list
 
 
 def _numbers(channel: MpiChannel, what: str, rank: int) -> list[int]:
-    """The first channel that is still free, of everyone."""
+    """Everyone's first free channel number."""
     size = len(channel.addresses)
     found = np.zeros((size, 1), np.int64)
     channel.exchange(what, [np.array([_next_channel]).view(np.uint8)] * size, [row.view(np.uint8) for row in found])
@@ -114,10 +112,10 @@ def _numbers(channel: MpiChannel, what: str, rank: int) -> list[int]:
 
 
 def _channel_number(number: int, comm: MPI.Intracomm) -> int:
-    """Takes a channel, which all its members agreed on as none of them has it yet."""
+    """Takes the channel number that all its members agreed on."""
     global _next_channel
-    highest = int(comm.Get_attr(MPI.TAG_UB) or 32767) // 2 - 1  # the standard's least
+    highest = int(comm.Get_attr(MPI.TAG_UB) or 32767) // 2 - 1  # the least that the standard guarantees
     if number > highest:
-        raise BadInput(f"more than {highest} groups in one process; keep groups instead of making them anew")
+        raise BadInput(f"more than {highest} groups in one process; keep groups instead of creating them again")
     _next_channel = number + 1
     return number

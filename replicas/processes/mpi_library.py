@@ -1,4 +1,4 @@
-"""mpi4py's MPI, imported so that it neither starts at import nor waits for members that are gone at exit."""
+"""mpi4py's MPI, imported so that it neither starts at import nor waits at exit for members that have gone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mpi4py
 __all__ = ["IMPORTED_BEFORE", "MPI"]
 
 IMPORTED_BEFORE = "mpi4py.MPI" in sys.modules
-"""Whether the program did so itself: then mpi4py ends MPI at exit, as the program's `mpi4py.rc` says."""
+"""Whether the program imported it first: then mpi4py ends MPI at exit, as the program's `mpi4py.rc` says."""
 
 if not IMPORTED_BEFORE:
     mpi4py.rc.initialize = False

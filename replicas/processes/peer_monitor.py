@@ -1,4 +1,4 @@
-"""Who of a group's members is still there: a connection to every other one, whose end tells of a death."""
+"""Detects members that leave or die, by a TCP connection to every other member."""
 
 from __future__ import annotations
 
@@ -22,29 +22,27 @@ _LONGEST_MS = 2**31 - 1
 
 
 class PeerMonitor:
-    """What one member knows of the others, kept by a thread of its own.
+    """What one member knows of the others; updated by its own thread.
 
     Messages are lines of JSON: `{"left": why, "rounds": {channel: rounds}, "gone":
     [[rank, why, rounds]]}`, `{"ask": 1}` and its answer `{"at": text, "for":
-    [ranks]}`. A connection that ends without a farewell is a process that was
-    killed, crashed, or left by `os._exit`; one whose machine is gone, or to
-    which the link is cut, breaks after as long a silence as members wait for
-    each other. A process that is stopped keeps its
-    connections: others learn of it as it does not come to a collective within
-    the deadline, nor answers.
+    [ranks]}`. A connection that ends without a "left" message belongs to a process
+    that was killed, crashed, or called `os._exit`. If the machine is gone or the
+    link is cut, the connection breaks after the deadline. A stopped process keeps
+    its connections: others notice when it misses a deadline and does not answer.
 
-    A farewell says who had gone before, so that every member knows the first
-    one to go before those that went because of it, whoever is heard first.
+    A "left" message lists who had left before, so that all members blame the
+    first one to leave, whichever message arrives first.
 
     Args:
-        rank: Of this member.
-        connections: To every other one.
+        rank: Rank of this member.
+        connections: To every other member.
         deadline_s: How long members wait for each other; a link may be cut for as long.
 
     Attributes:
-        gone: Rank -> why it is not there any more; in the order in which they went.
-        at: What this member is waiting for, and for which ranks; None: it is not in a collective.
-        rounds: Channel -> how many of its exchanges this member has completed.
+        gone: Rank -> reason, in the order in which members left.
+        at: The collective that this member waits in, and for which ranks; None: in none.
+        rounds: Channel -> number of exchanges that this member has completed.
     """
 
     def __init__(self, rank: int, connections: Mapping[int, socket.socket], deadline_s: float) -> None:
@@ -67,43 +65,43 @@ class PeerMonitor:
         self._thread.start()
 
     def first_lost(self, ranks: Sequence[int], channel: int, needed: int) -> tuple[int, str] | None:
-        """The first to go of some members, of those that will not complete an exchange any more, and why; None: none.
+        """The first of these members to leave before completing an exchange, and why; None: all can complete it.
 
         Args:
             ranks: The members.
-            channel: Of which channel.
-            needed: Rounds of it that a member has completed once this exchange is done.
+            channel: Number of the channel.
+            needed: Rounds of it that a member has completed once the exchange is done.
         """
         for rank, why in list(self.gone.items()):
-            # What a member sent before it left is on its way.
+            # Messages that a member sent before it left still arrive.
             if rank in ranks and self._rounds_of.get(rank, {}).get(channel, 0) < needed:
                 return rank, why
         return None
 
     def ask_all(self) -> None:
-        """Asks all others where they are; `story` tells what is known by then."""
+        """Asks all others which collective they are in; `story` reports the answers."""
         self._answers.clear()
         for rank in self._connections:
             if rank not in self.gone:
                 self._say(rank, {"ask": 1})
 
     def story(self, ranks: Sequence[int]) -> str:
-        """Why members do not come, as far as those that were asked have answered; follows who waits for whom."""
-        told = []
+        """Why members do not join a collective, as far as they have answered; follows who waits for whom."""
+        reports = []
         ranks = list(ranks)
         for rank in ranks:
             if rank in self.gone:
-                told.append(f"rank {rank} has left: {self.gone[rank]}")
+                reports.append(f"rank {rank} has left: {self.gone[rank]}")
             elif rank not in self._answers:
-                told.append(f"rank {rank} does not answer: its process or machine is stopped, or the link is cut")
+                reports.append(f"rank {rank} does not answer: its process or machine is stopped, or the link is cut")
             else:
                 what, others = self._answers[rank]
-                told.append(f"rank {rank} is in {_waiting(what, others)}" if what else f"rank {rank} is elsewhere")
+                reports.append(f"rank {rank} is in {_waiting(what, others)}" if what else f"rank {rank} is elsewhere")
                 ranks += [other for other in others if other not in ranks and other != self.rank]
-        return "".join(f"; {one}" for one in told)
+        return "".join(f"; {one}" for one in reports)
 
     def leave(self, why: str) -> None:
-        """Tells all others that this member does not go on. Leaving twice is harmless."""
+        """Tells all others that this member leaves. Leaving twice is harmless."""
         with self._changed:
             if self._left:
                 return
@@ -113,14 +111,14 @@ class PeerMonitor:
             self._say(rank, {"left": why, "rounds": dict(self.rounds), "gone": gone})
 
     def all_done(self, within_s: float) -> bool:
-        """Waits until every other member has left or died; whether none died."""
+        """Waits until every other member has left or died; returns whether none died."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.gone) == len(self._connections), within_s):
                 return False
             return all(rank in self._rounds_of for rank in self.gone)
 
     def close(self) -> None:
-        """Ends the connections; whoever has not been told otherwise takes this member for dead."""
+        """Closes the connections; members that were not told of leaving take this one for dead."""
         self._closed = True
         for connection in self._connections.values():
             with suppress(OSError):
@@ -142,11 +140,11 @@ class PeerMonitor:
             connection.close()
 
     def _hear(self, rank: int) -> bool:
-        """Takes what has come from a member; whether more can come."""
+        """Reads a member's messages; returns whether more can come."""
         try:
             piece = self._connections[rank].recv(1 << 16)
         except TimeoutError as error:
-            if error.errno != errno.ETIMEDOUT:  # our own limit, and not the system's
+            if error.errno != errno.ETIMEDOUT:  # our own send timeout, not the system's
                 return True
             silent = f"nothing has come from it for {self._deadline_s:g} s"
             self._mark_gone(rank, f"{silent}: its machine is gone, or the link to it is cut")
@@ -175,20 +173,20 @@ class PeerMonitor:
             self._answers[rank] = message["at"], tuple(message["for"])
 
     def _mark_gone(self, rank: int, why: str, rounds: Mapping[str, int] | None = None) -> None:
-        """`rounds`: of every channel, where the member has said farewell."""
+        """`rounds`: those of every channel, if the member has sent "left"."""
         with self._changed:
             if rank not in self.gone and rounds is not None:
                 self._rounds_of[rank] = {int(channel): number for channel, number in rounds.items()}
             self.gone.setdefault(rank, why)
             self._changed.notify_all()
 
-    def _say(self, rank: int, message: dict[str, Any]) -> None:
-        # A member that cannot be told is one whose end will be heard.
+    def _say(self, rank: int, message: Mapping[str, object]) -> None:
+        # If a member cannot be reached, its connection is about to end.
         with self._sending, suppress(OSError):
             self._connections[rank].sendall(json.dumps(message).encode() + b"\n")
 
     def _forget_in_child(self) -> None:
-        """A forked child must not keep its parent's connections open: their end would not be seen."""
+        """A forked child must not keep its parent's connections open: others would not see them end."""
         for connection in self._connections.values():
             with suppress(OSError):
                 os.close(connection.detach())
@@ -210,7 +208,7 @@ def _waiting(what: str, ranks: Sequence[int]) -> str:
 
 
 def _break_when_silent(connection: socket.socket, seconds: float) -> None:
-    """The system breaks it after so many seconds in which the other machine answers nothing."""
+    """Has the system break the connection if the other machine is silent for this long."""
     connection.settimeout(_SEND_S)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     every = max(1, min(_PROBE_S, round(seconds / 4)))
@@ -220,7 +218,7 @@ def _break_when_silent(connection: socket.socket, seconds: float) -> None:
         ("TCP_KEEPIDLE", every),
         ("TCP_KEEPINTVL", every),
         ("TCP_KEEPCNT", probes),
-        ("TCP_USER_TIMEOUT", limit_ms),  # where the system has it, it counts instead of the probes
+        ("TCP_USER_TIMEOUT", limit_ms),  # where supported, it replaces the probes
     ):
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,4 +1,4 @@
-"""How members find each other: one connection between every two of them."""
+"""How members connect to each other: one TCP connection for every pair."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from elastable.embedding_store.errors import DeadlineExceeded, Unavailable
 from elastable.replicas.processes.hosts import own_addresses
@@ -26,8 +25,8 @@ class MemberAddress:
 
     Attributes:
         hosts: Addresses to try, in this order.
-        port: Of TCP.
-        token: What a caller has to know, so that a stranger is not taken for a member.
+        port: TCP port.
+        token: A secret that callers must send, so that strangers are not taken for members.
     """
 
     hosts: tuple[str, ...]
@@ -35,22 +34,16 @@ class MemberAddress:
     token: str
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
         return json.dumps([self.hosts, self.port, self.token]).encode()
 
     @classmethod
     def from_bytes(cls, text: bytes) -> MemberAddress:
-        """Of what `to_bytes` gave."""
         hosts, port, token = json.loads(text)
         return cls(tuple(hosts), port, token)
 
 
 class Rendezvous:
-    """Where one member waits for the others.
-
-    Args:
-        one_host: All members are on this host: none can come from elsewhere.
-    """
+    """Where one member accepts the others; on 127.0.0.1 alone if all are on this host (`one_host`)."""
 
     def __init__(self, one_host: bool) -> None:
         self._listener = socket.create_server(("127.0.0.1" if one_host else "", 0), backlog=1024)
@@ -61,12 +54,13 @@ class Rendezvous:
         """A connection to every other member; all call it.
 
         Args:
-            rank: Of this member.
-            members: Where all listen, by rank.
-            deadline_s: Seconds that others may take.
+            rank: Rank of this member.
+            members: Addresses of all, by rank.
+            deadline_s: Seconds to wait for the others.
 
         Raises:
-            Unavailable: a member cannot be reached, or has not come; names its rank.
+            Unavailable: a member cannot be reached; names its rank.
+            DeadlineExceeded: a member has not connected; names its rank.
         """
         give_up = time.monotonic() + deadline_s
         found: dict[int, socket.socket] = {}
@@ -94,7 +88,7 @@ class Rendezvous:
         return found
 
     def close(self) -> None:
-        """Nobody else can come."""
+        """Stops listening."""
         self._listener.close()
 
     def _caller(self, connection: socket.socket) -> int | None:
@@ -106,26 +100,28 @@ class Rendezvous:
                 if not piece:
                     return None
                 line += piece
-        said = _parsed(line)
-        known = isinstance(said, list) and len(said) == 2 and said[0] == self.address.token
-        return said[1] if known and isinstance(said[1], int) else None
+        match _parsed(line):
+            case [self.address.token, int(rank)]:
+                return rank
+        return None
 
 
 def _reach(rank: int, address: MemberAddress, deadline_s: float) -> socket.socket:
-    told = []
+    failures = []
     for host in address.hosts:
         try:
             return socket.create_connection((host, address.port), timeout=deadline_s)
         except OSError as error:
-            told.append(f"{host}:{address.port}: {error.strerror or error}")
-    raise Unavailable(f"rank {rank} cannot be reached: {'; '.join(told)}")
+            failures.append(f"{host}:{address.port}: {error.strerror or error}")
+    raise Unavailable(f"rank {rank} cannot be reached: {'; '.join(failures)}")
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(line: bytes) -> object:
     try:
-        return json.loads(line)
+        parsed: object = json.loads(line)
     except ValueError:
         return None
+    return parsed
 
 
 def _close(connections: dict[int, socket.socket]) -> None:

@@ -1,4 +1,4 @@
-"""The file in shared memory that MPICH leaves behind when its processes do not come to their end."""
+"""MPICH's shared-memory files, which it leaves behind when its processes are killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MPICH_FILE = "/dev/shm/mpich_shm_"
 
 
 def mapped_by(pid: int) -> set[str]:
-    """MPICH's files that a process of this host has mapped; of one that is gone, none."""
+    """MPICH's files that a process of this host maps; empty if the process has exited."""
     try:
         with open(f"/proc/{pid}/maps") as maps:
             return {_MPICH_FILE + line.split(_MPICH_FILE)[1].split()[0] for line in maps if _MPICH_FILE in line}
@@ -21,7 +21,7 @@ def mapped_by(pid: int) -> set[str]:
 
 
 def remove_files(files: Iterable[str]) -> None:
-    """Takes their names away: who has them mapped keeps them, and with the last process they are gone."""
+    """Unlinks them: processes that map them keep them until they exit."""
     for file in files:
         with suppress(FileNotFoundError):
             os.unlink(file)

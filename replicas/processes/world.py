@@ -1,4 +1,4 @@
-"""The replica group of all processes that MPI has started, from its beginning to the end of the process."""
+"""The replica group of all processes that MPI started, from its creation to the exit of the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elastable.embedding_store.errors import DeadlineExceeded, NotInstalled
 from elastable.replicas.groups.group import ReplicaGroup
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DEADLINE_VARIABLE", "leave_all", "replica_group", "started_by_mpi", "world_communicator"]
 
-# What the launchers of MPICH (and its kin), Open MPI and Slurm tell each process: how many there are.
+# Environment variables with the number of processes, of the launchers of MPICH, Open MPI and Slurm.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "MPI_LOCALNRANKS")
 DEADLINE_VARIABLE = "ELASTABLE_REPLICAS_DEADLINE"
-"""Of the environment: seconds; what `elastable replicas --deadline` says."""
+"""Environment variable: seconds, from `elastable replicas --deadline`."""
 
 _DEADLINE_S = 60.0
 _END_S = 60.0
@@ -37,28 +37,26 @@ _failed = False
 
 
 def started_by_mpi(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is one of those that `elastable replicas` or `mpirun` started."""
+    """Whether `elastable replicas` or `mpirun` started this process."""
     return _world is not None or any(name in environment for name in _SIZES)
 
 
 def replica_group(deadline_s: float | None = None) -> ReplicaGroup:
     """The group of all processes that `elastable replicas` or `mpirun` started with this one.
 
-    Every one of them calls it, as often as the others. A process that was
-    started alone gets a group of one, so that the same program runs with and
-    without replicas.
+    Every process calls it equally often. A process started alone gets a group
+    of one, so that a program runs with and without replicas.
 
-    A process that ends leaves its groups: the others are told why. One whose
-    work is done waits at its end for the others, up to the deadline.
+    A process that exits leaves its groups and tells the others why. After a
+    normal end it waits for the others, up to the deadline.
 
     Args:
-        deadline_s: Seconds that members wait for each other in a collective
-            without anything coming; also for all to call this. None: what
-            `elastable replicas --deadline` says, else 60.
+        deadline_s: Seconds that members wait for each other in a collective without
+            progress, and for all to call this. None: `elastable replicas --deadline`, or 60.
 
     Raises:
-        DeadlineExceeded: not all have called it.
-        NotInstalled: there are several, and mpi4py is not installed.
+        DeadlineExceeded: not all processes have called it.
+        NotInstalled: there are several processes, and mpi4py is not installed.
     """
     if deadline_s is None:
         deadline_s = float(os.environ.get(DEADLINE_VARIABLE, _DEADLINE_S))
@@ -73,7 +71,7 @@ def replica_group(deadline_s: float | None = None) -> ReplicaGroup:
 
 
 def leave_all(why: str) -> None:
-    """Leaves all groups of this process as it cannot go on; it will end without waiting for anyone."""
+    """Leaves all groups of this process after a failure; it then exits without waiting for others."""
     global _failed
     _failed = True
     for group in _groups:
@@ -84,17 +82,17 @@ _world: MPI.Intracomm | None = None
 
 
 def world_communicator(deadline_s: float) -> MPI.Intracomm:
-    """All processes, in a communicator of our own; the first call starts MPI, and all processes make it.
+    """Our own communicator of all processes; the first call, which all must make, starts MPI.
 
     Raises:
-        DeadlineExceeded: not all have called it.
+        DeadlineExceeded: not all processes have called it.
         NotInstalled: mpi4py is not installed.
     """
     global _world
     if _world is None:
         _world = _start(deadline_s)
         atexit.register(_end, deadline_s)
-        _tell_of_exceptions()
+        _report_exceptions()
     return _world
 
 
@@ -102,26 +100,27 @@ def _start(deadline_s: float) -> MPI.Intracomm:
     try:
         from elastable.replicas.processes.mpi_library import MPI
     except ImportError as error:  # mpi4py, or the MPI library that it loads
-        told = f'a group of several replicas needs MPI ({error}): pip install "elastable[replicas]"'
-        raise NotInstalled(told) from error
+        raise NotInstalled(
+            f'a group of several replicas needs MPI ({error}): pip install "elastable[replicas]"'
+        ) from error
     with _no_longer_than(deadline_s):
         if not MPI.Is_initialized():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     for name in (*_SIZES, "PMI_FD", "PMI_RANK"):
-        os.environ.pop(name, None)  # a child of this process is no replica
+        os.environ.pop(name, None)  # a child of this process is not a replica
     made, request = MPI.COMM_WORLD.Idup()
     give_up = time.monotonic() + deadline_s
     while not request.Test():
         if time.monotonic() > give_up:
             raise DeadlineExceeded(f"not all of {MPI.COMM_WORLD.size} replicas have come within {deadline_s:g} s")
         time.sleep(1e-4)
-    # All are through MPI's start, so nobody has to find it by name; a killed process would leave it there.
+    # All processes have mapped the files by now; unlinked, they cannot outlive a killed process.
     stale_shared_memory.remove_files(stale_shared_memory.mapped_by(os.getpid()))
     return made
 
 
 def _end(deadline_s: float) -> None:
-    """At exit. MPI is ended where all others come to their end, too; nothing may wait for one that does not."""
+    """At exit: finalizes MPI if all others exit normally, too; it would wait forever for one that does not."""
     from elastable.replicas.processes.mpi_library import IMPORTED_BEFORE, MPI
 
     for group in _groups:
@@ -134,12 +133,12 @@ def _end(deadline_s: float) -> None:
         with _no_longer_than(_END_S):
             MPI.Finalize()
     elif IMPORTED_BEFORE:
-        _arm(_END_S)  # the program has let mpi4py end MPI at exit
+        _arm(_END_S)  # the program lets mpi4py finalize MPI at exit
 
 
 @contextmanager
 def _no_longer_than(seconds: float) -> Iterator[None]:
-    """Ends the process where MPI's own start or end takes longer: it holds Python's lock and cannot be told to stop."""
+    """Ends the process if MPI's own start or end takes longer: it holds the GIL and cannot be interrupted."""
     armed = _arm(seconds)
     try:
         yield
@@ -151,17 +150,17 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
 def _arm(seconds: float) -> bool:
     try:
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
-    except (AttributeError, ValueError):  # no file to write to: nobody would see why
+    except (AttributeError, ValueError):  # there is no file to write the traceback to
         return False
     return True
 
 
-def _tell_of_exceptions() -> None:
-    """The others are told of an exception that ends this process."""
+def _report_exceptions() -> None:
+    """Tells the others about an exception that ends this process."""
     before = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         leave_all(f"{kind.__name__}: {error}")
-        return before(kind, error, trace)
+        before(kind, error, trace)
 
     sys.excepthook = hook

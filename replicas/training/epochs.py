@@ -1,4 +1,4 @@
-"""The epochs of a training: steps, evaluation, callbacks, and when weights have to be whole."""
+"""The epochs of a training: steps, evaluation, callbacks, and when weights must be whole."""
 
 from __future__ import annotations
 
@@ -16,53 +16,52 @@ def run_epochs(
     training: Training,
     compute: GradientStep,
     feed: Feed,
-    told: ReplicaCallbacks,
+    listeners: ReplicaCallbacks,
     epochs: range,
     evaluate: Callable[[int], Mapping[str, float]],
 ) -> None:
     """Trains; every replica calls it.
 
-    Callbacks and evaluation find the model's weights whole; what callbacks do
-    to them counts.
+    Callbacks and evaluation see the model's whole weights; what callbacks change in them counts.
 
     Args:
-        training: Of the model.
-        compute: For batches as the feed's.
-        feed: Of records.
-        told: The callbacks.
-        epochs: To run.
-        evaluate: Epoch -> what is to be added to its logs.
+        training: The model's training state.
+        compute: For batches shaped like the feed's.
+        feed: The records.
+        listeners: The callbacks.
+        epochs: The epochs to run.
+        evaluate: Epoch -> validation logs to add.
     """
     logs: dict[str, float] = {}
-    told.begin()
+    listeners.begin()
     for epoch in epochs:
-        told.begin_epoch(epoch)
+        listeners.begin_epoch(epoch)
         training.weights.take_back()
-        stop = _epoch(training, compute, feed, epoch, told)
+        stop = _epoch(training, compute, feed, epoch, listeners)
         logs = training.metrics.results()
         training.weights.make_whole()
         logs |= evaluate(epoch)
-        stop |= told.end_epoch(epoch, logs)
+        stop |= listeners.end_epoch(epoch, logs)
         training.weights.take_back()
-        told.agree(training.optimizer.learning_rate())
+        listeners.agree(training.optimizer.learning_rate())
         if stop:
             break
     training.finish()
-    told.end(logs)
+    listeners.end(logs)
     training.weights.take_back()
 
 
-def _epoch(training: Training, compute: GradientStep, feed: Feed, epoch: int, told: ReplicaCallbacks) -> bool:
+def _epoch(training: Training, compute: GradientStep, feed: Feed, epoch: int, listeners: ReplicaCallbacks) -> bool:
     """True if a callback stopped it."""
     training.metrics.reset()
     measured = training.memory
     for step, part in enumerate(feed.parts(epoch)):
-        if told.sees_batches:
-            told.begin_batch(step)
+        if listeners.sees_batches:
+            listeners.begin_batch(step)
         training.train(compute, part, measure=training.memory is measured)
-        if told.sees_batches:
+        if listeners.sees_batches:
             training.weights.make_whole()
-            stop = told.end_batch(step, training.metrics.results())
+            stop = listeners.end_batch(step, training.metrics.results())
             training.weights.take_back()
             if stop:
                 return True

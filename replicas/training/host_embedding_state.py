@@ -1,11 +1,11 @@
-"""Host embeddings of a model that trains over replicas: found, and their state saved and taken back with the rest."""
+"""Host embeddings of a model trained over replicas: found, saved and restored with the rest of its state."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput, CheckpointError
@@ -18,33 +18,32 @@ from elastable.worker.keras.seeds import layers_of
 __all__ = ["HOST", "host_embeddings", "host_tensors", "restore_hosts"]
 
 HOST = "host/"
-"""What the keys of their tensors begin with: "host/TABLE/ARRAY", with the arrays of
-`elastable.replicas.host_embeddings.state`."""
+"""Prefix of their tensors' keys: "host/TABLE/ARRAY", with the arrays of `elastable.replicas.host_embeddings.state`."""
 
 
-def host_embeddings(model: Any) -> list[HostEmbedding]:
-    """The host embeddings that are layers of the model, by the names of their tables."""
+def host_embeddings(model: keras.Model) -> list[HostEmbedding]:
+    """The model's layers that are host embeddings, by the names of their tables."""
     found = [layer for layer in layers_of(model) if isinstance(layer, HostEmbedding)]
     return sorted(found, key=lambda layer: str(layer.table.spec.name))
 
 
-def host_tensors(model: Any) -> Iterator[tuple[str, Array]]:
-    """(key, whole tensor) of every host embedding's state; every replica takes all of them."""
+def host_tensors(model: keras.Model) -> Iterator[tuple[str, Array]]:
+    """(key, whole tensor) of every host embedding's state; every replica iterates to the end."""
     for layer in host_embeddings(model):
         for name, array in layer.state().items():
             yield f"{HOST}{layer.table.spec.name}/{name}", np.asarray(array)
 
 
-def restore_hosts(model: Any, group: ReplicaGroup, tensors: Mapping[str, Array]) -> None:
-    """Takes back what `host_tensors` gave; every replica calls it.
+def restore_hosts(model: keras.Model, group: ReplicaGroup, tensors: Mapping[str, Array]) -> None:
+    """Restores what `host_tensors` gave; every replica calls it.
 
     Args:
         model: This replica's.
         group: All replicas.
-        tensors: By key, on rank 0; the others' are not looked at.
+        tensors: Tensors by key; only rank 0's are used.
 
     Raises:
-        CheckpointError: they are not of the model's host embeddings; nothing has been changed.
+        CheckpointError: they do not fit the model's host embeddings; nothing has changed.
     """
     layers = host_embeddings(model)
     states = {layer.table.spec.name: _of_table(layer.table.spec.name, tensors) for layer in layers}
@@ -61,12 +60,12 @@ def restore_hosts(model: Any, group: ReplicaGroup, tensors: Mapping[str, Array])
                 raise CheckpointError(f"the checkpoint is of another model: {error}") from error
         return json.dumps(
             {
-                table: {name: [str(array.dtype), list(array.shape)] for name, array in state.items()}
+                table: {name: (str(array.dtype), array.shape) for name, array in state.items()}
                 for table, state in states.items()
             }
         )
 
-    kinds: dict[str, dict[str, list[Any]]] = json.loads(run_at_root(group, checked))
+    kinds: dict[str, dict[str, tuple[str, list[int]]]] = json.loads(run_at_root(group, checked))
     for layer in layers:
         mine, taken = states[layer.table.spec.name], dict[str, Array]()
         for name, (dtype, shape) in kinds[layer.table.spec.name].items():

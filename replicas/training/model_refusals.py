@@ -1,8 +1,6 @@
-"""Models and losses that cannot be trained over replicas, refused by name."""
+"""Refuses models and losses that cannot be trained over replicas."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import keras
 
@@ -16,13 +14,8 @@ _MEANS = ("sum_over_batch_size", "mean")
 _OWN_STEPS = ("train_step", "test_step", "predict_step")
 
 
-def refuse_model(model: Any) -> None:
-    """Refuses what a model or its `compile()` ask for and replicas cannot honour.
-
-    Raises:
-        ModelError: no Keras model.
-        Unsupported: by name, with the reason.
-    """
+def refuse_model(model: object) -> None:
+    """Raises ModelError for anything but a Keras model, Unsupported for one that replicas cannot train."""
     if not isinstance(model, keras.Model):
         raise ModelError(f"et.ReplicaTrainer needs a keras.Model, got {type(model).__name__}")
     for method in _OWN_STEPS:
@@ -44,15 +37,8 @@ def refuse_model(model: Any) -> None:
             )
 
 
-def refuse_losses(loss: Any) -> None:
-    """Refuses losses that are no mean over records: their mean over replicas would be another loss.
-
-    Args:
-        loss: As given to `compile()`.
-
-    Raises:
-        Unsupported: naming the loss and its reduction.
-    """
+def refuse_losses(loss: object) -> None:
+    """Raises Unsupported for a loss of `compile()` that is not a mean over records: averaging it would change it."""
     for one in keras.tree.flatten(loss):
         reduction = getattr(one, "reduction", "mean")
         if isinstance(one, keras.losses.Loss) and reduction not in _MEANS:

@@ -1,10 +1,10 @@
-"""What a model keeps besides its weights (moving statistics): one model's, though every replica moves its own."""
+"""A model's states besides its weights, such as moving statistics: averaged over replicas after each step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.replicas.groups.group import Array, ReplicaGroup
@@ -14,8 +14,8 @@ from elastable.worker.keras.seeds import layers_of
 __all__ = ["ReplicaStates", "model_states"]
 
 
-def model_states(model: Any) -> list[Any]:
-    """Variables that layers move as they compute: no weights of frozen layers, no seeds, which follow the step."""
+def model_states(model: keras.Model) -> list[keras.Variable]:
+    """Variables that layers update in the forward pass: no frozen weights, and no seeds, which follow the step."""
     layers = layers_of(model)
     found = [variable for layer in layers for variable in getattr(layer, "_non_trainable_variables", ())]
     unique = {id(variable): variable for variable in found if variable.name != "seed_generator_state"}
@@ -23,28 +23,19 @@ def model_states(model: Any) -> list[Any]:
 
 
 class ReplicaStates:
-    """The states of a model over replicas.
+    """The states of a built model over replicas.
 
-    After every step a state becomes the mean of what the replicas made of it,
-    weighted by their records, as `tf.distribute` aggregates the moving
-    statistics of BatchNormalization; integers become rank 0's. What is equal
-    on all replicas stays to the bit.
-
-    Args:
-        model: Built.
-        group: All replicas.
+    After every step a state becomes the mean of the replicas' values, weighted
+    by their records, as `tf.distribute` aggregates the moving statistics of
+    BatchNormalization; integers become rank 0's. Equal values stay equal to the bit.
     """
 
-    def __init__(self, model: Any, group: ReplicaGroup) -> None:
+    def __init__(self, model: keras.Model, group: ReplicaGroup) -> None:
         self._group = group
         self._variables = model_states(model) if group.size > 1 else []
 
     def share(self, shares: Sequence[float]) -> None:
-        """Makes the states one; every replica calls it.
-
-        Args:
-            shares: Of the batch's records, by rank.
-        """
+        """Averages the states; every replica calls it. `shares`: each rank's part of the batch's records."""
         values = [value_of(variable) for variable in self._variables]
         for dtype in dict.fromkeys(value.dtype for value in values):
             places = [place for place, value in enumerate(values) if value.dtype == dtype]

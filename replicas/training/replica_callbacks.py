@@ -1,9 +1,8 @@
-"""Keras callbacks on replicas: which can be honoured, and what all replicas have to agree upon."""
+"""Keras callbacks on replicas: which are supported, and what replicas must agree on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -19,22 +18,27 @@ class ReplicaCallbacks:
     """Calls each replica's callbacks, with logs that are the same on all of them.
 
     Args:
-        callbacks: This replica's.
-        model: This replica's.
-        group: All replicas; each makes this.
-        epochs: Of the training.
-        steps: Of an epoch.
-        verbose: 0: nothing is shown; else rank 0 shows a line an epoch.
+        callbacks, model: This replica's.
+        group: All replicas; each creates this.
+        epochs: Epochs of the training.
+        steps: Steps of an epoch.
+        verbose: 0: silent; otherwise rank 0 prints a line per epoch.
 
     Attributes:
-        sees_batches: Whether a callback of any replica looks at batches.
+        sees_batches: Whether a callback of any replica handles batches.
 
     Raises:
-        Unsupported: a callback that cannot be honoured, by name.
+        Unsupported: a callback that replicas cannot support; names it.
     """
 
     def __init__(
-        self, callbacks: Sequence[Any], model: Any, group: ReplicaGroup, epochs: int, steps: int, verbose: int
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
+        group: ReplicaGroup,
+        epochs: int,
+        steps: int,
+        verbose: int,
     ) -> None:
         for callback in callbacks:
             _refuse_unsupported(callback)
@@ -52,56 +56,47 @@ class ReplicaCallbacks:
         )
 
     @property
-    def history(self) -> Any:
-        """Keras' `History`."""
+    def history(self) -> keras.callbacks.History:
         return history_of(self._list)
 
     def begin(self) -> None:
-        """Training begins."""
         self._model.stop_training = False
         self._list.on_train_begin()
 
     def begin_epoch(self, epoch: int) -> None:
-        """An epoch, counted from 0, begins."""
         self._list.on_epoch_begin(epoch)
 
     def begin_batch(self, step: int) -> None:
-        """A batch begins; only where `sees_batches`."""
         self._list.on_train_batch_begin(step)
 
     def end_batch(self, step: int, logs: Mapping[str, float]) -> bool:
-        """A batch is over; only where `sees_batches`. True if training is to stop, on every replica."""
+        """Whether a callback of any replica stops training."""
         self._list.on_train_batch_end(step, dict(logs))
         return self._anyone(bool(self._model.stop_training))
 
     def end_epoch(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """An epoch is over and evaluated; True if training is to stop, on every replica."""
+        """Whether a callback of any replica stops training."""
         self._list.on_epoch_end(epoch, dict(logs))
         return self._anyone(bool(self._model.stop_training))
 
     def end(self, logs: Mapping[str, float]) -> None:
-        """Training is over."""
         self._list.on_train_end(dict(logs))
 
     def agree(self, learning_rate: float) -> None:
-        """Refuses replicas that go on at different learning rates; every replica calls it.
-
-        Raises:
-            BadInput: naming both.
-        """
+        """Raises BadInput if the replicas' learning rates differ; every replica calls it."""
         rates = self._group.all_gather(np.array(learning_rate, np.float64))
         for rank, rate in enumerate(rates):
             if rate != rates[0] and not np.isnan([rate, rates[0]]).all():
                 raise BadInput(
-                    f"rank {rank} goes on at learning rate {rate:g}, and rank 0 at {rates[0]:g}: a callback that sets "
-                    "it has to be given to every replica"
+                    f"rank {rank} continues at learning rate {rate:g}, and rank 0 at {rates[0]:g}: give a "
+                    "callback that sets it to every replica"
                 )
 
     def _anyone(self, here: bool) -> bool:
         return bool(self._group.all_reduce(np.array([here], np.uint8), "max")[0])
 
 
-def _refuse_unsupported(callback: Any) -> None:
+def _refuse_unsupported(callback: keras.callbacks.Callback) -> None:
     kinds, name = keras.callbacks, require_callback(callback)
     if isinstance(callback, kinds.BackupAndRestore):
         raise Unsupported(

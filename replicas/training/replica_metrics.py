@@ -1,9 +1,8 @@
-"""Metrics over replicas: their states summed, never their results averaged."""
+"""Metrics over replicas: their states are summed; their results are never averaged."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 import numpy as np
@@ -17,20 +16,16 @@ __all__ = ["ReplicaMetrics"]
 
 
 class ReplicaMetrics:
-    """The metrics of a model, of which every replica has counted its own records.
-
-    Args:
-        model: Compiled and built.
-        exchange: Over the replicas.
+    """The metrics of a compiled and built model; every replica counts its own records.
 
     Raises:
-        Unsupported: a metric whose state does not begin at zero, and so cannot be summed.
+        Unsupported: a metric's state does not start at zero, so it cannot be summed.
     """
 
-    def __init__(self, model: Any, exchange: Exchange) -> None:
+    def __init__(self, model: keras.Model, exchange: Exchange) -> None:
         self._model = model
         self._exchange = exchange
-        self._variables: list[Any] = []
+        self._variables: list[keras.Variable] = []
         for metric in model.metrics:
             metric.reset_state()
             for variable in metric.variables:
@@ -42,13 +37,14 @@ class ReplicaMetrics:
                 self._variables.append(variable)
 
     def reset(self) -> None:
-        """Forgets what was counted."""
         for metric in self._model.metrics:
             metric.reset_state()
 
     def results(self) -> dict[str, float]:
-        """Every metric's value over the records of all replicas, by name; every replica calls it."""
-        totals = self._exchange.reduce([value_of(variable) for variable in self._variables], [Layout()] * self._count)
+        """Every metric over the records of all replicas, by name; every replica calls it."""
+        totals = self._exchange.reduce(
+            [value_of(variable) for variable in self._variables], [Layout()] * len(self._variables)
+        )
         mapping = [
             (variable, tf.convert_to_tensor(total)) for variable, total in zip(self._variables, totals, strict=True)
         ]
@@ -57,12 +53,8 @@ class ReplicaMetrics:
             named = self._model.get_metrics_result()
         return {name: value for key, result in named.items() for name, value in _scalars(key, result)}
 
-    @property
-    def _count(self) -> int:
-        return len(self._variables)
 
-
-def _scalars(name: str, result: Any) -> Iterator[tuple[str, float]]:
+def _scalars(name: str, result: tf.Tensor | float) -> Iterator[tuple[str, float]]:
     values = np.asarray(result.numpy() if hasattr(result, "numpy") else result)
     if values.ndim == 0:
         yield name, float(values)

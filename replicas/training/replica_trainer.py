@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import CheckpointError
@@ -21,30 +19,28 @@ __all__ = ["ReplicaTrainer"]
 
 
 class ReplicaTrainer(ShardedTrainer):
-    """A `ShardedTrainer` that saves and loads checkpoints.
+    """A `ShardedTrainer` with checkpoints, in the format of a job without tables (docs/checkpoints.md).
 
-    They are checkpoints of a job without tables (docs/checkpoints.md): whole
-    tensors, in the order of unsharded training; `elastable checkpoint list |
-    show | verify | diff` reads them.
+    They hold whole tensors in the order of unsharded training; `elastable checkpoint` reads them.
     """
 
     _job = ""
 
     def save(self, directory: str | Path, *, keep: int = 3) -> str:
-        """Writes a checkpoint of the step that stands; every replica calls it, rank 0 writes.
+        """Writes a checkpoint of the current step; every replica calls it, rank 0 writes.
 
-        Rank 0 needs room for one copy of all weights and optimizer state.
+        Rank 0 needs memory for one copy of all weights and optimizer state.
 
         Args:
-            directory: Where checkpoints lie side by side: a path, or a URL that fsspec knows.
-            keep: How many of this training's newest checkpoints stay; 0: all.
+            directory: Directory of checkpoints: a path, or a URL that fsspec supports.
+            keep: How many of this training's newest checkpoints to keep; 0: all.
 
         Returns:
             The checkpoint's address.
 
         Raises:
-            CheckpointError: it cannot be written, on every replica.
-            ModelError: the model is not compiled or built.
+            CheckpointError: it cannot be written; raised on every replica.
+            ModelError: the model is not compiled or not built.
         """
         tensors = {key: tensor for key, tensor in self.whole_tensors() if self.group.rank == 0}
         self._job = self._job or uuid.uuid4().hex[:12]
@@ -58,18 +54,18 @@ class ReplicaTrainer(ShardedTrainer):
         return run_at_root(self.group, write)
 
     def load(self, place: str | Path) -> None:
-        """Takes a checkpoint back, of any number of replicas and whatever they shared; every replica calls it.
+        """Loads a checkpoint of any number of replicas and any sharding; every replica calls it.
 
-        Training then goes on as if it had never stopped, to the bit at the
-        same number of replicas: pass `initial_epoch` to `fit`.
+        Training continues as if it had never stopped, to the bit with the same
+        number of replicas: pass `initial_epoch` to `fit`.
 
         Args:
-            place: A checkpoint, or a directory of them (the newest); rank 0 reads it.
+            place: A checkpoint, or a directory of them (its newest); rank 0 reads it.
 
         Raises:
-            CheckpointError: there is none, a file is torn (by name), or it is of
-                another model or optimizer; on every replica, and nothing has changed.
-            ModelError: the model is not compiled or built.
+            CheckpointError: there is none, a file is damaged (named), or it belongs to
+                another model or optimizer; raised on every replica, and nothing has changed.
+            ModelError: the model is not compiled or not built.
         """
         read: dict[str, Tensor] = {}
 
@@ -83,6 +79,6 @@ class ReplicaTrainer(ShardedTrainer):
             read.update(found.dense())
             return json.dumps({"step": found.version, "job": str(found.job.get("job", ""))})
 
-        told: Mapping[str, Any] = json.loads(run_at_root(self.group, open_it))
-        self.restore(read, told["step"])
-        self._job = told["job"]
+        found = json.loads(run_at_root(self.group, open_it))
+        self.restore(read, found["step"])
+        self._job = found["job"]

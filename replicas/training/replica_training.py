@@ -1,11 +1,11 @@
-"""One model on its way through training over replicas: its parts, and the step that all replicas take together."""
+"""The training state of one model over replicas, and the step that all replicas take together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.embedding_store.composite.placement.locations import LocationSettings
@@ -16,6 +16,7 @@ from elastable.replicas.training.data.feed import BatchPart
 from elastable.replicas.training.model_states import ReplicaStates
 from elastable.replicas.training.replica_metrics import ReplicaMetrics
 from elastable.replicas.training.step import GradientStep
+from elastable.replicas.training.trees import TensorTree
 from elastable.replicas.training.variables.clipping import clip_parts
 from elastable.replicas.training.variables.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
 from elastable.replicas.training.variables.placement import DenseVariable, plan_variables, update_domains
@@ -31,11 +32,11 @@ class ReplicaMemory:
     """Bytes that one replica holds between two steps, measured on the variables.
 
     Attributes:
-        weights: Of the model's trainable variables.
-        buffers: Of the parts of weights.
-        optimizer_state: Of the optimizer's variables.
-        whole_weights: That `weights` and `buffers` would be without sharding.
-        whole_optimizer_state: That `optimizer_state` would be without sharding.
+        weights: The model's trainable variables.
+        buffers: Shards of weights.
+        optimizer_state: The optimizer's variables.
+        whole_weights: What `weights` and `buffers` would be without sharding.
+        whole_optimizer_state: What `optimizer_state` would be without sharding.
     """
 
     weights: int
@@ -49,26 +50,33 @@ class Training:
     """A model's variables, optimizer, states and metrics over replicas.
 
     Args:
-        model: Compiled and built; every replica's begins with the values of rank 0's.
+        model: Compiled and built; every replica starts from rank 0's values.
         optimizer: A Keras optimizer, not built.
-        locations: What is shared.
-        group: All replicas; each makes this.
-        seed: Of dropout and its kin.
+        locations: What to shard.
+        group: All replicas; each creates this.
+        seed: Seed of dropout.
 
     Attributes:
-        plan: What is shared, and why.
+        plan: What is sharded, and why.
         weights: The trainable variables.
-        optimizer: Of them.
-        metrics: Of the model.
-        canonical: Everything, whole.
-        step: Steps taken.
-        memory: Measured behind the last step that `measure` was asked for; None: none yet.
+        optimizer: The optimizer of this replica's parts.
+        metrics: The model's metrics.
+        whole_tensors: The whole state, for checkpoints.
+        step: Number of steps taken.
+        memory: Measured after the last step with `measure`; None: not yet.
 
     Raises:
-        ElastableError: a model, optimizer or locations that cannot be used.
+        ElastableError: the model, optimizer or locations cannot be used.
     """
 
-    def __init__(self, model: Any, optimizer: Any, locations: LocationSettings, group: ReplicaGroup, seed: int) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        locations: LocationSettings,
+        group: ReplicaGroup,
+        seed: int,
+    ) -> None:
         self._model, self._group, self._seed = model, group, seed
         variables = list(model.trainable_weights)
         if not variables:
@@ -82,16 +90,16 @@ class Training:
         self.weights.forget_buffers()
         self.metrics = ReplicaMetrics(model, self.weights.exchange)
         self._states = ReplicaStates(model, group)
-        self.canonical = WholeTensors(self.weights, model.non_trainable_weights, self.optimizer)
+        self.whole_tensors = WholeTensors(self.weights, model.non_trainable_weights, self.optimizer)
         self.step = 0
         self.memory: ReplicaMemory | None = None
 
-    def gradients(self, sample: Any) -> GradientStep:
-        """The compiled forward and backward pass for batches as `sample`."""
+    def gradients(self, sample: TensorTree) -> GradientStep:
+        """The compiled forward and backward pass for batches shaped like `sample`."""
         return GradientStep(self._model, sample, self._seed, self.optimizer.keras.scale_loss)
 
     def train(self, compute: GradientStep, part: BatchPart, measure: bool = False) -> None:
-        """One step of all replicas; every one calls it with its part of the same batch."""
+        """One step; every replica calls it with its part of the same batch."""
         self.weights.make_whole()
         gradients = self._computed(compute, part)
         self.weights.give_back()
@@ -107,7 +115,7 @@ class Training:
             self.memory = self._measured()
 
     def finish(self) -> None:
-        """What Keras does at the end of training, and all variables made whole; every replica calls it."""
+        """Ends training as Keras does and makes all variables whole; every replica calls it."""
         self.weights.make_whole()
         if self.optimizer.keras.use_ema:
             self.weights.begin_update()
@@ -119,7 +127,7 @@ class Training:
         if part.batch is not None:
             number = self.step * self._group.size + self._group.rank
             return compute(part.batch, number, part.shares[self._group.rank])
-        # Without records a replica moves nothing, and takes part in everything.
+        # A replica without records contributes zeros to every exchange.
         reached = zip(self.weights.variables, compute.reached, strict=True)
         return [np.zeros(tuple(variable.shape), value_of(variable).dtype) for variable, here in reached if here]
 
@@ -134,7 +142,7 @@ class Training:
         return ReplicaMemory(weights, buffers, state, sum(map(_whole_bytes, self.weights.variables)), whole)
 
 
-def _described(variables: Sequence[Any], slots: int) -> list[DenseVariable]:
+def _described(variables: Sequence[keras.Variable], slots: int) -> list[DenseVariable]:
     return [
         DenseVariable(
             variable.path, tuple(variable.shape), variable.value.dtype.size, slots, variable.constraint is not None
@@ -143,12 +151,12 @@ def _described(variables: Sequence[Any], slots: int) -> list[DenseVariable]:
     ]
 
 
-def _whole_bytes(variable: Any) -> int:
+def _whole_bytes(variable: keras.Variable) -> int:
     return int(np.prod(variable.shape)) * int(variable.value.dtype.size)
 
 
-def _begin_equal(model: Any, group: ReplicaGroup) -> None:
-    """Gives every replica's model the values of rank 0's."""
+def _begin_equal(model: keras.Model, group: ReplicaGroup) -> None:
+    """Gives every replica's model rank 0's values."""
     variables = [variable for variable in model.variables if variable.name != "seed_generator_state"]
     shapes = [[variable.name, str(variable.dtype), list(variable.shape)] for variable in variables]
     require_same(group, "the model's variables", {str(place): shape for place, shape in enumerate(shapes)})

@@ -22,7 +22,6 @@ from elastable.master.checkpoints.rows.dirty_rows import DirtyRows
 from elastable.master.checkpoints.writing import write_checkpoint
 from elastable.master.commits.version_record import VersionRecord, job_as_json
 from elastable.master.tasks.progress import Progress
-from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
@@ -30,6 +29,7 @@ from elastable.replicas.knowledge_graphs.training.graph_checkpoints import Graph
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.target import Target
 from tests.master.checkpoints.jobs import JOB, created, dense_of, progress_of, train
+from tests.replicas.host_embeddings.tables import create_host_table
 
 __all__ = ["Checkpoints", "FileStores", "GraphFiles", "HostEmbeddingFiles", "VersionRecords"]
 

@@ -1,1 +1,1 @@
-"""The two ways of a host embedding's rows: parts in replicas' own memory, or callbacks to a store."""
+"""How replicas exchange rows: remote buffers in their own memory, or callbacks to a store."""

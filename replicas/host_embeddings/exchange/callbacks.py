@@ -1,8 +1,8 @@
-"""The way of callbacks: a table in an embedding store; indices out, rows in, gradients out.
+"""Exchange by callbacks: the table is in an embedding store; indices out, rows in, gradients out.
 
-Every replica asks the store for the rows of its own ids. Gradients go to the
-first replica, which sums them by replica and then by position, and commits
-once: the same bits as those of remote buffers.
+Every replica looks its own ids up in the store. Gradients go to rank 0, which
+sums them by replica and then by position, and commits once: the same bits as
+remote buffers.
 """
 
 from __future__ import annotations
@@ -32,35 +32,34 @@ _SEEN_S = 60.0
 
 
 class Callbacks(RowExchange):
-    """A table of a store that all replicas reach, each through an object of its own or all through the same."""
+    """A table of a store that all replicas reach, through one object or one each."""
 
     def __init__(self, group: ReplicaGroup, spec: TableSpec, store: EmbeddingStore | None) -> None:
-        """Makes the table, unless the store has it already.
+        """Creates the table, unless the store has it already.
 
         Args:
             group: The replicas.
             spec: The table.
-            store: That all of them reach; None, for one replica alone: a memory store of its own.
+            store: The store that all of them reach; None, for one replica alone: a memory store.
 
         Raises:
             SpecConflict: the store has another table of that name.
-            StoreFailed: another replica could not make or see it; names the rank.
+            StoreFailed: another replica could not create it; names the rank.
         """
         super().__init__(group, spec)
         self._own = MemoryStore() if store is None else None
         self._store: EmbeddingStore = self._own or cast(EmbeddingStore, store)
-        for turn in (True, False):  # the first one's table is there before others look for it
+        for turn in (True, False):  # rank 0 creates the table before others look for it
             with fail_together(group):
                 if turn is (group.rank == _COMMITS):
                     self._store.create_table(spec)
 
     def lookup(self, batch: GatheredIds) -> Float32:
-        """As in `RowExchange.lookup`."""
         with fail_together(self.group):
             return self._store.lookup({self.spec.name: batch.ids_of(self.group.rank)})[self.spec.name]
 
     def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
-        """As in `RowExchange.parts`: all of them on the first replica, nothing on others."""
+        """All of them on rank 0, nothing on others."""
         nothing = np.empty((0, self.dim), np.float32)
         blocks = [gradients if rank == _COMMITS else nothing for rank in range(self.group.size)]
         everyone = self.group.all_to_all_uneven(blocks)
@@ -69,10 +68,10 @@ class Callbacks(RowExchange):
         return [(batch.ids_of(rank), theirs, float(scales[rank])) for rank, theirs in enumerate(everyone)]
 
     def apply(self, update: TableUpdate, step: int, learning_rate: float) -> None:
-        """As in `RowExchange.apply`; returns once every replica's store stands at the new version.
+        """Returns once every replica's store has the new version.
 
         Raises:
-            StoreFailed: the commit failed, on the first replica; the row values are as they were.
+            StoreFailed: rank 0's commit failed; no row has changed.
             FutureVersion: a replica's store does not see the commit.
         """
         version = 0
@@ -88,25 +87,20 @@ class Callbacks(RowExchange):
             self._require_version(version)
 
     def columns_of(self, rank: int) -> slice:
-        """As in `RowExchange.columns_of`."""
         return slice(0, self.spec.dim)
 
     def kept_ids(self, rank: int) -> Int64:
-        """As in `RowExchange.kept_ids`."""
         return np.arange(int(self.spec.vocabulary_size or 0) if rank == _COMMITS else 0)
 
     def whole(self) -> RowBlock:
-        """As in `RowExchange.whole`."""
         return rows_with_slots(self._store, self.spec)
 
     def replace(self, block: RowBlock) -> None:
-        """As in `RowExchange.replace`."""
         with fail_together(self.group):
             if self.group.rank == _COMMITS:
                 self._store.put(self.spec.name, [block])
 
     def close(self) -> None:
-        """As in `RowExchange.close`; a store that was given is its owner's."""
         if self._own is not None:
             self._own.close()
 

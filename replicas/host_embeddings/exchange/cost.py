@@ -1,4 +1,4 @@
-"""What a step of a host embedding costs by strategy: bytes exactly, seconds by a model, and which one it chooses."""
+"""The cost of a host embedding's step by strategy: exact bytes, modelled seconds, and the strategy chosen."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ from elastable.replicas.host_embeddings.exchange.gathered_ids import id_dtype
 
 __all__ = ["Machine", "StepBytes", "bytes_per_step", "choose_strategy", "seconds_per_step"]
 
-_HEADER_BYTES = 32  # what is said about ids: how many, of how many samples, and which one is outside
+_HEADER_BYTES = 32  # per replica: number of ids, of samples, and the first id outside the table
 
 
 @dataclass(frozen=True, slots=True)
 class StepBytes:
-    """What one replica sends to the others in one step, in bytes.
-
-    Attributes:
-        ids: Of a lookup, with what is said about them.
-        rows: Of a lookup.
-        gradients: Of its update.
-    """
+    """Bytes that one replica sends to the others in one step: ids (with header), rows and gradients."""
 
     ids: int
     rows: int
@@ -30,22 +24,21 @@ class StepBytes:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return self.ids + self.rows + self.gradients
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What `seconds_per_step` reckons with; measured by `benchmarks/host_embeddings.py` where docs/ says.
+    """Constants of `seconds_per_step`, measured by `benchmarks/host_embeddings.py` (docs/host-embeddings.md).
 
     Attributes:
-        id_s: Seconds for each id of all replicas, to group or sort it.
-        byte_s: Seconds for each byte of a row, to move it and step, both ways together.
-        token_share: How much longer rows take that are sorted by owner and put back in place.
-        uneven_share: How much longer columns take that do not divide by the replicas.
-        far_row_s: Seconds to reach a piece of a row that lies in no cache, both ways together.
-        cache_bytes: Of a replica; what lies beyond is far.
-        link_bytes_s: Bytes in a second from one replica to the others.
+        id_s: Seconds per id of all replicas, to group or sort it.
+        byte_s: Seconds per byte of a row, to move and update it, both directions together.
+        token_share: Extra share of time for rows that are sorted by owner and put back.
+        uneven_share: Extra share of time for columns that the replicas do not divide.
+        far_row_s: Seconds per uncached piece of a row, both directions together.
+        cache_bytes: Cache of a replica.
+        link_bytes_s: Bytes per second from one replica to the others.
     """
 
     id_s: float = 44e-9
@@ -60,21 +53,20 @@ class Machine:
 def bytes_per_step(
     strategy: str, rows: int, dim: int, replicas: int, lookups: int, token_exchange: str = "rows"
 ) -> StepBytes:
-    """What one replica sends in a lookup and its update, in remote buffers.
+    """What one replica sends in a lookup and its update, with remote buffers.
 
-    With t rows of e columns, n replicas and b ids on each of them (on the
-    longest, where they differ): `(32 + s b)(n - 1)` for ids, s being 4 up to
-    2^31 rows and 8 beyond. For rows, and again for gradients:
-    `4 b ceil(e / n)(n - 1)` by encoding; `4 b e (n - 1) / n` by token, where
-    ids are spread evenly over the replicas; `4 b e (n - 1)` by token with the
-    reduce-scatter of the document.
+    With t rows of e columns, n replicas and b ids on each (on the longest, if
+    they differ): `(32 + s b)(n - 1)` for ids, where s is 4 up to 2^31 rows and 8
+    beyond. For rows, and again for gradients: `4 b ceil(e / n)(n - 1)` by
+    encoding; `4 b e (n - 1) / n` by token, if ids are spread evenly over the
+    replicas; `4 b e (n - 1)` by token with `token_exchange="sums"`.
 
     Args:
         strategy: "TOKEN" or "ENCODING".
-        rows, dim: Of the table.
-        replicas: That share it.
+        rows, dim: Size of the table.
+        replicas: Number of replicas.
         lookups: Ids of each replica.
-        token_exchange: "rows" or "sums", as of `create_host_table`.
+        token_exchange: "rows" or "sums".
     """
     columns = float(dim)
     if strategy == "ENCODING":
@@ -89,16 +81,12 @@ def bytes_per_step(
 def seconds_per_step(
     strategy: str, rows: int, dim: int, replicas: int, lookups: int, machine: Machine | None = None
 ) -> float:
-    """A model of what a lookup and its update take, in seconds.
+    """Modelled seconds of a lookup and its update; arguments as of `bytes_per_step`.
 
-    Both strategies group all replicas' ids and move as many bytes. By token
-    rows are sorted by owner and put back, but each is reached once; by encoding
-    it is reached in n pieces, on n replicas, which costs where the table
-    lies outside the caches, and columns are padded where n does not divide them.
-
-    Args:
-        strategy, rows, dim, replicas, lookups: As of `bytes_per_step`.
-        machine: What to reckon with.
+    Both strategies group all replicas' ids and move as many bytes. By token,
+    rows are sorted by owner and put back, but each is accessed once; by
+    encoding, in n pieces on n replicas, which costs time if the table exceeds
+    the caches, and columns are padded if n does not divide them.
     """
     machine = Machine() if machine is None else machine
     far = max(0.0, 1.0 - machine.cache_bytes * replicas / (4.0 * rows * dim))
@@ -112,12 +100,7 @@ def seconds_per_step(
 
 
 def choose_strategy(rows: int, dim: int, replicas: int, machine: Machine | None = None) -> str:
-    """What "AUTO" takes: the strategy of fewer seconds; the number of lookups weighs on both alike.
-
-    Args:
-        rows, dim: Of the table.
-        replicas: That share it.
-        machine: What to reckon with.
+    """The faster strategy, for "AUTO"; the number of lookups affects both alike.
 
     Raises:
         BadSpec: a number below 1.

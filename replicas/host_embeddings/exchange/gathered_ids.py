@@ -1,4 +1,4 @@
-"""The ids of one lookup, of all replicas: who asks for which rows, known to everyone."""
+"""The ids of one lookup by all replicas, known to every replica."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["GatheredIds", "gather_ids", "id_dtype", "require_integers"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredIds:
-    """The ids of all replicas, replica after replica, each in its own order.
+    """The ids of all replicas, one replica after another, each in its own order.
 
     Attributes:
         ids: int64 `[total]`.
-        counts: int64 `[replicas]`, how many of them are each one's.
-        samples: int64 `[replicas]`, the length of each one's first axis: its batch.
+        counts: int64 `[replicas]`: number of ids of each replica.
+        samples: int64 `[replicas]`: length of each one's first axis, its batch.
     """
 
     ids: Int64
@@ -32,11 +32,11 @@ class GatheredIds:
 
     @property
     def longest(self) -> int:
-        """Of the replicas' shares of `ids`, to which arrays are padded that must be of one length."""
+        """The largest count; arrays that need one length are padded to it."""
         return int(self.counts.max())
 
     def places(self) -> Int64:
-        """int64 `[total]`: where the ids lie in `[replicas, longest]`, laid flat."""
+        """int64 `[total]`: positions of the ids in the flat `[replicas, longest]`."""
         replica = np.repeat(np.arange(len(self.counts)), self.counts)
         begins = np.cumsum(self.counts) - self.counts
         places: Int64 = replica * self.longest + np.arange(len(self.ids)) - begins[replica]
@@ -48,10 +48,10 @@ class GatheredIds:
         return self.ids[end - int(self.counts[rank]) : end]
 
     def scales(self, reduction: str) -> Float32:
-        """float32 `[replicas]`, by which each one's gradients are multiplied before they are summed.
+        """float32 `[replicas]`: factors of the replicas' gradients before they are summed.
 
-        "sum": ones. "mean": its share of all samples, so that the mean losses of
-        the replicas' batches become the mean loss of the joined batch.
+        "sum": ones. "mean": each replica's share of all samples, so that mean losses
+        of the parts become the mean loss of the whole batch.
         """
         total = int(self.samples.sum())
         if reduction == "sum" or not total:
@@ -60,7 +60,7 @@ class GatheredIds:
 
 
 def id_dtype(rows: int) -> npt.DTypeLike:
-    """In which ids of a table of so many rows are exchanged."""
+    """The dtype in which ids of a table with this many rows are exchanged."""
     return np.int32 if rows <= 2**31 else np.int64
 
 
@@ -71,16 +71,16 @@ def gather_ids(
 
     Args:
         group: The replicas.
-        spec: The whole table, of a fixed vocabulary.
-        indices: This member's, integers of any shape.
-        clip_indices: Whether ids outside the table become the nearest inside.
+        spec: The whole table, with a fixed vocabulary.
+        indices: This member's integers, of any shape.
+        clip_indices: Whether to clip ids to the table.
 
     Returns:
         Everyone's ids, and the shape of this member's.
 
     Raises:
-        BadIds: not integers; on this member before anything is exchanged.
-        IdOutOfRange: without clipping, an id outside; on every member, naming rank, position and id.
+        BadIds: not integers; raised on this member before anything is exchanged.
+        IdOutOfRange: an id is outside the table without clipping; raised on every member, with rank, position and id.
     """
     rows = int(spec.vocabulary_size or 0)
     if clip_indices and getattr(indices, "dtype", None) == np.uint64:
@@ -106,7 +106,7 @@ def gather_ids(
 
 
 def require_integers(name: str, dtype: object, integers: bool) -> None:
-    """Raises `BadIds` unless a dtype is known to be one of integers; for tensors that have no values yet."""
+    """Raises BadIds for a dtype that is not an integer one; for tensors without values."""
     if not integers:
         raise BadIds(f"host embedding {name!r}: indices must be integers, got {dtype}")
 

@@ -1,16 +1,16 @@
-"""The way of remote buffers: every replica holds a part of the table in its own memory.
+"""Exchange by remote buffers: every replica holds a part of the table in its own memory.
 
-Token: row i lies on replica `i mod n` at `i // n`. Forward: all-gather the
-ids, look the local ones up, zeros for all others, reduce-scatter. Backward:
-all-gather the gradients, keep those of the own rows.
+Token: row i is on replica `i mod n` at `i // n`. Forward: all-gather the
+ids, look up the local ones, zeros for all others, reduce-scatter. Backward:
+all-gather the gradients, keep those of local rows.
 
 Encoding: every replica holds `ceil(dim / n)` columns of all rows. Forward:
-all-gather the ids, look all of them up, all-to-all, transpose, slice the
-padding off. Backward: the mirror of it: pad, transpose, all-to-all.
+all-gather the ids, look all of them up, all-to-all, transpose, slice off the
+padding. Backward: the mirror image: pad, transpose, all-to-all.
 
-After the document of host embeddings of TensorFlow for the IPU. Both ways and
-the joined batch of one replica sum the gradients of an id in the same order,
-by replica and then by position, so that they give the same bits.
+After the host embeddings of TensorFlow for the IPU. Both strategies, and one
+replica with the joined batch, sum the gradients of an id in the same order,
+by replica and then by position, so they give the same bits.
 """
 
 from __future__ import annotations
@@ -37,21 +37,12 @@ __all__ = ["EncodingBuffers", "RemoteBuffers", "TokenBuffers", "TokenSums"]
 
 
 class RemoteBuffers(RowExchange):
-    """What both strategies share: a shard of the table in a store of this replica's own."""
+    """What both strategies share: this replica's shard of the table, in a memory store."""
 
     strategy: str
 
     def __init__(self, group: ReplicaGroup, spec: TableSpec, threads: int | None = None) -> None:
-        """Makes this member's shard.
-
-        Args:
-            group: The replicas.
-            spec: The whole table.
-            threads: As of `MemoryStore`.
-
-        Raises:
-            BadSpec, Unsupported: a table that cannot be split so.
-        """
+        """Creates this member's shard. Raises BadSpec or Unsupported for a table that cannot be split."""
         super().__init__(group, spec)
         self.partition: Partition = partition(spec, self.strategy, group.size)
         shard = self.partition.shards[group.rank]
@@ -63,7 +54,6 @@ class RemoteBuffers(RowExchange):
             self._store.create_table(shard)
 
     def apply(self, update: TableUpdate, step: int, learning_rate: float) -> None:
-        """As in `RowExchange.apply`."""
         squares = self._row_squares(update)
         if self._shard is None:
             return
@@ -72,8 +62,10 @@ class RemoteBuffers(RowExchange):
         self._store.commit(Commit(self._store.version() + 1, updates, step, {name: learning_rate}))
 
     def whole(self) -> RowBlock:
-        """As in `RowExchange.whole`."""
-        mine = self._no_rows() if self._shard is None else rows_with_slots(self._store, self._shard)
+        nothing = np.empty((0, 0), np.float32)
+        mine = RowBlock(np.empty(0, np.int64), nothing, nothing)
+        if self._shard is not None:
+            mine = rows_with_slots(self._store, self._shard)
         weights = self.group.all_gather_uneven(mine.weights.reshape(-1))
         slots = self.group.all_gather_uneven(mine.slots.reshape(-1))
         return self._joined_blocks(
@@ -85,21 +77,18 @@ class RemoteBuffers(RowExchange):
         )
 
     def replace(self, block: RowBlock) -> None:
-        """As in `RowExchange.replace`."""
         for part in self.partition.parts(block.ids):
             if part.shard == self.group.rank:
                 self._store.put(self.spec.name, [self.partition.block(part, block)])
 
     def columns_of(self, rank: int) -> slice:
-        """As in `RowExchange.columns_of`."""
         return self.partition.columns[rank]
 
     def close(self) -> None:
-        """As in `RowExchange.close`."""
         self._store.close()
 
     def _rows(self, ids: Int64) -> Float32:
-        """float32 `[n, dim]` of the shard's own ids."""
+        """float32 `[n, dim]`: the rows of local ids."""
         if self._shard is None:
             return np.empty((len(ids), self.dim), np.float32)
         return self._store.lookup({self.spec.name: ids})[self.spec.name]
@@ -107,12 +96,8 @@ class RemoteBuffers(RowExchange):
     def _row_squares(self, update: TableUpdate) -> Float32 | None:
         return None
 
-    def _no_rows(self) -> RowBlock:
-        nothing = np.empty((0, 0), np.float32)
-        return RowBlock(np.empty(0, np.int64), nothing, nothing)
-
     def _block_of(self, rank: int, weights: Float32, slots: Float32) -> RowBlock:
-        """One shard's rows, from its values laid flat."""
+        """One shard's rows, from its flat values."""
         ids = self.kept_ids(rank)
         return RowBlock(ids, weights.reshape(len(ids), -1), slots.reshape(len(ids), -1))
 
@@ -121,12 +106,11 @@ class RemoteBuffers(RowExchange):
 
 
 class TokenBuffers(RemoteBuffers):
-    """Whole rows: row i on replica `i mod n` at `i // n`; each replica sends the rows that it has, and no zeros."""
+    """Whole rows: row i on replica `i mod n` at `i // n`; each replica sends only the rows that it has."""
 
     strategy = "token"
 
     def lookup(self, batch: GatheredIds) -> Float32:
-        """As in `RowExchange.lookup`."""
         group, dim = self.group, self.spec.dim
         asked = [own_ids(batch.ids_of(rank), group.size, group.rank)[0] for rank in range(group.size)]
         ends = np.cumsum([len(ids) for ids in asked])
@@ -141,7 +125,6 @@ class TokenBuffers(RemoteBuffers):
         return out
 
     def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
-        """As in `RowExchange.parts`."""
         group = self.group
         _, places, ends = split_ids(batch.ids_of(group.rank), group.size)
         kept = [own_ids(batch.ids_of(rank), group.size, group.rank)[0] for rank in range(group.size)]
@@ -150,7 +133,6 @@ class TokenBuffers(RemoteBuffers):
         return [(ids, block, float(scale)) for ids, block, scale in zip(kept, everyone, scales, strict=True)]
 
     def kept_ids(self, rank: int) -> Int64:
-        """As in `RowExchange.kept_ids`."""
         return np.arange(rank, int(self.spec.vocabulary_size or 0), self.group.size)
 
     def _joined_blocks(self, blocks: Sequence[RowBlock]) -> RowBlock:
@@ -160,20 +142,20 @@ class TokenBuffers(RemoteBuffers):
 
 
 class TokenSums(TokenBuffers):
-    """As the document has it: every replica sends a row for every id, zeros where it has none, and they are summed."""
+    """The original exchange: every replica sends a row for every id, zeros where it has none, and they are summed."""
 
     def lookup(self, batch: GatheredIds) -> Float32:
-        """As in `RowExchange.lookup`; sends `4 longest dim (n - 1)` bytes."""
+        """Sends `4 longest dim (n - 1)` bytes."""
         group, dim = self.group, self.spec.dim
         local, mine = own_ids(batch.ids, group.size, group.rank)
         found = np.zeros((group.size, batch.longest, dim), np.float32)
         lay_rows(self._rows(local), batch.places()[mine], found.reshape(-1, dim))
-        # Every row comes from one replica alone: summed as words, zeros leave its bits as they are, also of -0.0.
+        # Only one replica has a row: summed as integers, the zeros of others keep its bits, also those of -0.0.
         rows = group.reduce_scatter(found.view(np.uint32)).view(np.float32)
         return rows[: batch.counts[group.rank]]
 
     def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
-        """As in `RowExchange.parts`; sends `4 longest dim (n - 1)` bytes."""
+        """Sends `4 longest dim (n - 1)` bytes."""
         group = self.group
         padded = np.zeros((batch.longest, self.spec.dim), np.float32)
         padded[: len(gradients)] = gradients
@@ -190,12 +172,11 @@ class EncodingBuffers(RemoteBuffers):
     strategy = "encoding"
 
     def __init__(self, group: ReplicaGroup, spec: TableSpec, threads: int | None = None) -> None:
-        """As in `RemoteBuffers`."""
         super().__init__(group, spec, threads)
         self._width = -(-spec.dim // group.size)
 
     def lookup(self, batch: GatheredIds) -> Float32:
-        """As in `RowExchange.lookup`; sends `4 longest ceil(dim / n) (n - 1)` bytes."""
+        """Sends `4 longest ceil(dim / n) (n - 1)` bytes."""
         size, count = self.group.size, int(batch.counts[self.group.rank])
         rows = self._rows(batch.ids)
         if rows.shape != (size * batch.longest, self._width):
@@ -206,7 +187,7 @@ class EncodingBuffers(RemoteBuffers):
         return join_columns(found, count, self.spec.dim)
 
     def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
-        """As in `RowExchange.parts`; sends `4 longest ceil(dim / n) (n - 1)` bytes."""
+        """Sends `4 longest ceil(dim / n) (n - 1)` bytes."""
         everyone = self.group.all_to_all(spread_columns(gradients, self.group.size, batch.longest))
         return [
             (batch.ids_of(rank), np.ascontiguousarray(theirs[: batch.counts[rank], : self.dim]), float(scales[rank]))
@@ -214,11 +195,10 @@ class EncodingBuffers(RemoteBuffers):
         ]
 
     def kept_ids(self, rank: int) -> Int64:
-        """As in `RowExchange.kept_ids`."""
         return np.arange(int(self.spec.vocabulary_size or 0))
 
     def _row_squares(self, update: TableUpdate) -> Float32 | None:
-        """Where the optimizer looks across columns, the sums of all replicas are joined: exact, and dearer."""
+        """For an optimizer that looks across columns: the squares of whole rows, gathered from all replicas."""
         if self.group.size == 1 or not row_optimizer(self.spec.optimizer).cross_column:
             return None
         everyone = self.group.all_gather_uneven(np.ascontiguousarray(update.gradients).reshape(-1))

@@ -1,4 +1,4 @@
-"""What both ways of a host embedding do: rows of ids in, gradients of ids out, the whole table in and out."""
+"""The interface of both exchanges: rows of ids, gradients of ids, and the whole table."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ __all__ = ["RowExchange", "rows_with_slots"]
 
 
 class RowExchange(ABC):
-    """A table that the members of a group look rows of up, and change, together.
-
-    All members call the same methods in the same order.
+    """A table that the members of a group look up and update together, by the same calls in the same order.
 
     Attributes:
         group: The replicas.
         spec: The whole table.
-        dim: Columns of the gradients that this member keeps, those of `parts` and `apply`.
+        dim: Columns of the gradients that this member sums, in `parts` and `apply`.
     """
 
     def __init__(self, group: ReplicaGroup, spec: TableSpec) -> None:
@@ -41,29 +39,29 @@ class RowExchange(ABC):
 
     @abstractmethod
     def parts(self, batch: GatheredIds, gradients: Float32, scales: Float32) -> Sequence[GradientPart]:
-        """What of everyone's gradients this member keeps account of.
+        """The part of everyone's gradients that this member sums.
 
         Args:
-            batch: Of the lookup.
+            batch: The lookup's ids.
             gradients: float32 `[counts[rank], whole dim]`, this member's, C-contiguous.
-            scales: float32 `[replicas]`, which multiply each one's.
+            scales: float32 `[replicas]`, the factor of each replica's.
 
         Returns:
-            A part for every replica, in their order: ids and columns are those that
-            this member keeps, in the order of their positions.
+            A part for every replica, in rank order: the ids and columns that this
+            member sums, in the order of their positions.
         """
 
     @abstractmethod
     def apply(self, update: TableUpdate, step: int, learning_rate: float) -> None:
-        """One optimizer step of sums that `parts` were folded into."""
+        """One optimizer step with the sums of `parts`."""
 
     @abstractmethod
     def columns_of(self, rank: int) -> slice:
-        """The whole table's columns that a member keeps account of."""
+        """The whole table's columns that a member sums."""
 
     @abstractmethod
     def kept_ids(self, rank: int) -> Int64:
-        """int64, ascending: the whole table's ids that a member keeps account of; its own ids are their places here."""
+        """int64, ascending: the whole table's ids that a member sums; its local ids are positions in this array."""
 
     @abstractmethod
     def whole(self) -> RowBlock:
@@ -71,15 +69,15 @@ class RowExchange(ABC):
 
     @abstractmethod
     def replace(self, block: RowBlock) -> None:
-        """Writes every row with its slots: `block` holds all ids, in order."""
+        """Writes every row with its slots; `block` holds all ids in order."""
 
     @abstractmethod
     def close(self) -> None:
-        """Frees memory that is its own. Closing twice is harmless."""
+        """Frees its own memory. Closing twice is harmless."""
 
 
 def rows_with_slots(store: EmbeddingStore, spec: TableSpec) -> RowBlock:
-    """Every row of a store's table of a fixed vocabulary, initial values where it was never updated."""
+    """Every row of a store's table with a fixed vocabulary; initial values for rows never updated."""
     size = int(spec.vocabulary_size or 0)
     optimizer = row_optimizer(spec.optimizer)
     ids = np.arange(size)

@@ -1,4 +1,4 @@
-"""Loops that lay rows out for an exchange and put them together again, without holding the GIL."""
+"""Kernels that lay out rows for an exchange and reassemble them, without holding the GIL."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _BELOW_32_BITS = 1 << 31
 
 
 def own_ids(ids: Int64, shards: int, shard: int) -> tuple[Int64, Int64]:
-    """Of ids int64 `[n]`, none below 0, those with `id mod shards = shard`, in their order.
+    """The ids (int64 `[n]`, not negative) with `id mod shards = shard`, in order.
 
     Returns:
-        local: int64 `[m]`, `id // shards`.
-        places: int64 `[m]`, where they stand in `ids`.
+        int64 `[m]`: `id // shards`; int64 `[m]`: their positions in `ids`.
     """
     local, places = np.empty_like(ids), np.empty_like(ids)
     bits = shards.bit_length() - 1 if shards & (shards - 1) == 0 else -1
@@ -28,20 +27,17 @@ def own_ids(ids: Int64, shards: int, shard: int) -> tuple[Int64, Int64]:
 
 
 def lay_rows(rows: Float32, places: Int64, out: Float32) -> None:
-    """`out[places] = rows`, float32 `[m, dim]` into `[n, dim]`, C-contiguous; places are trusted."""
+    """`out[places] = rows`, float32 `[m, dim]` into `[n, dim]`, C-contiguous; `places` is trusted."""
     _put(np.ascontiguousarray(rows), places, out)
 
 
 def join_columns(pieces: Float32, count: int, dim: int) -> Float32:
-    """Rows from their columns: the transpose of the first two axes, without the padding.
+    """float32 `[count, dim]`: rows from their columns, without the padding.
 
     Args:
-        pieces: float32 `[n, rows, width]`, C-contiguous, of which `pieces[j]` are columns `j width` to `(j + 1) width`.
-        count: Rows that there are.
-        dim: Columns that there are, at most `n width`.
-
-    Returns:
-        float32 `[count, dim]`.
+        pieces: float32 `[n, rows, width]`, C-contiguous; `pieces[j]` are columns `j width` to `(j + 1) width`.
+        count: Number of rows.
+        dim: Number of columns, at most `n width`.
     """
     out = np.empty((count, dim), np.float32)
     _join(pieces, out)
@@ -49,7 +45,7 @@ def join_columns(pieces: Float32, count: int, dim: int) -> Float32:
 
 
 def spread_columns(rows: Float32, shards: int, longest: int) -> Float32:
-    """The other way round: float32 `[count, dim]` as `[shards, longest, ceil(dim / shards)]`, padded with zeros."""
+    """The inverse: float32 `[count, dim]` as `[shards, longest, ceil(dim / shards)]`, padded with zeros."""
     width = -(-rows.shape[1] // shards)
     full = rows.shape == (longest, shards * width)
     pieces: Float32 = (np.empty if full else np.zeros)((shards, longest, width), np.float32)
@@ -59,13 +55,13 @@ def spread_columns(rows: Float32, shards: int, longest: int) -> Float32:
 
 @kernel
 def _own(ids: Int64, shards: int, bits: int, shard: int, local: Int64, places: Int64) -> int:
-    """Without a branch on whose an id is; `bits` is the logarithm of `shards` where that is a power of two, else -1."""
+    """Without a branch on the owner; `bits` is the logarithm of `shards` if that is a power of two, else -1."""
     count = 0
     for i in range(len(ids)):
         if bits >= 0:
             quotient = ids[i] >> bits
         elif ids[i] < _BELOW_32_BITS:
-            quotient = np.int64(np.uint32(ids[i]) // np.uint32(shards))  # of 32 bits: a third of the time
+            quotient = np.int64(np.uint32(ids[i]) // np.uint32(shards))  # 32 bits: a third of the time
         else:
             quotient = ids[i] // shards
         local[count] = quotient

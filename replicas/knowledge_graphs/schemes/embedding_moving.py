@@ -26,7 +26,6 @@ class EmbeddingMoving(Scheme):
     """
 
     def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:
-        """As in `Scheme.forward`."""
         self._require(batch)
         negatives = batch.negatives
         assert negatives is not None
@@ -60,7 +59,6 @@ class EmbeddingMoving(Scheme):
         return Scored(triples.scores, negative, counted(negatives.mask, n * p), batch.gathered_rows, triples, kept)
 
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
-        """As in `Scheme.backward`."""
         kept, triples = scored._kept, scored._triples
         batch: StepBatch = kept["batch"]
         assert batch.negatives is not None

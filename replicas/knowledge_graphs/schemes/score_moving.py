@@ -84,7 +84,6 @@ class ScoreMoving(Scheme):
         return Scored(triples.scores, negative, counted(mask, n * p), batch.gathered_rows, triples, kept)
 
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
-        """As in `Scheme.backward`."""
         kept, triples = scored._kept, scored._triples
         batch: StepBatch = kept["batch"]
         n, p = batch.head.shape

@@ -27,13 +27,11 @@ class DistMult(ScoreFunction):
         self.entities = self.relations = InitializerSpec("normal", 0.0, _SPREAD)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """As in `ScoreFunction.query`."""
         return given * relation
 
     def query_gradients(
         self, given: Float32, relation: Float32, side: Side, gradients: Float32
     ) -> tuple[Float32, Float32]:
-        """As in `ScoreFunction.query_gradients`."""
         return gradients * relation, gradients * given
 
 
@@ -71,7 +69,6 @@ class ComplEx(ScoreFunction):
     def query_gradients(
         self, given: Float32, relation: Float32, side: Side, gradients: Float32
     ) -> tuple[Float32, Float32]:
-        """As in `ScoreFunction.query_gradients`."""
         (a, b), (c, d), (x, y) = halves(given), halves(relation), halves(gradients)
         sign = np.float32(1 if side == "tail" else -1)
         to_given = np.concatenate([x * c + sign * (y * d), y * c - sign * (x * d)], axis=1)

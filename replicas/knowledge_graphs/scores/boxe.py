@@ -48,7 +48,6 @@ class BoxE(ScoreFunction):
     def query_gradients(
         self, given: Float32, relation: Float32, side: Side, gradients: Float32
     ) -> tuple[Float32, Float32]:
-        """As in `ScoreFunction.query_gradients`."""
         (_, width), (_, other_width) = self._boxes(relation, side)
         to_bump, to_width, to_point, to_other = np.split(gradients, 4, axis=1)
         asked = [-to_bump, to_width * _slope(width)]

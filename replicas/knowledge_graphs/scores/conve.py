@@ -54,7 +54,6 @@ class ConvE(ScoreFunction):
         self._steps: Any = None
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """As in `ScoreFunction.query`."""
         self.require_side(side)
         forward, _ = self._compiled()
         return np.asarray(forward(given[:, :-1], relation, *self.dense.values()))
@@ -69,7 +68,6 @@ class ConvE(ScoreFunction):
     def all_gradients(
         self, given: Float32, relation: Float32, side: Side, gradients: Float32
     ) -> tuple[Float32, Float32, dict[str, Float32]]:
-        """As in `ScoreFunction.all_gradients`."""
         _, backward = self._compiled()
         found = [np.asarray(value) for value in backward(given[:, :-1], relation, gradients, *self.dense.values())]
         to_given = np.concatenate([found[0], np.zeros((len(given), 1), np.float32)], axis=1)

@@ -35,11 +35,9 @@ class InterHT(ScoreFunction):
         self.relations = InitializerSpec("normal", 0.0, 1 / math.sqrt(dim))
 
     def prepared(self, rows: Float32) -> Float32:
-        """As in `ScoreFunction.prepared`."""
         return np.concatenate([to_unit_length(part) for part in halves(rows)], axis=1)
 
     def unprepared(self, rows: Float32, gradients: Float32) -> Float32:
-        """As in `ScoreFunction.unprepared`."""
         parts = zip(halves(rows), halves(gradients), strict=True)
         return np.concatenate([unit_length_gradients(row, gradient) for row, gradient in parts], axis=1)
 
@@ -52,7 +50,6 @@ class InterHT(ScoreFunction):
     def query_gradients(
         self, given: Float32, relation: Float32, side: Side, gradients: Float32
     ) -> tuple[Float32, Float32]:
-        """As in `ScoreFunction.query_gradients`."""
         sign = np.float32(1 if side == "tail" else -1)
         a, b, c = np.split(gradients, 3, axis=1)
         return np.concatenate([sign * (a + c), -sign * b], axis=1), a
@@ -71,7 +68,6 @@ class TranS(InterHT):
         self.relation_width = 3 * dim
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """As in `ScoreFunction.query`."""
         r1, r2, r3 = np.split(relation, 3, axis=1)
         mine, other = (r1, r3) if side == "tail" else (r3, r1)
         query = super().query(given, r2, side)
@@ -82,7 +78,6 @@ class TranS(InterHT):
     def query_gradients(
         self, given: Float32, relation: Float32, side: Side, gradients: Float32
     ) -> tuple[Float32, Float32]:
-        """As in `ScoreFunction.query_gradients`."""
         r1, r2, r3 = np.split(relation, 3, axis=1)
         to_given, to_middle = super().query_gradients(given, r2, side, gradients)
         to_mine, to_other = to_middle * halves(given)[0], gradients[:, self.dim : 2 * self.dim]

@@ -33,11 +33,9 @@ class PairRE(ScoreFunction):
         self.relations = InitializerSpec("uniform", -1.0, 1.0)
 
     def prepared(self, rows: Float32) -> Float32:
-        """As in `ScoreFunction.prepared`."""
         return to_unit_length(rows)
 
     def unprepared(self, rows: Float32, gradients: Float32) -> Float32:
-        """As in `ScoreFunction.unprepared`."""
         return unit_length_gradients(rows, gradients)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
@@ -52,7 +50,6 @@ class PairRE(ScoreFunction):
     def query_gradients(
         self, given: Float32, relation: Float32, side: Side, gradients: Float32
     ) -> tuple[Float32, Float32]:
-        """As in `ScoreFunction.query_gradients`."""
         mine, _ = self._scales(relation, side)
         to_fixed, to_other = gradients[:, : self.dim], gradients[:, self.dim :]
         sign = np.float32(1 if side == "tail" else -1)

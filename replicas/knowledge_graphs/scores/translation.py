@@ -30,13 +30,11 @@ class TransE(ScoreFunction):
         self.entities = self.relations = InitializerSpec("uniform", -bound, bound)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """As in `ScoreFunction.query`."""
         return given + relation if side == "tail" else given - relation
 
     def query_gradients(
         self, given: Float32, relation: Float32, side: Side, gradients: Float32
     ) -> tuple[Float32, Float32]:
-        """As in `ScoreFunction.query_gradients`."""
         return gradients, gradients if side == "tail" else -gradients
 
 
@@ -72,7 +70,6 @@ class RotatE(ScoreFunction):
     def query_gradients(
         self, given: Float32, relation: Float32, side: Side, gradients: Float32
     ) -> tuple[Float32, Float32]:
-        """As in `ScoreFunction.query_gradients`."""
         (a, b), (x, y) = halves(given), halves(gradients)
         c, d = self._turn(relation, side)
         to_given = np.concatenate([x * c + y * d, y * c - x * d], axis=1)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from elastable.embedding_store.errors import BadInput
 from elastable.master.tasks.record_order import record_order
+from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.data.input_adapters import require_batch_size
+from elastable.replicas.training.trees import TensorTree
 from elastable.replicas.training.variables.split import VariableSplit
 from elastable.worker.models.build import as_tensors
 from elastable.worker.readers import Reader
@@ -21,16 +22,16 @@ class BatchPart:
     """A replica's part of a global batch.
 
     Attributes:
-        batch: Its records as tensors; None: there are none for this replica.
+        batch: Its records as tensors; None: this replica has none.
         shares: By rank: its records / the records of the whole batch.
     """
 
-    batch: Any
+    batch: TensorTree | None
     shares: tuple[float, ...]
 
 
 class Feed:
-    """Global batches of records, the same on every replica, and of each this replica's part.
+    """This replica's part of the global batches, which are the same on every replica.
 
     A batch is a slice of the epoch's seeded order; its records are split over
     the replicas in that order, evenly, the longer parts first.
@@ -38,38 +39,34 @@ class Feed:
     Args:
         reader: The same records on every replica.
         batch_size: Records of a global batch; the last of an epoch may have fewer.
-        rank: This replica's.
-        replicas: How many there are.
-        seed: Of the order.
-        shuffle: False: records come in their own order.
-        together: A layer whose calls all replicas make together, so that none
-            may be without records; "": there is none.
+        group: All replicas.
+        seed: Seed of the order.
+        shuffle: False: records keep their order.
+        collective_layer: The name of a layer that all replicas call together,
+            so that none may be without records; "": there is none.
 
     Raises:
-        BadInput: a batch size below 1, or one that leaves a replica without
-            records where it needs some.
+        BadInput: a batch size below 1, or one that leaves a replica without records that it needs.
     """
 
     def __init__(
         self,
         reader: Reader,
         batch_size: int,
-        rank: int,
-        replicas: int,
+        group: ReplicaGroup,
         seed: int = 0,
         shuffle: bool = False,
-        together: str = "",
+        collective_layer: str = "",
     ) -> None:
         batch_size = require_batch_size(batch_size)
         fewest = min(batch_size, len(reader) % batch_size or batch_size)
-        if together and fewest < replicas:
+        if collective_layer and fewest < group.size:
             raise BadInput(
-                f"batches of {batch_size} of {len(reader)} records: one has {fewest} for {replicas} replicas, and "
-                f"every replica needs records, as all look up together in {together!r}; choose another batch_size"
+                f"batches of {batch_size} of {len(reader)} records: one has {fewest} for {group.size} replicas, and "
+                f"every replica needs records, as all look up together in {collective_layer!r}; choose another "
+                "batch_size"
             )
-        self._reader = reader
-        self._batch_size = batch_size
-        self._rank, self._replicas = rank, replicas
+        self._reader, self._batch_size, self._group = reader, batch_size, group
         self._seed, self._shuffle = seed, shuffle
 
     @property
@@ -83,9 +80,9 @@ class Feed:
         order = record_order(records, epoch, self._seed, self._shuffle, self._reader.shuffle_block)
         for first in range(0, records, self._batch_size):
             last = min(first + self._batch_size, records)
-            split = VariableSplit(last - first, self._replicas)
-            bounds = [split.bounds(rank) for rank in range(self._replicas)]
-            begin, end = bounds[self._rank]
+            split = VariableSplit(last - first, self._group.size)
+            bounds = [split.bounds(rank) for rank in range(self._group.size)]
+            begin, end = bounds[self._group.rank]
             batch = None
             if end > begin:
                 batch = as_tensors(self._reader.take(order.take(first + begin, first + end)))

@@ -1,10 +1,9 @@
-"""What `fit`, `evaluate` and `predict` are given, as readers."""
+"""The inputs of `fit`, `evaluate` and `predict` as readers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -32,11 +31,11 @@ class _Range(Reader):
         return self._reader.take(checked_indices(indices, len(self), "validation_split") + self._first)
 
 
-def reader_of(x: Any, y: Any = None, sample_weight: Any = None) -> Reader:
+def reader_of(x: object, y: object = None, sample_weight: object = None) -> Reader:
     """Arrays as Keras takes them, or whatever `as_reader` takes, as a reader.
 
     Raises:
-        BadInput: neither.
+        BadInput: it is neither.
     """
     if isinstance(x, Reader | tuple | Mapping) and y is None and sample_weight is None:
         return as_reader(x)
@@ -44,10 +43,10 @@ def reader_of(x: Any, y: Any = None, sample_weight: Any = None) -> Reader:
 
 
 def split_off(reader: Reader, validation_split: float) -> tuple[Reader, Reader | None]:
-    """(records to train on, records to validate with): the last ones, a fraction of `validation_split`, as in Keras.
+    """(training records, validation records): the last fraction `validation_split` is for validation, as in Keras.
 
     Raises:
-        BadInput: a fraction that leaves either without records.
+        BadInput: the split leaves the training or the validation records empty.
     """
     if validation_split == 0:
         return reader, None
@@ -55,16 +54,17 @@ def split_off(reader: Reader, validation_split: float) -> tuple[Reader, Reader |
     first = math.floor(records * (1 - validation_split))
     if not 0 < first < records:
         raise BadInput(
-            f"validation_split={validation_split} of {records} records leaves none to train on or none aside"
+            f"validation_split={validation_split} of {records} records leaves the training or the validation split "
+            "empty"
         )
     return _Range(reader, 0, first), _Range(reader, first, records)
 
 
-def require_batch_size(batch_size: Any) -> int:
-    """A number of records.
+def require_batch_size(batch_size: object) -> int:
+    """The batch size as an int.
 
     Raises:
-        BadInput: none, or below 1.
+        BadInput: not an integer of at least 1.
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise BadInput(f"batch_size={batch_size!r}: give the records of a whole batch, over all replicas; 1 or more")

@@ -1,11 +1,11 @@
-"""Gradient clipping where no replica holds all gradients: by norms that do not depend on what is shared."""
+"""Gradient clipping where no replica holds all gradients: by norms that do not depend on the sharding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.replicas.groups.group import Array, ReplicaGroup
@@ -19,10 +19,10 @@ _AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class GradientClipping:
-    """At most one of Keras' three ways to clip; None, or what is not positive: not that one.
+    """At most one of Keras' three clipping options; None: not set.
 
     Attributes:
-        clipnorm: Largest norm of the gradient of one variable.
+        clipnorm: Largest norm of one variable's gradient.
         global_clipnorm: Largest norm of all gradients together.
         clipvalue: Largest magnitude of an element.
     """
@@ -32,8 +32,8 @@ class GradientClipping:
     clipvalue: float | None = None
 
     @classmethod
-    def of(cls, optimizer: Any) -> GradientClipping:
-        """How a Keras optimizer clips."""
+    def of(cls, optimizer: keras.optimizers.Optimizer) -> GradientClipping:
+        """The clipping options of a Keras optimizer."""
         names = ("clipnorm", "global_clipnorm", "clipvalue")
         asked = {name: getattr(optimizer, name, None) for name in names}
         return cls(**{name: float(value) for name, value in asked.items() if value and value > 0})
@@ -42,9 +42,9 @@ class GradientClipping:
 def squared_norms(group: ReplicaGroup, gradients: Sequence[Array], layouts: Sequence[Layout]) -> list[float]:
     """The squared L2 norm of every whole gradient, the same on every replica.
 
-    Every replica sums its part in float64, and the parts are added in the order
-    of ranks; of a gradient that is whole everywhere each takes the part that
-    would be its own. So sharding over all replicas does not change a bit.
+    Every replica sums its part in float64 (of a whole gradient, the part it
+    would own), and the parts are added in rank order. So sharding over all
+    replicas does not change a bit.
 
     Args:
         group: All replicas; each calls this.

@@ -1,4 +1,4 @@
-"""The collectives of a step: many tensors in few messages, each over its own replicas."""
+"""The collectives of a step: many tensors in few messages, each over its sharding domain."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from elastable.replicas.training.variables.split import VariableSplit
 __all__ = ["Exchange", "Layout"]
 
 _MOST_BYTES = 64 << 20
-"""Of tensors that travel together: what is packed besides the tensors themselves stays bounded."""
+"""Of tensors that are sent together: bounds the memory of packed copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one tensor lies on the replicas.
+    """How one tensor is laid out over replicas.
 
     Attributes:
         split: Into the parts of its domain; None: every replica has all of it.
-        domain: The replicas that share one copy; None: as `split`.
+        domain: The replicas that share one copy; None exactly where `split` is.
     """
 
     split: VariableSplit | None = None
@@ -48,15 +48,15 @@ class Exchange:
                 self._across[domain] = group.subgroup(domain.transposed())
 
     def part(self, domain: ReplicaGrouping) -> int:
-        """Which part of a tensor of this domain is this replica's."""
+        """The index of this replica's part of tensors in this domain."""
         return self._domains[domain].rank
 
     def reduce(self, arrays: Sequence[Array], layouts: Sequence[Layout]) -> list[Array]:
-        """Everyone's arrays, summed in rank order: of those with a split, this replica's buffer; else all.
+        """Everyone's arrays, summed in rank order: this replica's buffer where there is a split, else the whole.
 
-        Within a domain they are reduce-scattered; what the domains have come
-        to, is all-reduced over those that hold the same part. So over a domain
-        of all replicas a sum has the bits that it has without a split.
+        Arrays are reduce-scattered within a domain, then all-reduced over the
+        replicas that hold the same part. So a sum over a domain of all
+        replicas has the bits that it has without a split.
 
         Args:
             arrays: Of number dtypes, any shapes.
@@ -66,9 +66,9 @@ class Exchange:
         for places in _together(arrays, layouts):
             layout = layouts[places[0]]
             if layout.domain is None:
-                parts = _parted(self.group.all_reduce(_joined(arrays, places)), arrays, places)
-                for place, part in zip(places, parts, strict=True):
-                    found[place] = part.reshape(arrays[place].shape)
+                total = self.group.all_reduce(_joined(arrays, places))
+                for place, first, length in _runs(places, [arrays[place].size for place in places]):
+                    found[place] = total[first : first + length].reshape(arrays[place].shape)
                 continue
             lengths = [_split(layouts[place]).length for place in places]
             rows = np.empty((layout.domain.group_size, sum(lengths)), arrays[places[0]].dtype)
@@ -105,7 +105,7 @@ def _split(layout: Layout) -> VariableSplit:
 
 
 def _together(arrays: Sequence[Array], layouts: Sequence[Layout]) -> Iterator[list[int]]:
-    """Places of arrays that travel together: of one domain and dtype, not too many bytes."""
+    """Positions of arrays that are sent together: of one domain and dtype, in bounded bytes."""
     kinds: dict[tuple[ReplicaGrouping | None, str], list[int]] = {}
     for place, (array, layout) in enumerate(zip(arrays, layouts, strict=True)):
         kinds.setdefault((layout.domain, array.dtype.name), []).append(place)
@@ -121,19 +121,14 @@ def _together(arrays: Sequence[Array], layouts: Sequence[Layout]) -> Iterator[li
 
 
 def _joined(arrays: Sequence[Array], places: Sequence[int]) -> Array:
-    """One flat array of several."""
+    """The arrays, flat, one after another."""
     if len(places) == 1:
         return arrays[places[0]].reshape(-1)
     return np.concatenate([arrays[place].reshape(-1) for place in places])
 
 
-def _parted(flat: Array, arrays: Sequence[Array], places: Sequence[int]) -> list[Array]:
-    """The parts of what `_joined` gave."""
-    return [flat[first : first + size] for _, first, size in _runs(places, [arrays[place].size for place in places])]
-
-
 def _runs(places: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(place, first, length) of arrays that lie one behind the other."""
+    """(position, first, length) of arrays that follow each other."""
     first = 0
     for place, length in zip(places, lengths, strict=True):
         yield place, first, length

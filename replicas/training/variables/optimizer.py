@@ -1,14 +1,14 @@
-"""A Keras optimizer that updates parts of variables: built on the parts, so that slots of whole ones never exist."""
+"""A Keras optimizer of parts of variables: built on the parts, so that slots of whole variables never exist."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.optimizers import Optimizer
 
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.replicas.groups.group import Array
@@ -16,34 +16,19 @@ from elastable.replicas.training.variables.clipping import GradientClipping
 
 __all__ = ["PartOptimizer", "refuse_optimizer", "refuse_parts", "slots_of"]
 
-# Exact classes whose update of an element looks at no other element.
-_ELEMENTWISE = tuple(
-    getattr(keras.optimizers, name)
-    for name in (
-        "SGD",
-        "RMSprop",
-        "Adam",
-        "AdamW",
-        "Adadelta",
-        "Adagrad",
-        "Adamax",
-        "Nadam",
-        "Ftrl",
-        "Lion",
-        "ScheduleFreeAdamW",
-    )
-    if hasattr(keras.optimizers, name)
-)
+# Exact classes whose update of an element depends on no other element.
+_NAMES = (
+    "SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Ftrl", "Lion", "ScheduleFreeAdamW",
+)  # fmt: skip
+_ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES if hasattr(keras.optimizers, name))
 _CLIPS = ("clipnorm", "global_clipnorm", "clipvalue")
 
+Slot = tuple[keras.Variable, int, str]
+"""A slot variable, the position of the variable it belongs to, and its name."""
 
-def refuse_optimizer(optimizer: Any) -> None:
-    """Refuses what cannot be honoured.
 
-    Raises:
-        ModelError: it has been built before.
-        Unsupported: by name, with the reason.
-    """
+def refuse_optimizer(optimizer: Optimizer) -> None:
+    """Raises ModelError for an optimizer that is built already, Unsupported (with the reason) for other kinds."""
     kind = type(optimizer).__name__
     wrappers = [getattr(keras.optimizers, name, None) for name in ("LossScaleOptimizer", "MultiOptimizer")]
     if isinstance(optimizer, tuple(wrapper for wrapper in wrappers if wrapper is not None)):
@@ -60,21 +45,13 @@ def refuse_optimizer(optimizer: Any) -> None:
         )
     if optimizer.gradient_accumulation_steps and GradientClipping.of(optimizer) != GradientClipping():
         raise Unsupported(
-            f"{kind} with gradient_accumulation_steps and clipping: what is accumulated would have to be clipped over "
-            "all replicas within the update; leave one of both out"
+            f"{kind} with gradient_accumulation_steps and clipping: accumulated gradients would have to be clipped "
+            "over all replicas within the update; leave one of the two out"
         )
 
 
-def refuse_parts(optimizer: Any, shared: Sequence[str]) -> None:
-    """Refuses an optimizer that needs whole variables, where there are variables of which replicas update parts.
-
-    Args:
-        optimizer: A Keras optimizer.
-        shared: Names of these variables.
-
-    Raises:
-        Unsupported: by name, with the reason.
-    """
+def refuse_parts(optimizer: Optimizer, shared: Sequence[str]) -> None:
+    """Raises Unsupported for an optimizer that needs whole variables if any (`shared`, by name) is updated in parts."""
     if not shared or type(optimizer) in _ELEMENTWISE or getattr(optimizer, "elementwise", False):
         return
     raise Unsupported(
@@ -84,20 +61,20 @@ def refuse_parts(optimizer: Any, shared: Sequence[str]) -> None:
     )
 
 
-def slots_of(optimizer: Any) -> int:
-    """How many values the optimizer keeps for each element of a variable, found out on a small one.
+def slots_of(optimizer: Optimizer) -> int:
+    """How many values the optimizer keeps per element of a variable, measured on a small one.
 
     Raises:
-        ModelError: the optimizer cannot be made from its own configuration.
+        ModelError: the optimizer cannot be created from its own configuration.
     """
     try:
         probe = type(optimizer).from_config(optimizer.get_config())
     except (TypeError, ValueError, NotImplementedError) as error:
         raise ModelError(
-            f"{type(optimizer).__name__} cannot be made from its get_config(), which is needed to plan: {error}"
+            f"{type(optimizer).__name__} cannot be made from its get_config(), which is needed for planning: {error}"
         ) from error
-    slots: list[tuple[Any, int, str]] = []
-    with _noting_slots(probe, slots, [keras.Variable(np.zeros((2, 2), np.float32), name="probe")]) as variables:
+    slots: list[Slot] = []
+    with _recording_slots(probe, slots, [keras.Variable(np.zeros((2, 2), np.float32), name="probe")]) as variables:
         probe.build(variables)
     return len(slots)
 
@@ -106,69 +83,73 @@ class PartOptimizer:
     """Updates buffers and whole variables with one Keras optimizer.
 
     Args:
-        optimizer: Not built yet; clipping is left out, as no replica sees all gradients.
-        variables: Of the model, in its order: what weight decay asks for names.
-        targets: For each what is updated: a flat buffer, or the variable itself.
+        optimizer: Not built yet; its clipping is not applied, as no replica sees all gradients.
+        variables: The model's variables, in order; decide on weight decay by name.
+        targets: What is updated for each: a flat buffer, or the variable itself.
 
     Attributes:
         keras: The optimizer.
-        slots: (slot variable, place of the variable it belongs to, name) of every slot.
-        clipping: How gradients are to be clipped before `apply`.
+        slots: Every slot.
+        clipping: How to clip gradients before `apply`.
     """
 
-    def __init__(self, optimizer: Any, variables: Sequence[Any], targets: Sequence[Any]) -> None:
+    def __init__(
+        self, optimizer: Optimizer, variables: Sequence[keras.Variable], targets: Sequence[keras.Variable]
+    ) -> None:
         self.keras = optimizer
         self.clipping = GradientClipping.of(optimizer)
-        self.slots: list[tuple[Any, int, str]] = []
+        self.slots: list[Slot] = []
         self._targets = list(targets)
         self._decay_as(variables)
-        with _noting_slots(optimizer, self.slots, self._targets):
+        with _recording_slots(optimizer, self.slots, self._targets):
             optimizer.build(self._targets)
-        self._applies: dict[tuple[bool, ...], Any] = {}
-        self._traced_rate: Any = None
+        self._applies: dict[tuple[bool, ...], Callable[..., None]] = {}
+        self._traced_rate: object = None
 
     def apply(self, gradients: Sequence[Array], reached: tuple[bool, ...]) -> None:
         """One step; `iterations` grows by one.
 
         Args:
-            gradients: Clipped, of the targets that are reached, in order.
-            reached: For every target whether the loss reaches it; others stay as they are, as in Keras.
+            gradients: Clipped gradients of the targets that the loss depends on, in order.
+            reached: For every target, whether the loss depends on it; others do not change, as in Keras.
         """
         rate = getattr(self.keras, "_learning_rate", None)
         if rate is not self._traced_rate:
-            # A schedule is part of the compiled function: one that a callback puts in place means another.
+            # A schedule is part of the compiled function: a new one from a callback needs a new function.
             self._applies, self._traced_rate = {}, rate
         if reached not in self._applies:
             self._applies[reached] = self._compiled(reached)
         self._applies[reached](*(tf.convert_to_tensor(gradient) for gradient in gradients))
 
     def finish(self) -> None:
-        """What Keras does at the end of training: with `use_ema`, variables become their moving averages."""
+        """Ends training as Keras does: with `use_ema`, variables become their moving averages."""
         self.keras.finalize_variable_values(self._targets)
 
     def learning_rate(self) -> float:
-        """The schedule's at `iterations`, or what was last assigned."""
+        """The schedule's value at `iterations`, or the value last assigned."""
         return float(keras.ops.convert_to_tensor(self.keras.learning_rate))
 
-    def clone(self) -> Any:
-        """An optimizer of the same settings, not built: what the model has between trainings."""
+    def clone(self) -> Optimizer:
+        """An optimizer with the same settings, not built."""
         return type(self.keras).from_config(self.keras.get_config())
 
-    def _compiled(self, reached: tuple[bool, ...]) -> Any:
+    def _compiled(self, reached: tuple[bool, ...]) -> Callable[..., None]:
         updated = [target for target, here in zip(self._targets, reached, strict=True) if here]
         signature = [tf.TensorSpec(tuple(target.shape), tf.as_dtype(target.dtype)) for target in updated]
 
-        def apply(*gradients: Any) -> None:
+        def apply(*gradients: tf.Tensor) -> None:
             if gradients:
                 self.keras.apply(list(gradients), updated)
             else:
                 self.keras.iterations.assign_add(1)
 
         with _clipping_off(self.keras):
-            return tf.function(apply, autograph=False, input_signature=signature).get_concrete_function()
+            traced = tf.function(apply, autograph=False, input_signature=signature)
+            compiled: Callable[..., None] = traced.get_concrete_function()
+        return compiled
 
-    def _decay_as(self, variables: Sequence[Any]) -> None:
-        """Weight decay is asked for by a variable's name or identity: a buffer gets its variable's answer."""
+    def _decay_as(self, variables: Sequence[keras.Variable]) -> None:
+        """Keras decides on weight decay by a variable's name or identity: a buffer gets its variable's answer."""
         if not variables:
             return
         answers = [self.keras._use_weight_decay(variable.value) for variable in variables]
@@ -178,18 +159,20 @@ class PartOptimizer:
 
 
 @contextmanager
-def _noting_slots(optimizer: Any, slots: list[tuple[Any, int, str]], targets: list[Any]) -> Iterator[list[Any]]:
-    """Within, every slot that the optimizer makes for one of the targets is noted."""
+def _recording_slots(
+    optimizer: Optimizer, slots: list[Slot], targets: list[keras.Variable]
+) -> Iterator[list[keras.Variable]]:
+    """Records in `slots` every slot that the optimizer creates for one of the targets."""
     places = {id(target): place for place, target in enumerate(targets)}
     make = optimizer.add_variable_from_reference
 
-    def noting(reference_variable: Any, *args: Any, **named: Any) -> Any:
+    def recording(reference_variable: keras.Variable, *args: object, **named: object) -> keras.Variable:
         slot = make(reference_variable, *args, **named)
         name = args[0] if args else named.get("name")
         slots.append((slot, places[id(reference_variable)], str(name or "slot")))
         return slot
 
-    optimizer.add_variable_from_reference = noting
+    optimizer.add_variable_from_reference = recording
     try:
         yield targets
     finally:
@@ -197,8 +180,8 @@ def _noting_slots(optimizer: Any, slots: list[tuple[Any, int, str]], targets: li
 
 
 @contextmanager
-def _clipping_off(optimizer: Any) -> Iterator[None]:
-    """Keras reads these while it is traced; afterwards the user's optimizer is as it was."""
+def _clipping_off(optimizer: Optimizer) -> Iterator[None]:
+    """Disables clipping while Keras' update is traced, then restores the user's settings."""
     before = {name: getattr(optimizer, name) for name in _CLIPS}
     try:
         for name in _CLIPS:

@@ -1,4 +1,4 @@
-"""Which dense variables, and which of their optimizer state, are shared over replicas: the plan, and why.
+"""Which dense variables, and which of their optimizer states, are sharded over replicas, and why.
 
 The rules are those of PopART's replicated tensor sharding
 (`TensorLocation.replicatedTensorSharding`,
@@ -30,14 +30,14 @@ _HERE = ("memory", "worker")
 
 @dataclass(frozen=True, slots=True)
 class DenseVariable:
-    """What a plan has to know of a trainable variable.
+    """A trainable variable, as planning sees it.
 
     Attributes:
-        name: Its path in the model.
-        shape: Of it, and of each of its slots.
-        value_bytes: Of one element.
-        slots: Values that the optimizer keeps for each element.
-        constrained: Whether a constraint is applied to it after every update.
+        name: Path in the model.
+        shape: Shape, also of each slot.
+        value_bytes: Bytes of one element.
+        slots: Values that the optimizer keeps per element.
+        constrained: Whether a constraint is applied after every update.
     """
 
     name: str
@@ -48,7 +48,6 @@ class DenseVariable:
 
     @property
     def elements(self) -> int:
-        """Of the variable."""
         return math.prod(self.shape)
 
 
@@ -57,10 +56,9 @@ class VariablePlacement:
     """One line of a plan.
 
     Attributes:
-        variable: Its path in the model.
-        kind: "weight" or "optimizer_state" (all of its slots).
-        elements: Of the whole.
-        bytes: Of the whole.
+        variable: Path in the model.
+        kind: "weight" or "optimizer_state" (all slots).
+        elements, bytes: Size of the whole.
         here: Bytes that one replica holds, padding included.
         domain: The replicas that share one copy; None: every replica has one.
         reason: Why.
@@ -78,34 +76,33 @@ class VariablePlacement:
 def plan_variables(
     variables: Sequence[DenseVariable], settings: LocationSettings, replicas: int
 ) -> tuple[VariablePlacement, ...]:
-    """What is shared and why: of every variable a line for its weight and, where it has state, one for that.
+    """What is sharded and why: for every variable a line for its weight and one for its state, if any.
 
     Args:
-        variables: Of the model, in its order.
-        settings: For all of them. An override names a variable by its path or
-            by the end of it, and is of its weight and of its state; with
-            "/optimizer_state" behind the name, of its state alone.
-        replicas: How many there are.
+        variables: The model's variables, in order.
+        settings: Settings for all of them. An override names a variable by its path or a
+            suffix of it and applies to weight and state; with "/optimizer_state" appended,
+            to the state alone.
+        replicas: Number of replicas.
 
     Raises:
-        BadSpec: a variable is given twice; an override names none, several, or
-            one that another names, too; a weight is shared over other replicas than
-            its state; a storage that dense variables cannot have.
+        BadSpec: a variable is given twice; an override matches no variable, several, or one
+            that another override names; weight and state have different domains; a
+            storage that dense variables cannot have.
         BadInput: a sharding domain does not divide the replicas.
     """
     names = [variable.name for variable in variables]
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
-        raise BadSpec(f"variable {twice!r} is to be sharded twice; give each variable once")
+        raise BadSpec(f"variable {twice!r} is sharded twice; give each variable once")
     overrides = _overrides(names, settings.overrides)
     return tuple(line for variable in variables for line in _lines(variable, settings, overrides, replicas))
 
 
 def update_domains(plan: Iterable[VariablePlacement]) -> dict[str, ReplicaGrouping | None]:
-    """By variable: the replicas of which each updates a part of it; None: every replica updates all of it.
+    """By variable: the replicas that each update a part of it; None: every replica updates all of it.
 
-    It is updated as its state lies, because an element's update needs the
-    element's state; a variable without state as its weight lies.
+    The state's domain decides, because an element's update needs its state; without state, the weight's.
     """
     domains: dict[str, ReplicaGrouping | None] = {}
     for line in plan:
@@ -121,10 +118,10 @@ def sharding_of(
 
     Args:
         kind: "weight", "optimizer_state" or "activation".
-        elements: Of the tensor.
-        settings: For tensors of this kind.
-        override: Taken as it is, without thresholds.
-        replicas: How many there are.
+        elements: Elements of the tensor.
+        settings: Settings of this kind of tensor.
+        override: Applied without thresholds.
+        replicas: Number of replicas.
     """
     location = settings.location if override is None else override
     why = f"setting, {elements:,} elements" if override is None else "override by name"
@@ -163,9 +160,9 @@ def _lines(
         weight, why = None, "its constraint needs all of it after every update"
     if weight is not None and variable.slots and state is not None and state != weight:
         raise BadSpec(
-            f"weight {variable.name!r} is sharded over {_told(weight)} ({why}), its optimizer state "
-            f"{variable.name + _STATE!r} over {_told(state)} ({why_state}); a weight and its optimizer state are "
-            "linked: give both one sharding domain, or shard one of them alone"
+            f"weight {variable.name!r} is sharded over {_domain_text(weight)} ({why}), its optimizer state "
+            f"{variable.name + _STATE!r} over {_domain_text(state)} ({why_state}); a weight and its optimizer "
+            "state are linked: give both one sharding domain, or shard one of them alone"
         )
     lines = [_line(variable, "weight", 1, weight, why)]
     if variable.slots:
@@ -182,13 +179,13 @@ def _line(
     return VariablePlacement(variable.name, kind, elements, variable.elements * size, held * size, domain, why)
 
 
-def _told(domain: ReplicaGrouping) -> str:
+def _domain_text(domain: ReplicaGrouping) -> str:
     stride = "" if domain.stride == 1 else f" at stride {domain.stride}"
     return f"each {domain.group_size} of {domain.replicas} replicas{stride}"
 
 
 def _overrides(names: Sequence[str], given: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
-    """The overrides by whole paths, `_STATE` behind those that are of state alone."""
+    """The overrides by full paths, `_STATE` appended to those of state alone."""
     found: dict[str, TensorLocation] = {}
     by: dict[str, str] = {}
     for key, location in given.items():
@@ -202,6 +199,6 @@ def _overrides(names: Sequence[str], given: Mapping[str, TensorLocation]) -> dic
             raise BadSpec(f"override {key!r} fits {', '.join(fits)}: name one of them in full")
         whole = fits[0] + key[len(asked) :]
         if whole in found:
-            raise BadSpec(f"variable {whole!r} is to be sharded twice: override {by[whole]!r} names it, and {key!r}")
+            raise BadSpec(f"variable {whole!r} is sharded twice: override {by[whole]!r} names it, and {key!r}")
         found[whole], by[whole] = location, key
     return found

@@ -1,4 +1,4 @@
-"""The elementwise balanced split of a tensor into equal buffers: arithmetic only, no communication."""
+"""The balanced split of a tensor's elements into equal buffers: arithmetic only, no communication."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ Number = TypeVar("Number", bound=np.generic)
 class VariableSplit:
     """How the elements of a tensor, in C order, are divided.
 
-    As `numpy.array_split` does: parts are as equal as can be, the longer ones
-    first. Every part lies in a buffer of the same length, the longest part's;
-    what is left over at its end is padding (PopART's replicated tensor
-    sharding; the partition of ZeRO, Rajbhandari et al. 2020).
+    As in `numpy.array_split`, sizes differ by at most 1 and longer parts come
+    first. Every part is stored in a buffer of the longest part's length, padded
+    at its end (PopART's replicated tensor sharding; ZeRO, Rajbhandari et al. 2020).
 
     Attributes:
-        elements: Of the tensor, at least 1.
-        parts: At least 1.
+        elements: Elements of the tensor, at least 1.
+        parts: Number of parts, at least 1.
 
     Raises:
         BadInput: a number below 1.
@@ -46,11 +45,7 @@ class VariableSplit:
         return -(-self.elements // self.parts)
 
     def bounds(self, part: int) -> tuple[int, int]:
-        """The first element of a part, and the one behind its last.
-
-        Raises:
-            BadInput: there is no such part.
-        """
+        """(first, last + 1) element of a part. Raises BadInput if there is no such part."""
         if not 0 <= part < self.parts:
             raise BadInput(f"there is no part {part}; the parts are 0 to {self.parts - 1}")
         short, longer = divmod(self.elements, self.parts)
@@ -58,27 +53,14 @@ class VariableSplit:
         return first, first + short + (part < longer)
 
     def take(self, part: int, tensor: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """The buffer of one part.
-
-        Args:
-            part: From 0.
-            tensor: Of `elements` elements, any shape.
-
-        Returns:
-            `[length]`, a copy; padding is zero.
-        """
+        """The buffer `[length]` of one part of a tensor of any shape: a copy, padded with zeros."""
         first, last = self.bounds(part)
         buffer = np.zeros(self.length, tensor.dtype)
         buffer[: last - first] = tensor.reshape(-1)[first:last]
         return buffer
 
     def put(self, tensor: npt.NDArray[Number], rows: npt.NDArray[Number]) -> None:
-        """Writes the buffers of all parts, padding included, into an array `[parts, >= length]`, in place.
-
-        Args:
-            tensor: Of `elements` elements, any shape.
-            rows: `[parts, length]`.
-        """
+        """Writes the buffers of all parts of a tensor, padding included, into `rows` `[parts, >= length]`."""
         flat = tensor.reshape(-1)
         short, longer = divmod(self.elements, self.parts)
         end = longer * self.length
@@ -87,14 +69,7 @@ class VariableSplit:
         rows[longer:, short : self.length] = 0
 
     def join(self, rows: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """The elements in order again, without the padding.
-
-        Args:
-            rows: `[parts, length]`.
-
-        Returns:
-            `[elements]`, a copy.
-        """
+        """The elements `[elements]` in order, without padding, from `rows` `[parts, length]`; a copy."""
         short, longer = divmod(self.elements, self.parts)
         flat = np.empty(self.elements, rows.dtype)
         end = longer * self.length

@@ -1,9 +1,8 @@
-"""The memory of a Keras variable: read without a copy, replaced, given back, counted."""
+"""The memory of a Keras variable: read without a copy, replaced, freed, counted."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -12,36 +11,31 @@ from elastable.replicas.groups.group import Array
 __all__ = ["give_back", "held_bytes", "put", "value_of"]
 
 
-def value_of(variable: Any) -> Array:
+def value_of(variable: keras.Variable) -> Array:
     """The variable's values, read-only."""
     value = variable.value
-    # Nothing is copied: TensorFlow copies a buffer that somebody holds, when it is changed.
+    # No copy: TensorFlow copies a shared buffer only when it changes.
     array: Array = np.asarray(tf.raw_ops.ReadVariableOp(resource=value.handle, dtype=value.dtype))
     view = array.view()
     view.setflags(write=False)
     return view
 
 
-def put(variable: Any, array: Array) -> None:
-    """Replaces the variable's values; also of one whose memory was given back.
-
-    Args:
-        variable: A Keras variable.
-        array: Of as many elements.
-    """
+def put(variable: keras.Variable, array: Array) -> None:
+    """Replaces the values of a variable, which may have been freed, with as many elements."""
     value = variable.value
     tensor = tf.convert_to_tensor(array.reshape(tuple(variable.shape)), value.dtype)
     tf.raw_ops.AssignVariableOp(resource=value.handle, value=tensor, validate_shape=False)
 
 
-def give_back(variable: Any) -> None:
-    """Frees the memory of a variable: it holds no values until the next `put`, and must not be read."""
+def give_back(variable: keras.Variable) -> None:
+    """Frees a variable's memory; it must not be read until the next `put`."""
     value = variable.value
     nothing = tf.zeros([0], value.dtype)
-    # The shape that graphs know stays; only what the handle points at becomes empty.
+    # Graphs keep the static shape; only the resource behind the handle becomes empty.
     tf.raw_ops.AssignVariableOp(resource=value.handle, value=nothing, validate_shape=False)
 
 
-def held_bytes(variable: Any) -> int:
-    """Bytes that the variable's values take now, measured on its buffer."""
+def held_bytes(variable: keras.Variable) -> int:
+    """Bytes of the variable's values now, measured on its buffer."""
     return int(value_of(variable).nbytes)

@@ -1,10 +1,9 @@
-"""The variables of a model over replicas: which parts are here, made whole to be used, updated in parts."""
+"""The variables of a model over replicas: sharded, gathered for use, updated in parts."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -23,30 +22,31 @@ _MARK = "_elastable_sharded_by"
 
 
 class ReplicaWeights:
-    """Trainable variables, of some of which replicas hold or update parts only.
+    """Trainable variables, of which replicas may hold or update only parts.
 
-    A variable whose weight is shared lies in parts: it is gathered before the
-    forward pass, and its memory is given back behind the backward pass; or
-    behind the update, where its state is not shared and every replica updates
-    all of it. One whose state alone is shared is whole everywhere: its part is
-    copied into a buffer to be updated, and gathered from everyone's buffers at
-    once.
+    A variable with a sharded weight is gathered before the forward pass and
+    freed after the backward pass (after the update, if its state is not
+    sharded and every replica updates all of it). One with only its state
+    sharded is whole everywhere: each replica copies its part into a buffer,
+    updates it, and the parts are gathered at once.
 
     Args:
-        variables: Keras variables of the model, in its order.
+        variables: The model's variables, in order.
         plan: From `plan_variables`.
-        group: All replicas; each makes this.
+        group: All replicas; each creates this.
 
     Attributes:
-        layouts: For every variable how it is updated.
-        targets: For every variable what is updated: a flat buffer, or itself.
-        exchange: Over the replicas.
+        layouts: How each variable is updated.
+        targets: What is updated for each variable: a flat buffer, or itself.
+        exchange: Collectives over the replicas.
 
     Raises:
-        BadSpec: a variable is shared already, by another trainer.
+        BadSpec: another trainer shards a variable already.
     """
 
-    def __init__(self, variables: Sequence[Any], plan: Sequence[VariablePlacement], group: ReplicaGroup) -> None:
+    def __init__(
+        self, variables: Sequence[keras.Variable], plan: Sequence[VariablePlacement], group: ReplicaGroup
+    ) -> None:
         weights = {line.variable: line.domain for line in plan if line.kind == "weight"}
         updates = update_domains(plan)
         self.variables = list(variables)
@@ -60,7 +60,7 @@ class ReplicaWeights:
             variable if layout.split is None else _buffer(variable, self._part(layout, value_of(variable)))
             for variable, layout in zip(variables, self.layouts, strict=True)
         ]
-        # Of those that lie in parts, this replica's: what is updated, or a copy of its part of what is updated whole.
+        # This replica's parts of sharded weights: the update target, or a copy of its part of what is updated whole.
         self._parts = {
             place: self.targets[place]
             if self.layouts[place].split is not None
@@ -74,45 +74,44 @@ class ReplicaWeights:
                 setattr(variable, _MARK, weakref.ref(self))
 
     def part_of(self, place: int, array: Array) -> Array:
-        """This replica's buffer of an array with as many elements as a variable that is updated in parts."""
+        """This replica's part of an array with the elements of a variable that is updated in parts."""
         return self._part(self.layouts[place], array)
 
     def make_whole(self) -> None:
-        """Gathers what lies in parts, if it is not gathered; every replica calls it."""
+        """Gathers sharded weights that are not gathered yet; every replica calls it."""
         if not self._whole:
             self._gather(list(self._parts), self._parts, self._kept)
             self._whole = True
 
     def give_back(self) -> None:
-        """Frees what lies in parts and is updated in parts, but for this replica's parts."""
+        """Frees the gathered copies of weights that are updated in parts."""
         for place in self._places(self._in_parts):
             give_back(self.variables[place])
             self._whole = False
 
     def take_back(self) -> None:
-        """Takes the parts from the whole variables, which a person may have changed."""
+        """Copies the parts from the whole variables, which the user may have changed."""
         if self._whole:
             for place, part in self._parts.items():
                 put(part, self._part(self._kept[place], value_of(self.variables[place])))
 
     def taken(self) -> None:
-        """All variables have been replaced from outside: their parts are taken from them."""
+        """Call after replacing all variables: their parts are copied from them."""
         self._whole = True
         self.take_back()
 
     def forget_buffers(self) -> None:
-        """Frees the buffers that nothing is in but copies of whole variables."""
+        """Frees the buffers that only copy whole variables."""
         for place in self._places([not apart for apart in self._in_parts]):
             give_back(self.targets[place])
 
     def begin_update(self) -> None:
-        """Makes the buffers those of the variables; to be called before `targets` are updated."""
+        """Copies the variables into the buffers; call before updating `targets`."""
         for place in self._places([not apart for apart in self._in_parts]):
             put(self.targets[place], self.part_of(place, value_of(self.variables[place])))
 
     def end_update(self) -> None:
-        """Brings variables that are whole everywhere up to the buffers, and frees those that were updated whole and
-        lie in parts; every replica calls it."""
+        """Gathers what was updated in parts and frees sharded weights updated whole; every replica calls it."""
         places = self._places([not apart for apart in self._in_parts])
         self._gather(places, self.targets, self.layouts)
         self.forget_buffers()
@@ -127,14 +126,14 @@ class ReplicaWeights:
             self._whole = False
 
     def close(self) -> None:
-        """The variables are whole, and ordinary, from now on; every replica calls it."""
+        """Makes the variables whole and ordinary again; every replica calls it."""
         self.make_whole()
         for variable in self.variables:
             if hasattr(variable, _MARK):
                 delattr(variable, _MARK)
 
     def bytes(self) -> tuple[int, int]:
-        """(of the model's variables, of the buffers), as their memory is now."""
+        """(bytes of the model's variables, of the buffers), now."""
         updated = {place: target for place, target in enumerate(self.targets) if self.layouts[place].split is not None}
         buffers = {**updated, **self._parts}
         return sum(map(held_bytes, self.variables)), sum(map(held_bytes, buffers.values()))
@@ -145,13 +144,16 @@ class ReplicaWeights:
         return layout.split.take(self.exchange.part(layout.domain), array)
 
     def _places(self, among: Sequence[bool]) -> list[int]:
-        """Places of the variables that are updated in parts and meant."""
+        """Positions of the chosen variables that are updated in parts."""
         return [place for place, meant in enumerate(among) if meant and self.layouts[place].split is not None]
 
     def _gather(
-        self, places: Sequence[int], parts: Mapping[int, Any] | Sequence[Any], layouts: Sequence[Layout]
+        self,
+        places: Sequence[int],
+        parts: Mapping[int, keras.Variable] | Sequence[keras.Variable],
+        layouts: Sequence[Layout],
     ) -> None:
-        """Makes variables whole of everyone's parts of them."""
+        """Gathers variables from everyone's parts."""
         if not places:
             return
         buffers = [value_of(parts[place]) for place in places]
@@ -168,9 +170,9 @@ class ReplicaWeights:
                 )
 
 
-def _layout(variable: Any, domain: ReplicaGrouping | None) -> Layout:
+def _layout(variable: keras.Variable, domain: ReplicaGrouping | None) -> Layout:
     return Layout(None if domain is None else VariableSplit(int(np.prod(variable.shape)), domain.group_size), domain)
 
 
-def _buffer(variable: Any, part: Array) -> Any:
+def _buffer(variable: keras.Variable, part: Array) -> keras.Variable:
     return keras.Variable(part, name=variable.path.replace("/", "_"), dtype=variable.dtype)

@@ -1,11 +1,11 @@
-"""Everything that training has come to, as whole tensors in an order that does not know of replicas."""
+"""The whole training state as tensors, in an order that does not depend on the replicas."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.embedding_store.errors import CheckpointError
@@ -20,15 +20,15 @@ __all__ = ["WholeTensors"]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor: the variable it lies in, and the place of the variable whose parts it follows (None: it is whole)."""
+    """A tensor: the variable that holds it, and the position of the variable it is split like (None: it is whole)."""
 
-    told: str
+    name: str
     shape: tuple[int, ...]
-    variable: Any
+    variable: keras.Variable
     place: int | None = None
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         return value_of(self.variable).dtype
 
     @property
@@ -37,18 +37,18 @@ class _Entry:
 
 
 class WholeTensors:
-    """Trainable variables, states and optimizer variables by kind and place ("variables/00000").
+    """Trainable variables, states and optimizer variables by kind and index ("variables/00000").
 
-    Keys, shapes and order are those that an unsharded model and a Keras
-    optimizer built on it have, whatever replicas there are and whatever they share.
+    Keys, shapes and order are those of an unsharded model and a Keras
+    optimizer built on it, whatever the replicas and the sharding.
 
     Args:
-        weights: Of the model.
-        states: Of the model, those of frozen layers included.
-        optimizer: Of the weights.
+        weights: The model's trainable variables.
+        states: Its other variables, those of frozen layers included.
+        optimizer: The optimizer of the weights.
     """
 
-    def __init__(self, weights: ReplicaWeights, states: Sequence[Any], optimizer: PartOptimizer) -> None:
+    def __init__(self, weights: ReplicaWeights, states: Sequence[keras.Variable], optimizer: PartOptimizer) -> None:
         self._weights = weights
         self._group = weights.exchange.group
         slots = {id(slot): (place, name) for slot, place, name in optimizer.slots}
@@ -68,12 +68,8 @@ class WholeTensors:
             entries[key] = _Entry(f"{whole.path}/{name}", tuple(whole.shape), variable, of if split else None)
         self._entries = entries
 
-    def names(self) -> dict[str, str]:
-        """Key -> what a person calls it."""
-        return {key: entry.told for key, entry in self._entries.items()}
-
     def tensors(self) -> Iterator[tuple[str, Array]]:
-        """(key, tensor) one after the other; every replica takes all of them."""
+        """(key, tensor) one after another; every replica iterates to the end."""
         self._weights.make_whole()
         for key, entry in self._entries.items():
             value = value_of(entry.variable)
@@ -82,14 +78,13 @@ class WholeTensors:
             yield key, value.reshape(entry.shape)
 
     def restore(self, tensors: Mapping[str, Array] | None) -> None:
-        """Takes back what `tensors` gave, also with other replicas; every replica calls it.
+        """Restores what `tensors` gave, of any number of replicas; every replica calls it.
 
         Args:
-            tensors: By key, on rank 0; the others' are not looked at.
+            tensors: Tensors by key; only rank 0's are used.
 
         Raises:
-            CheckpointError: a tensor is missing, of another shape or dtype, or
-                not of the model; nothing has been changed.
+            CheckpointError: a tensor is missing, unknown, or of another shape or dtype; nothing has changed.
         """
         given = dict(tensors or {})
         self.check(given)
@@ -100,7 +95,7 @@ class WholeTensors:
         self._weights.taken()
 
     def check(self, tensors: Mapping[str, Array]) -> None:
-        """Refuses what `restore` would refuse; every replica calls it."""
+        """Raises what `restore` would raise; every replica calls it."""
         run_at_root(self._group, lambda: self._checked(tensors))
 
     def _checked(self, tensors: Mapping[str, Array]) -> str:
@@ -114,11 +109,11 @@ class WholeTensors:
             found = tensors.get(key)
             if found is None:
                 raise CheckpointError(
-                    f"the checkpoint lacks {key} ({entry.told}, {entry.kind}): it is of another model or optimizer"
+                    f"the checkpoint lacks {key} ({entry.name}, {entry.kind}): it is of another model or optimizer"
                 )
             if tuple(found.shape) != entry.shape or found.dtype != entry.dtype:
                 raise CheckpointError(
-                    f"{key} ({entry.told}) is {found.dtype} {list(found.shape)} in the checkpoint and {entry.kind} in "
+                    f"{key} ({entry.name}) is {found.dtype} {list(found.shape)} in the checkpoint and {entry.kind} in "
                     "the model"
                 )
         return ""

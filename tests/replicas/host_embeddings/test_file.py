@@ -12,11 +12,11 @@ from safetensors.numpy import load_file
 from elastable.embedding_store.errors import BadInput, CheckpointError, StoreFailed
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.groups.thread_group import run_threads
-from elastable.replicas.host_embeddings.create import create_host_table
 from elastable.replicas.host_embeddings.file import load_host_embedding, save_host_embedding
 from elastable.replicas.host_embeddings.host_table import HostTable
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
 from tests.contracts.host_table_contract import random_steps, train
+from tests.replicas.host_embeddings.tables import create_host_table
 
 
 def table_for(group: ReplicaGroup | None = None, strategy: str = "TOKEN", dim: int = 7) -> HostTable:

@@ -104,7 +104,7 @@ def test_linked_tensors_share_a_domain() -> None:
 
 
 def test_a_variable_sharded_twice() -> None:
-    with pytest.raises(BadSpec, match=r"'net/dense/kernel' is to be sharded twice; give each variable once"):
+    with pytest.raises(BadSpec, match=r"'net/dense/kernel' is sharded twice; give each variable once"):
         plan_variables([KERNEL, BIAS, KERNEL], LocationSettings(), 2)
     both = LocationSettings(overrides={"kernel": SHARDED, "dense/kernel": PAIRS})
     with pytest.raises(BadSpec, match=r"sharded twice: override 'kernel' names it, and 'dense/kernel'"):

@@ -79,7 +79,7 @@ def test_a_learning_rate_that_only_one_replica_sets_is_refused() -> None:
     def work(group: ReplicaGroup) -> None:
         fitted(group, [Halves()] if group.rank == 1 else [])
 
-    with pytest.raises(BadInput, match=r"rank 1 goes on at learning rate 0\.05, and rank 0 at 0\.1"):
+    with pytest.raises(BadInput, match=r"rank 1 continues at learning rate 0\.05, and rank 0 at 0\.1"):
         run_threads(2, work)
 
 

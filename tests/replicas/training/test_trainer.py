@@ -269,7 +269,7 @@ def test_variables_that_the_loss_does_not_reach_stay() -> None:
         model = seeded(Aside)
         trainer = ReplicaTrainer(model, STATE, group)
         trainer.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5), "mse")
-        with pytest.raises(ModelError, match=r"not built: give it an Input, or call its build"):
+        with pytest.raises(ModelError, match=r"not built: give it an Input or call its build"):
             _ = trainer.placements
         x, y = records()
         trainer.predict(x[:2])

@@ -119,7 +119,6 @@ class KernelComparison(Comparison):
         self._forward, self._backward, self._parts, self.norm = forward, backward, parts, norm
 
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
-        """As in `Comparison.scores`."""
         scores = np.empty((len(queries), places.shape[1]), np.float32)
         fewest = max(1, _PAIRS_A_THREAD // max(1, places.shape[1]))
         pool.run(
@@ -140,7 +139,6 @@ class KernelComparison(Comparison):
         row_gradients: Float32,
         pool: RangePool = SERIAL,
     ) -> Float32:
-        """As in `Comparison.gradients`."""
         query_gradients = np.zeros_like(queries)
         pool.run(
             lambda start, stop: self._backward(

@@ -28,7 +28,6 @@ class Dot(KernelComparison):
         self._bias = bias
 
     def scores(self, queries: Float32, rows: Float32, places: Int64, pool: RangePool = SERIAL) -> Float32:
-        """As in `Comparison.scores`."""
         queries = self._widened(queries)
         if len(places) == len(queries):
             return super().scores(queries, rows, places, pool)
@@ -56,7 +55,6 @@ class Dot(KernelComparison):
         row_gradients: Float32,
         pool: RangePool = SERIAL,
     ) -> Float32:
-        """As in `Comparison.gradients`."""
         queries = self._widened(queries)
         if len(places) == len(queries):
             found = super().gradients(queries, rows, places, scores, score_gradients, row_places, row_gradients, pool)
