@@ -188,7 +188,6 @@ LONG_MODULES = {
     "embedding_store/tiers/redis/redis_store.py",
     "embedding_store/wire/channels/call_guard.py",
     "embedding_store/wire/messages/frames.py",
-    "replicas/training/trainer.py",
     "elastable/jobs/master_process.py",
 }
 ENTRY_POINTS = ("main",)

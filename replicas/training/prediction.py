@@ -6,17 +6,17 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.replicas.groups.group import ReplicaGroup
+from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.training.step import PredictStep
-from elastable.replicas.training.trees import ArrayTree
 from elastable.replicas.training.variables.split import VariableSplit
 from elastable.worker.models.build import as_tensors
 from elastable.worker.readers import Reader
+from elastable.worker.readers.records.pytrees import Structure
 
 __all__ = ["predict_all"]
 
 
-def predict_all(step: PredictStep, reader: Reader, batch_size: int, group: ReplicaGroup) -> ArrayTree:
+def predict_all(step: PredictStep, reader: Reader, batch_size: int, group: ReplicaGroup) -> Structure[Array]:
     """The outputs of all records, in their order, on every replica; each calls it.
 
     Args:
@@ -30,13 +30,15 @@ def predict_all(step: PredictStep, reader: Reader, batch_size: int, group: Repli
     # As many calls on every replica, as a call may be a collective lookup: without records, it takes the first.
     outputs = [_outputs(step, reader, part) for part in np.array_split(mine, -(-split.length // batch_size))]
     joined = tf.nest.map_structure(lambda *arrays: np.concatenate(arrays), *outputs)
-    found: ArrayTree = tf.nest.map_structure(lambda array: np.concatenate(group.all_gather_uneven(array)), joined)
+    found: Structure[Array] = tf.nest.map_structure(
+        lambda array: np.concatenate(group.all_gather_uneven(array)), joined
+    )
     return found
 
 
-def _outputs(step: PredictStep, reader: Reader, indices: Int64) -> ArrayTree:
+def _outputs(step: PredictStep, reader: Reader, indices: Int64) -> Structure[Array]:
     taken = indices if len(indices) else np.zeros(1, np.int64)
-    outputs: ArrayTree = tf.nest.map_structure(
+    outputs: Structure[Array] = tf.nest.map_structure(
         lambda array: array[: len(indices)], step(as_tensors(reader.take(taken)[:1]))
     )
     return outputs

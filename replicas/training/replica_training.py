@@ -16,13 +16,13 @@ from elastable.replicas.training.data.feed import BatchPart
 from elastable.replicas.training.model_states import ReplicaStates
 from elastable.replicas.training.replica_metrics import ReplicaMetrics
 from elastable.replicas.training.step import GradientStep
-from elastable.replicas.training.trees import TensorTree
 from elastable.replicas.training.variables.clipping import clip_parts
 from elastable.replicas.training.variables.optimizer import PartOptimizer, refuse_optimizer, refuse_parts, slots_of
 from elastable.replicas.training.variables.placement import DenseVariable, plan_variables, update_domains
 from elastable.replicas.training.variables.variable_memory import held_bytes, put, value_of
 from elastable.replicas.training.variables.weights import ReplicaWeights
 from elastable.replicas.training.variables.whole_tensors import WholeTensors
+from elastable.worker.keras.structures import TensorBatch
 
 __all__ = ["ReplicaMemory", "Training"]
 
@@ -94,7 +94,7 @@ class Training:
         self.step = 0
         self.memory: ReplicaMemory | None = None
 
-    def gradients(self, sample: TensorTree) -> GradientStep:
+    def gradients(self, sample: TensorBatch) -> GradientStep:
         """The compiled forward and backward pass for batches shaped like `sample`."""
         return GradientStep(self._model, sample, self._seed, self.optimizer.keras.scale_loss)
 

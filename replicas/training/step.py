@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
 from elastable.replicas.groups.group import Array
-from elastable.replicas.training.trees import ArrayTree, TensorTree
 from elastable.worker.keras.seeds import seed_states, set_seeds
+from elastable.worker.keras.structures import TensorBatch, TensorStructure
+from elastable.worker.readers.records.pytrees import Structure
 from elastable.worker.step.tensor_specs import batch_spec, flat_spec, pack_flat, records_in
 
 __all__ = ["BatchStep", "GradientStep", "PredictStep", "ReplicaEvaluateStep"]
@@ -20,7 +21,7 @@ __all__ = ["BatchStep", "GradientStep", "PredictStep", "ReplicaEvaluateStep"]
 class BatchStep:
     """A function of a batch, traced once for any number of records."""
 
-    def __init__(self, model: keras.Model, sample: TensorTree, extra: Sequence[tf.TensorSpec] = ()) -> None:
+    def __init__(self, model: keras.Model, sample: TensorBatch, extra: Sequence[tf.TensorSpec] = ()) -> None:
         self._model = model
         self._spec = batch_spec(sample)
         signature = [*flat_spec(self._spec), *extra]
@@ -28,14 +29,14 @@ class BatchStep:
         if getattr(model, "run_eagerly", False):
             self._function = self._body
 
-    def _body(self, *flat: tf.Tensor) -> TensorTree:
+    def _body(self, *flat: tf.Tensor) -> TensorStructure:
         raise NotImplementedError
 
-    def _call(self, batch: TensorTree, *extra: np.generic) -> tf.Tensor:
+    def _call(self, batch: TensorBatch, *extra: np.generic) -> tf.Tensor:
         flat = tf.nest.flatten(batch, expand_composites=True)
         return self._function(*flat, *map(tf.convert_to_tensor, extra))
 
-    def _loss(self, batch: tuple[TensorTree, ...], training: bool) -> tf.Tensor:
+    def _loss(self, batch: TensorBatch, training: bool) -> tf.Tensor:
         """The loss; also updates the metrics."""
         x, y, weight = (*batch, None, None)[:3]
         predicted = self._model(x, training=training)
@@ -63,7 +64,7 @@ class GradientStep(BatchStep):
     """
 
     def __init__(
-        self, model: keras.Model, sample: TensorTree, seed: int, scale_loss: Callable[[tf.Tensor], tf.Tensor]
+        self, model: keras.Model, sample: TensorBatch, seed: int, scale_loss: Callable[[tf.Tensor], tf.Tensor]
     ) -> None:
         self.reached: tuple[bool, ...] = ()
         self._seed = seed
@@ -71,7 +72,7 @@ class GradientStep(BatchStep):
         self._scale_loss = scale_loss
         super().__init__(model, sample, [tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.float32)])
 
-    def __call__(self, batch: TensorTree, number: int, share: float) -> list[Array]:
+    def __call__(self, batch: TensorBatch, number: int, share: float) -> list[Array]:
         """The gradients of the variables that the loss depends on, times `share`.
 
         Args:
@@ -81,7 +82,7 @@ class GradientStep(BatchStep):
         """
         return [gradient.numpy() for gradient in self._call(batch, np.int64(number), np.float32(share))]
 
-    def _body(self, *flat: tf.Tensor) -> TensorTree:
+    def _body(self, *flat: tf.Tensor) -> TensorStructure:
         batch, (number, share) = pack_flat(self._spec, flat[:-2]), flat[-2:]
         set_seeds(self._seed_states, self._seed, number)
         variables = [variable.value for variable in self._model.trainable_weights]
@@ -99,27 +100,27 @@ class GradientStep(BatchStep):
 class ReplicaEvaluateStep(BatchStep):
     """Updates the metrics with a replica's part of a batch, in inference mode."""
 
-    def __call__(self, batch: TensorTree) -> None:
+    def __call__(self, batch: TensorBatch) -> None:
         self._call(batch)
 
-    def _body(self, *flat: tf.Tensor) -> TensorTree:
+    def _body(self, *flat: tf.Tensor) -> TensorStructure:
         return self._loss(pack_flat(self._spec, flat), training=False)
 
 
 class PredictStep(BatchStep):
     """The model's outputs for a replica's records."""
 
-    def __call__(self, batch: TensorTree) -> ArrayTree:
+    def __call__(self, batch: TensorBatch) -> Structure[Array]:
         """A pytree of arrays `[n, ...]` for `batch`, (x,) as tensors."""
-        found: ArrayTree = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._call(batch))
+        found: Structure[Array] = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._call(batch))
         return found
 
-    def _body(self, *flat: tf.Tensor) -> TensorTree:
+    def _body(self, *flat: tf.Tensor) -> TensorStructure:
         (x,) = pack_flat(self._spec, flat)
         return self._model(x, training=False)
 
 
-def _refuse_masks(model: keras.Model, predicted: TensorTree) -> None:
+def _refuse_masks(model: keras.Model, predicted: TensorStructure) -> None:
     if any(getattr(output, "_keras_mask", None) is not None for output in tf.nest.flatten(predicted)):
         raise Unsupported(
             f"model {model.name!r} has an output with a mask: its loss is a mean over what is not masked, whose number "

@@ -19,10 +19,10 @@ from elastable.replicas.training.replica_callbacks import ReplicaCallbacks
 from elastable.replicas.training.replica_training import ReplicaMemory
 from elastable.replicas.training.step import GradientStep, PredictStep
 from elastable.replicas.training.trainer_core import TrainerCore
-from elastable.replicas.training.trees import ArrayTree
 from elastable.replicas.training.variables.placement import VariablePlacement
 from elastable.worker.models.build import sample_batch
 from elastable.worker.readers import NumpyReader, Reader
+from elastable.worker.readers.records.pytrees import Structure
 
 __all__ = ["ShardedTrainer"]
 
@@ -148,7 +148,7 @@ class ShardedTrainer(TrainerCore):
         values = list(results.values())
         return values[0] if len(values) == 1 else values
 
-    def predict(self, x: object, batch_size: int = 32) -> ArrayTree:
+    def predict(self, x: object, batch_size: int = 32) -> Structure[Array]:
         """Same as `keras.Model.predict`; each replica calls it with all records and gets all outputs."""
         reader = x if isinstance(x, Reader) else NumpyReader(x)
         sample = sample_batch(reader)[:1]

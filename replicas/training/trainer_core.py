@@ -18,7 +18,7 @@ from elastable.replicas.training.host_embedding_state import host_embeddings
 from elastable.replicas.training.model_refusals import refuse_model
 from elastable.replicas.training.replica_training import Training
 from elastable.replicas.training.step import BatchStep, GradientStep, ReplicaEvaluateStep
-from elastable.replicas.training.trees import TensorTree
+from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.readers import Reader
 
@@ -66,7 +66,7 @@ class TrainerCore:
 
         return evaluate
 
-    def _step(self, kind: type[StepKind], sample: tuple[TensorTree, ...]) -> StepKind:
+    def _step(self, kind: type[StepKind], sample: TensorBatch) -> StepKind:
         """The compiled step for batches shaped like `sample`, traced once."""
         shapes = tf.nest.map_structure(lambda tensor: (tensor.dtype.name, tuple(tensor.shape[1:])), sample)
         key = (kind, repr(shapes))
@@ -77,7 +77,7 @@ class TrainerCore:
                 self._steps[key] = kind(self.model, sample)
         return cast(StepKind, self._steps[key])
 
-    def _ready(self, sample: tuple[TensorTree, ...] | None) -> Training:
+    def _ready(self, sample: TensorBatch | None) -> Training:
         """The training state, created on first use; every replica calls it."""
         if self._training is None:
             if self._optimizer is None:
@@ -90,7 +90,7 @@ class TrainerCore:
             self.model.optimizer = self._training.optimizer.clone()
         return self._training
 
-    def _require_built(self, sample: tuple[TensorTree, ...] | None) -> None:
+    def _require_built(self, sample: TensorBatch | None) -> None:
         if self.model.built:
             return
         if sample is None:

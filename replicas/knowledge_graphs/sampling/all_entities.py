@@ -15,16 +15,7 @@ __all__ = ["AllEntities"]
 
 
 class AllEntities(NegativeSampler):
-    """All rows of every shard, in their order, for every triple; nothing is drawn.
-
-    Args:
-        sharding: Of the entities.
-        corruption: Which end they replace; see `batch.CORRUPTIONS`.
-        exclude: What is masked beside padding: "nothing", the triple's own "answer",
-            or every "known" answer.
-        known: Needed for exclude "known".
-        tell_entities: Give `Negatives.entities`.
-    """
+    """All rows of every shard, in order, for every triple; arguments as of `NegativeSampler`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Candidates that would make a triple that is known: found in sorted lists, and masked."""
+"""Kernels that mask candidates found in sorted lists of excluded answers."""
 
 from __future__ import annotations
 
@@ -12,30 +12,10 @@ from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32
 __all__ = ["mask_each", "mask_rows", "mask_shared"]
 
 
-def mask_each(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
-    """Masks answers among the candidates of each triple.
-
-    Args:
-        entities: int64 `[b, c]`: the candidates of every triple.
-        which: int64 `[q]`: the triples to look at.
-        answers: int32 `[a]`.
-        first: int64 `[q]`.
-        last: int64 `[q]`: what must not count for triple `which[i]` are
-            `answers[first[i]:last[i]]`, ascending.
-        mask: bool `[b, c]`, changed in place: False where a candidate must not count.
-    """
-    _mask_each(entities, which, answers, first, last, mask)
-
-
 def mask_shared(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
-    """Masks answers among candidates that triples share; `entities` is int64 `[c]`, the rest as in `mask_each`."""
+    """`mask_each` for candidates that triples share: `entities` is int64 `[c]`."""
     column = np.argsort(entities, kind="stable")
     _mask_shared(entities[column], column, which, answers, first, last, mask)
-
-
-def mask_rows(column_of: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
-    """Masks answers where every entity is a candidate: that of column `column_of[entity]` (int64 `[E]`)."""
-    _mask_rows(column_of, which, answers, first, last, mask)
 
 
 @kernel
@@ -51,7 +31,16 @@ def _place_in(values: npt.NDArray[np.integer], low: int, high: int, wanted: int)
 
 
 @kernel
-def _mask_each(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+def mask_each(entities: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    """Masks answers among the candidates of each triple.
+
+    Args:
+        entities: int64 `[b, c]`: the candidates of every triple.
+        which: int64 `[q]`: the triples to mask.
+        answers: int32 `[a]`.
+        first, last: int64 `[q]`: triple `which[i]` excludes `answers[first[i]:last[i]]`, ascending.
+        mask: bool `[b, c]`, changed in place: False for excluded candidates.
+    """
     for i in range(len(which)):
         if first[i] == last[i]:
             continue
@@ -69,7 +58,7 @@ def _mask_shared(
     candidates = len(entities)
     for i in range(len(which)):
         listed = last[i] - first[i]
-        if listed <= candidates:  # the shorter of the two is walked, the longer is searched
+        if listed <= candidates:  # walk the shorter of the two, search the longer
             for a in range(first[i], last[i]):
                 place = _place_in(entities, 0, candidates, answers[a])
                 while place < candidates and entities[place] == answers[a]:  # a candidate may be drawn twice
@@ -83,7 +72,8 @@ def _mask_shared(
 
 
 @kernel
-def _mask_rows(column_of: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+def mask_rows(column_of: Int64, which: Int64, answers: Int32, first: Int64, last: Int64, mask: Bools) -> None:
+    """`mask_each` where every entity is a candidate: that of column `column_of[entity]` (int64 `[E]`)."""
     for i in range(len(which)):
         for a in range(first[i], last[i]):
             mask[which[i], column_of[answers[a]]] = False

@@ -1,4 +1,4 @@
-"""What every sampler of candidates does: each shard draws for each worker, and what must not count is masked."""
+"""The base of candidate samplers: each shard draws for each worker, and excluded candidates are masked."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class WorkerTriples:
     """The triples of one worker in one step.
 
     Attributes:
-        triples: int32 `[n * p, 3]`, global ids; -1 where a shardpair has none.
-        source: int64 `[n * p]`: their places in the array that was partitioned, or -1.
+        triples: int32 `[n * p, 3]`, global ids; -1 if a pair of shards has none.
+        source: int64 `[n * p]`: their positions in the partitioned array, or -1.
     """
 
     triples: Int32
@@ -49,12 +49,12 @@ class WorkerTriples:
 
 @dataclass(frozen=True)
 class StepTriples:
-    """Everyone's triples in one step, made when they are asked for.
+    """All workers' triples in one step, computed on request.
 
     Attributes:
-        step: Which, from 0.
+        step: Number of the step, from 0.
         block: Triples of each pair of shards, p.
-        of: Gives the triples of a worker.
+        of: Worker -> its triples.
     """
 
     step: int
@@ -63,27 +63,28 @@ class StepTriples:
 
 
 class NegativeSampler(ABC):
-    """Draws candidates, for every (shard, worker) by a key of its own: any worker can tell what another draws.
+    """Draws candidates with a separate key for every (shard, worker), so that any worker can repeat another's draws.
 
     Args:
-        sharding: Of the entities.
+        sharding: Sharding of the entities.
         count: Candidates from each shard, m: for each triple, or (shared) for all
             triples of a worker.
         corruption: Which end they replace; see `batch.CORRUPTIONS`.
         shared: All triples of a worker are scored with the same candidates.
-        local: Draw from the worker's own shard alone; nothing is exchanged.
-        seed: Of the draws.
-        exclude: What is masked. "nothing" but padding; the triple's own true
-            "answer"; or every "known" answer, so that a true triple is no
-            negative.
-        known: The triples known to be true; needed for exclude "known".
-        tell_entities: Give `Negatives.entities`.
-        mask_of_all: Give `Negatives.mask_of_all`, for shared candidates that
-            everyone's triples are scored with.
+        local: Draw only from the worker's own shard; nothing is exchanged.
+        seed: Seed of the draws.
+        exclude: What to mask besides padding: "nothing", the triple's own "answer",
+            or every "known" answer, so that no true triple is a negative.
+        known: The true triples; needed for exclude "known".
+        tell_entities: Whether to set `Negatives.entities`.
+        mask_of_all: Whether to set `Negatives.mask_of_all`, for shared candidates
+            that are scored with everyone's triples.
 
     Raises:
-        BadInput: arguments that do not fit each other.
+        BadInput: arguments that do not fit together.
     """
+
+    _shareable = True
 
     def __init__(
         self,
@@ -107,6 +108,10 @@ class NegativeSampler(ABC):
             raise BadInput(f"exclude {exclude!r}: known are {', '.join(get_args(Exclude))}")
         if exclude == "known" and known is None:
             raise BadInput("candidates that exclude known triples need `known`, the triples that are known")
+        if shared and not self._shareable:
+            raise BadInput(
+                "candidates of the type of what they replace are drawn for each triple; they cannot be shared"
+            )
         if mask_of_all and (not shared or local):
             raise BadInput("mask_of_all is for candidates that are shared and exchanged; these are not")
         self.sharding, self.count, self.corruption, self.shared = sharding, count, corruption, shared
@@ -118,14 +123,14 @@ class NegativeSampler(ABC):
         """Candidates of k pairs of shard and worker.
 
         Args:
-            keys: uint64 `[k]`: of each pair's random numbers.
-            shards: int64 `[k]`: whose rows.
-            workers: int64 `[k]`: for whose triples.
-            step: Everyone's triples.
+            keys: uint64 `[k]`: keys of the pairs' random numbers.
+            shards: int64 `[k]`.
+            workers: int64 `[k]`.
+            step: All workers' triples.
 
         Returns:
             int32 `[k, B, m]`, rows of the shards; bool `[k, B, m]`, False at padding,
-            or None where nothing is (then in every step).
+            or None if no step has padding.
         """
 
     @property
@@ -135,20 +140,16 @@ class NegativeSampler(ABC):
 
     @property
     def _common(self) -> bool:
-        """Whether the candidates of a shard are the same for all workers."""
+        """Whether a shard's candidates are the same for all workers."""
         return False
 
     def check(self, partition: PartitionedTriples) -> None:
-        """Refuses triples that these candidates are not for.
-
-        Raises:
-            BadInput: of another sharding.
-        """
+        """Raises BadInput for triples that do not match these candidates."""
         if partition.sharding != self.sharding:
             raise BadInput("the candidates and the triples are of two different shardings of the entities")
 
     def settings(self) -> str:
-        """All that the candidates depend on, but for the step and its triples."""
+        """Everything that the candidates depend on, except the step and its triples."""
         return (
             f"{type(self).__name__} count={self.count} corruption={self.corruption} shared={self.shared} "
             f"local={self.local} seed={self.seed} exclude={self.exclude}"
@@ -183,7 +184,7 @@ class NegativeSampler(ABC):
         )
 
     def _drawn(self, step: StepTriples, shards: Int64, draws: Int64, workers: Int64) -> tuple[Int32, Bools | None]:
-        """What `_draw` gives for k pairs of shard and draw (`[k]` each), for these workers."""
+        """`_draw` for k pairs of shard and draw (`[k]` each), for these workers."""
         key = stream_key(self.seed, _STREAM, step.step)
         return self._draw(derived_keys(key, shards * self.sharding.shards + draws), shards, workers, step)
 
@@ -193,15 +194,15 @@ class NegativeSampler(ABC):
         return entities if valid is None else np.where(valid, entities, -1)
 
     def _mask(self, entities: Int64, step: StepTriples, worker: int) -> Bools:
-        """What counts of the candidates of a worker's triples.
+        """Which candidates count for a worker's triples.
 
         Args:
             entities: int64 `[k, B, m]`, -1 at padding.
-            step: Everyone's triples.
-            worker: Whose triples.
+            step: All workers' triples.
+            worker: The worker.
 
         Returns:
-            bool `[n * p, k, m]`, or `[1, k, m]` where it is the same for all.
+            bool `[n * p, k, m]`, or `[1, k, m]` if it is the same for all triples.
         """
         blocks, sets, count = entities.shape
         flat = np.ascontiguousarray(entities.transpose(1, 0, 2)).reshape(sets, blocks * count)
@@ -224,18 +225,17 @@ class NegativeSampler(ABC):
         return mask.reshape(len(mask), blocks, count)
 
     def corrupted(self, side: Side, block: int) -> Int64:
-        """Which of a worker's triples, counted through its blocks, get candidates for this end: int64 `[q]`."""
+        """int64 `[q]`: the worker's triples, counted through its blocks, whose candidates replace this end."""
         place = np.arange(self.sharding.shards * block)
         if self.corruption == "ht":
             return np.flatnonzero((place % block < block // 2) == (side == "head"))
         return np.flatnonzero(np.full(len(place), self.corruption == side[0]))
 
     def _excluded(self, side: Side, triples: Int32) -> tuple[Int32, Int64, Int64]:
-        """The answers that do not count for each of `triples` (int32 `[q, 3]`).
+        """The excluded answers of `triples` (int32 `[q, 3]`).
 
         Returns:
-            int32 `[a]`, and where each triple's begin and end in it, int64 `[q]`;
-            they ascend from there to there.
+            int32 `[a]`, ascending for each triple; int64 `[q]`, `[q]`: where each triple's begin and end.
         """
         given, answer = (triples[:, 2], triples[:, 0]) if side == "head" else (triples[:, 0], triples[:, 2])
         if self.exclude == "answer" or self._known is None:

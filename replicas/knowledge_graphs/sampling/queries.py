@@ -1,4 +1,4 @@
-"""Queries in batches: each worker asks for what is connected to entities of its own shard."""
+"""Batches of queries: each worker asks about the entities of its own shard."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ __all__ = ["QueryBatches"]
 
 
 class QueryBatches:
-    """Triples as queries for one of their ends, every worker as many in every batch.
+    """Triples as queries for one of their ends, the same number for every worker in every batch.
 
     Args:
-        triples: int `[N, 3]`, global ids. The end that is asked for may be -1: no
-            answer is known.
-        sharding: Of the entities. A query lies with the worker that owns the
-            entity that is given.
-        side: Which end is asked for. (With reciprocal relations, head queries are
-            tail queries of the inverse triples: `with_inverses`.)
+        triples: int `[N, 3]`, global ids; -1 at the queried end if no answer is known.
+        sharding: Sharding of the entities. A query belongs to the worker that owns its given entity.
+        side: The queried end. (With reciprocal relations, head queries are tail
+            queries of the inverse triples: `with_inverses`.)
         batch_per_worker: Queries of each worker in a batch, q.
 
     Attributes:
         side: See above.
-        batches: How many there are; what the fullest worker needs.
+        batches: Number of batches, as many as the fullest worker needs.
 
     Raises:
-        BadInput: no such side, a batch below 1, or what is no triple.
-        IdOutOfRange: an entity that is not there.
+        BadInput: an unknown side, a batch below 1, or malformed triples.
+        IdOutOfRange: an entity does not exist.
     """
 
     def __init__(self, triples: npt.ArrayLike, sharding: Sharding, side: Side, batch_per_worker: int) -> None:
@@ -45,15 +43,7 @@ class QueryBatches:
         self.batches = -(-int(self._partition.counts.max()) // batch_per_worker)
 
     def batch(self, index: int, worker: int) -> Queries:
-        """One worker's part of a batch.
-
-        Args:
-            index: 0 .. batches - 1.
-            worker: 0 .. n - 1.
-
-        Raises:
-            BadInput: there is no such batch.
-        """
+        """One worker's part of a batch. Raises BadInput if there is no such batch."""
         partition = self._partition
         if not 0 <= index < self.batches:
             raise BadInput(f"batch {index} of queries: there are {self.batches}")

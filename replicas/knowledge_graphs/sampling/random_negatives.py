@@ -1,23 +1,19 @@
-"""Candidates drawn at random: of all entities of a shard, or of those of the type that is replaced."""
+"""Random candidates: any entity of a shard, or one of the type of the replaced entity."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Int32, UInt64
 from elastable.replicas.knowledge_graphs.graph.randomness import draw_between
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler, StepTriples
 
 __all__ = ["RandomNegatives", "TypedNegatives"]
 
 
 class RandomNegatives(NegativeSampler):
-    """Any entity of a shard, each as likely as the other, with replacement."""
+    """Entities of a shard, drawn uniformly with replacement."""
 
     @property
     def _pads(self) -> bool:
@@ -32,23 +28,13 @@ class RandomNegatives(NegativeSampler):
 
 
 class TypedNegatives(NegativeSampler):
-    """An entity of the type of the one it replaces, each as likely as the other, with replacement.
+    """Entities of the replaced entity's type, drawn uniformly with replacement.
 
-    Where a shard has no entity of the type, its candidates are padding: masked.
-
-    Args: as `NegativeSampler`'s; they cannot be shared, as each triple has types of
-        its own.
-
-    Raises:
-        BadInput: shared candidates were asked for.
+    They are drawn for each triple and cannot be shared. If a shard has no
+    entity of the type, its candidates are padding and masked.
     """
 
-    def __init__(self, sharding: Sharding, count: int, **settings: Any) -> None:
-        super().__init__(sharding, count, **settings)
-        if self.shared:
-            raise BadInput(
-                "candidates of the type of what they replace are drawn for each triple; they cannot be shared"
-            )
+    _shareable = False
 
     @property
     def _pads(self) -> bool:
@@ -62,7 +48,7 @@ class TypedNegatives(NegativeSampler):
         return rows, np.broadcast_to(count[..., None] > 0, rows.shape) if self._pads else None
 
     def _types(self, step: StepTriples, worker: int) -> Int64:
-        """int64 `[n * p]`: the type of what each triple's candidates replace; any type at padding."""
+        """int64 `[n * p]`: the type of the entity that each triple's candidates replace; any type at padding."""
         triples = step.of(worker).triples
         types = np.empty(len(triples), np.int64)
         for side in SIDES:

@@ -1,4 +1,4 @@
-"""Batches drawn with replacement: no padding, and weights that make up for the sizes of pairs."""
+"""Batches drawn with replacement: without padding, with weights for the sizes of pairs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ _STREAM = 0xD4A3  # of the sampler's seed
 
 
 class RandomSampler(ShardedSampler):
-    """Triples drawn with replacement, as many from every pair of shards that has any.
+    """Triples drawn with replacement, the same number from every non-empty pair of shards.
 
-    A pair of few triples is drawn from as often as one of many. So that no triple
-    counts more for that, and the expected loss is the mean over all triples
-    whatever n is, a triple's weight is multiplied by its pair's share of the
-    triples over the share of the draws.
-
-    Args: as `ShardedSampler`'s.
+    To keep the expected loss the mean over all triples for any n, a triple's
+    weight is multiplied by its pair's share of the triples over its share of
+    the draws. Arguments as of `ShardedSampler`.
     """
 
     def __init__(
@@ -44,7 +41,6 @@ class RandomSampler(ShardedSampler):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which as many triples are drawn as there are."""
         return -(-len(self.partition) // (self._drawn_pairs * self.block))
 
     def _place(self, step: int, pairs: Int64) -> tuple[Int64, Bools]:

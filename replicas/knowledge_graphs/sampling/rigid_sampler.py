@@ -1,4 +1,4 @@
-"""Batches that meet every triple once an epoch, with padding where a pair of shards has too few."""
+"""Batches that visit every triple once per epoch, with padding where a pair of shards has too few."""
 
 from __future__ import annotations
 
@@ -18,23 +18,19 @@ from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
 __all__ = ["RigidSampler"]
 
 _STREAM = 0x0BDE  # of the sampler's seed
-_EPOCHS_HELD = 2  # the one in work, and the next one that a thread ahead has begun
+_EPOCHS_HELD = 2  # the current one, and the next one that a thread ahead has started
 
 
 class RigidSampler(ShardedSampler):
-    """Every triple once an epoch; every epoch in an order of its own.
+    """Every triple once per epoch, in a different order each time.
 
     An epoch has as many steps as the fullest pair of shards needs. The triples of
-    every pair are spread evenly over them, and what a block lacks is padding: so
-    hardly a step counts more triples than another.
+    every pair are spread evenly over them, and short blocks are padded, so steps
+    hardly differ in the number of triples.
 
     Args:
-        partition: See `ShardedSampler`, as the others.
-        batch_per_worker: Likewise.
-        seed: Likewise.
-        negatives: Likewise.
-        weights: Likewise.
-        shuffle: False: triples come in the order of the partition in every epoch.
+        partition, batch_per_worker, seed, negatives, weights: As of `ShardedSampler`.
+        shuffle: False: every epoch has the order of the partition.
     """
 
     def __init__(
@@ -57,11 +53,9 @@ class RigidSampler(ShardedSampler):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in which every triple is met once."""
         return self._steps
 
     def settings(self) -> dict[str, int | str]:
-        """See `ShardedSampler.settings`."""
         return {**super().settings(), "shuffle": int(self._shuffle)}
 
     def _place(self, step: int, pairs: Int64) -> tuple[Int64, Bools]:
@@ -70,7 +64,7 @@ class RigidSampler(ShardedSampler):
         begin, end = counts * part // self._steps, counts * (part + 1) // self._steps
         triple = np.empty((len(pairs), self.block), np.int64)
         mask = np.zeros(triple.shape, np.bool_)
-        # Which half gets an odd triple changes with step and pair, so that neither end is corrupted more often.
+        # The half that gets an odd triple alternates with step and pair, so that both ends are corrupted equally often.
         head_half = (end - begin + (step + pairs) % 2) // 2 if self._halved else end - begin
         half = self.block // 2 if self._halved else self.block
         _fill(self._order(epoch), self._offsets[pairs], counts, begin, end, head_half, half, triple, mask)
@@ -112,7 +106,7 @@ def _fill(
     triple: Int64,
     mask: Bools,
 ) -> None:
-    """Block i: places `begin .. end - 1` of pair i, the first `head_half` at its start, the others at `half`."""
+    """Block i: positions `begin .. end - 1` of pair i, the first `head_half` at its start, the others at `half`."""
     for i in range(len(offset)):
         here = end[i] - begin[i]
         for k in range(triple.shape[1]):

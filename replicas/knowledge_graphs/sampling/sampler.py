@@ -1,4 +1,4 @@
-"""What every batch sampler does: a step's triples, the same number from every pair of shards."""
+"""The base of batch samplers: a step's triples, the same number from every pair of shards."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ __all__ = ["ShardedSampler"]
 
 
 class ShardedSampler(ABC):
-    """Batches as a pure function of (settings, step, worker): any may be made again, by anyone, in any order.
+    """Batches as a pure function of (settings, step, worker): any worker can compute any batch, in any order.
 
-    So the place in a run is one number, and a run that is resumed at a step goes
-    on with the batches that it would have had. All methods may be called from
-    several threads at once.
+    So a run's position is one number, and a run resumed at a step continues
+    with the same batches. All methods are thread-safe.
 
     Args:
-        partition: The triples to train with, in mode "pair".
-        batch_per_worker: Triples of a worker's step, at least; it is rounded up to n
-            blocks of one size (for corruption "ht" of an even size).
-        seed: Of the order of triples.
+        partition: The training triples, in mode "pair".
+        batch_per_worker: Least number of triples of a worker's step; rounded up to n
+            blocks of one size (an even one for corruption "ht").
+        seed: Seed of the order of triples.
         negatives: Draws their candidates; None: the batches have none.
-        weights: float32 `[N]` by `partition.triples`, of mean 1
-            (`frequency_weights`); None: all weigh 1.
+        weights: float32 `[N]` by `partition.triples`, with mean 1
+            (`frequency_weights`); None: all weights are 1.
 
     Attributes:
         block: Triples of each pair of shards in a step, p; a worker's step has `n * p`.
 
     Raises:
-        BadInput: a partition of another mode, no triples, a batch below 1,
+        BadInput: a partition of another mode, no triples, a batch below 1, or
             weights or candidates that do not fit.
     """
 
@@ -69,7 +68,7 @@ class ShardedSampler(ABC):
     @property
     @abstractmethod
     def steps_per_epoch(self) -> int:
-        """Steps in which every triple is met once (by a random sampler: on average)."""
+        """Steps that visit every triple once (in a random sampler, on average)."""
 
     @abstractmethod
     def _place(self, step: int, pairs: Int64) -> tuple[Int64, Bools]:
@@ -80,35 +79,27 @@ class ShardedSampler(ABC):
             pairs: int64 `[k]`, each `head's shard * n + tail's shard`.
 
         Returns:
-            int64 `[k, p]`, places in `partition.triples`, -1 where a pair has none;
+            int64 `[k, p]`, positions in `partition.triples`, -1 if a pair has none;
             bool `[k, p]`, False at padding.
         """
 
     @abstractmethod
     def _present(self, step: int) -> int:
-        """How many triples of all workers are no padding in a step."""
+        """Number of all workers' triples in a step, without padding."""
 
     @abstractmethod
     def _pair_weights(self) -> Float32:
-        """float32 `[n * n]`: what the triples of a pair are worth beside their own weight."""
+        """float32 `[n * n]`: factor of the weights of each pair's triples."""
 
     def batch(self, step: int, worker: int) -> StepBatch:
-        """One worker's part of a step.
-
-        Args:
-            step: From 0, through all epochs.
-            worker: 0 .. n - 1.
-
-        Raises:
-            BadInput: there is no such step or worker.
-        """
+        """One worker's part of a step, counted from 0 through all epochs. Raises BadInput if there is none."""
         partition, n = self.partition, self.partition.sharding.shards
         if step < 0 or not 0 <= worker < n:
             raise BadInput(f"batch of step {step} for worker {worker}: steps count from 0, workers are 0 .. {n - 1}")
         others = np.arange(n)
         pairs = np.append(worker * n + others, others * n + worker)
         triple, mask = self._place(step, pairs)
-        met = self._triples(triple)  # -1 in entities without a triple reads a row that is replaced by 0
+        met = self._triples(triple)  # -1 (no triple) reads some row, which is replaced by 0
         rows = np.where(triple[..., None] < 0, 0, partition.sharding.row_of[met[..., [0, 2]]])
         weight = self._weights[triple[:n]] * self._pair_weights()[pairs[:n], None] * mask[:n]
         return StepBatch(
@@ -125,7 +116,7 @@ class ShardedSampler(ABC):
         )
 
     def settings(self) -> dict[str, int | str]:
-        """All that the batches depend on, but for the step: samplers of equal settings give equal batches."""
+        """Everything that the batches depend on, except the step: equal settings give equal batches."""
         sharding = self.partition.sharding
         digest = blake2b(digest_size=16)
         for array in (self.partition.triples, sharding.shard_of, sharding.row_of, self._weights):
@@ -140,7 +131,7 @@ class ShardedSampler(ABC):
         }
 
     def _step_triples(self, step: int) -> StepTriples:
-        """Everyone's triples in a step; those of a worker are made once."""
+        """All workers' triples in a step; each worker's are computed once."""
         shards = self.partition.sharding.shards
 
         @lru_cache(maxsize=shards)
@@ -151,5 +142,5 @@ class ShardedSampler(ABC):
         return StepTriples(step, self.block, of)
 
     def _triples(self, place: Int64) -> Int32:
-        """int32 `[..., 3]`: the triples at places `[...]`, -1 for those at -1."""
+        """int32 `[..., 3]`: the triples at positions `[...]`, -1 for position -1."""
         return np.where(place[..., None] < 0, np.int32(-1), self.partition.triples[place])

@@ -1,4 +1,4 @@
-"""Candidates that are listed: for each triple its own, or one list for all."""
+"""Listed candidates: a list for each triple, or one list for all."""
 
 from __future__ import annotations
 
@@ -20,22 +20,19 @@ __all__ = ["TripleNegatives"]
 
 
 class TripleNegatives(NegativeSampler):
-    """The candidates of lists, each scored where it lies; padded so that all shards give as many.
+    """Candidates from lists, each scored on its own shard; padded so that all shards have the same number.
 
     Args:
-        sharding: Of the entities.
-        heads: int `[N, k]`, global ids: the candidates for the head of each triple, by
-            its place in the array that was partitioned; or `[k]`: the same for
-            all. -1 is padding. Needed for corruption "h" and "ht".
-        tails: Likewise, for "t" and "ht".
-        corruption: See `batch.CORRUPTIONS`.
-        exclude: See `NegativeSampler`.
-        known: Likewise.
-        tell_entities: Likewise.
+        sharding: Sharding of the entities.
+        heads: int `[N, k]`, global ids: candidates for the head of each triple, by its
+            position in the partitioned array; or `[k]`: the same for all. -1 is
+            padding. Needed for corruption "h" and "ht".
+        tails: The same for tails; needed for "t" and "ht".
+        corruption, exclude, known, tell_entities: As of `NegativeSampler`.
 
     Raises:
-        BadInput: lists that are missing or do not fit each other.
-        IdOutOfRange: a candidate that is no entity.
+        BadInput: lists are missing or do not fit together.
+        IdOutOfRange: a candidate is not an entity.
     """
 
     def __init__(
@@ -79,18 +76,13 @@ class TripleNegatives(NegativeSampler):
         return True
 
     def check(self, partition: PartitionedTriples) -> None:
-        """Refuses triples that these candidates are not for.
-
-        Raises:
-            BadInput: of another sharding, or not as many as there are lists.
-        """
         super().check(partition)
         for side, found in self._lists.items():
             if not self.shared and len(found) != len(partition):
                 raise BadInput(f"listed candidates: {len(found)} lists of {side}s for {len(partition)} triples")
 
     def draw(self, step: StepTriples, worker: int) -> Negatives:
-        """One worker's part of a step's candidates, with their places in the lists (`Negatives.column`)."""
+        """One worker's part of a step's candidates, with their positions in the lists (`Negatives.column`)."""
         shards = np.arange(self.sharding.shards)
         column = self._split(shards, np.full(len(shards), worker), step)[1]
         return replace(super().draw(step, worker), column=np.ascontiguousarray(column.transpose(1, 0, 2)))
@@ -100,11 +92,7 @@ class TripleNegatives(NegativeSampler):
         return rows, column >= 0
 
     def _split(self, shards: Int64, workers: Int64, step: StepTriples) -> tuple[Int32, Int32]:
-        """What of the workers' lists lies on the shards.
-
-        Returns:
-            Rows, and places in the lists (-1 at padding), int32 `[k, B, m]` each.
-        """
+        """The workers' listed candidates on the shards: rows and list positions (-1 at padding), `[k, B, m]`."""
         sets = len(self._lists) if self.shared else self.sharding.shards * step.block
         rows = np.zeros((len(shards), sets, self.count), np.int32)
         column = np.full(rows.shape, -1, np.int32)
@@ -123,7 +111,7 @@ class TripleNegatives(NegativeSampler):
 
 def _checked_lists(side: Side, given: npt.ArrayLike | None, entities: int) -> Int64:
     if given is None:
-        raise BadInput(f"listed candidates: {side}s are to be replaced, but no {side}s are given")
+        raise BadInput(f"listed candidates: corruption replaces {side}s, but no {side}s are given")
     lists = np.asarray(given)
     if lists.ndim not in (1, 2) or lists.dtype.kind not in "iu" or not lists.shape[-1]:
         raise BadInput(f"listed {side}s must be integers [N, k] or [k], got {lists.dtype} {list(lists.shape)}")
@@ -160,7 +148,7 @@ def _split(
     rows: Int32,
     column: Int32,
 ) -> None:
-    """What of list `source[i]` lies on `shard`, in its order, to `rows[which[i]]`, and where it stood to `column`."""
+    """Writes the candidates of list `source[i]` on `shard` to `rows[which[i]]`, their positions to `column`."""
     for i in range(len(source)):
         if source[i] < 0:
             continue

@@ -9,8 +9,8 @@ from elastable.embedding_store.errors import BadInput
 from elastable.master.tasks.record_order import record_order
 from elastable.replicas.groups.group import ReplicaGroup
 from elastable.replicas.training.data.input_adapters import require_batch_size
-from elastable.replicas.training.trees import TensorTree
 from elastable.replicas.training.variables.split import VariableSplit
+from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.models.build import as_tensors
 from elastable.worker.readers import Reader
 
@@ -26,7 +26,7 @@ class BatchPart:
         shares: By rank: its records / the records of the whole batch.
     """
 
-    batch: TensorTree | None
+    batch: TensorBatch | None
     shares: tuple[float, ...]
 
 

@@ -54,7 +54,7 @@ def test_files_that_cannot_be_read_are_refused_and_change_nothing(tmp_path: Path
     before, content = table.state(), path.read_bytes()
     damaged = bytearray(content)
     damaged[-5] ^= 1
-    for broken, told in ((damaged, "is damaged"), (content[:50], "can be read"), (b"", "0 bytes are no safetensors")):
+    for broken, told in ((damaged, "is damaged"), (content[:50], "cannot be read"), (b"", "0 bytes are no")):
         path.write_bytes(broken)
         with pytest.raises(CheckpointError, match=told):
             load_host_embedding(table, path)

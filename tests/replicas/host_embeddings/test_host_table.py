@@ -191,7 +191,7 @@ def test_callbacks_and_remote_buffers_by_name() -> None:
     for _, table in ways.values():
         np.testing.assert_array_equal(table, ways["default"][1])
     with pytest.raises(
-        BadSpec, match=r"enable_remote_buffer_embedding=True: rows lie .* leave store out, or say False"
+        BadSpec, match=r"enable_remote_buffer_embedding=True: rows are .* leave store out, or give False"
     ):
         trained(enable_remote_buffer_embedding=True, store=MemoryStore())
 
@@ -269,7 +269,7 @@ def test_the_words_of_the_original() -> None:
         ({"weights": np.zeros((4, 2), np.float32)}, r"'weights' must be float32 \[4, 3\], got float32 \[4, 2\]"),
         ({"weights": np.zeros((4, 3))}, r"'weights' must be float32 \[4, 3\], got float64"),
         ({"slots/momentum": None}, "has no 'slots/momentum'"),
-        ({"slots/other": np.zeros(1)}, "has 'slots/other', which it does not know"),
+        ({"slots/other": np.zeros(1)}, "has an unknown 'slots/other'"),
         ({"pending/ids": np.array([4])}, "pending/ids must ascend"),
     ],
 )
