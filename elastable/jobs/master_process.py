@@ -25,7 +25,7 @@ from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.shared_store import outboxes_of
+from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.checkpoint_writer import CheckpointWriter
 from elastable.jobs.job_access import JobAccess
 from elastable.jobs.job_hooks import JobHooks
@@ -95,7 +95,7 @@ def run_job(options: JobOptions, local_workers: int, console: Console, command: 
         server = held.enter_context(
             GrpcServer(
                 options.listen,
-                [store_service(prepared.store), master_service(master, outboxes_of(prepared.store))],
+                [store_service(prepared.store), master_service(master, channels_of(prepared.store))],
                 credentials=access.credentials,
                 insecure=options.insecure,
                 anonymous=access.anonymous,

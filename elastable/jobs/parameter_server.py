@@ -13,7 +13,7 @@ from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.shared_store import outboxes_of
+from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.options import require_transport
 from elastable.master.api import JobSpec
 from elastable.master.jobs.bare_master import BareMaster
@@ -67,8 +67,8 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
     job = JobSpec(job="bare", mode="async", not_finite=options.not_finite)
     deadline_s, shared = operation_deadline(options.deadline_s), options.transport != "grpc"
     with open_store(options.store, shared=shared, deadline_s=deadline_s) as store, warming(store):
-        outboxes = outboxes_of(store)
-        if outboxes is None and options.transport == "shared":
+        channels = channels_of(store)
+        if channels is None and options.transport == "shared":
             raise BadInput(f"--transport shared: rows of the store {redacted(options.store)} are not in shared memory")
         master = BareMaster(store, job, MasterOptions(commit_deadline_s=options.deadline_s))
         stopped = threading.Event()
@@ -77,7 +77,7 @@ def run_parameter_server(options: ServerOptions, console: Console) -> int:
             master.stop(reason)
             stopped.set()
 
-        services = [store_service(store, writable=True), master_service(master, outboxes)]
+        services = [store_service(store, writable=True), master_service(master, channels)]
         with GrpcServer(options.listen, services, insecure=options.insecure) as server:
             console.print(
                 f"parameter server at {server.address}, store {redacted(options.store)}", highlight=False, markup=False

@@ -1448,7 +1448,7 @@ Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
 @_typing.final
 class AttachReply(_message.Message):
     """Where a process of the same host gets the store's memory: a Unix socket in
-    the abstract namespace, and what to say there.  See docs/shared_memory.md.
+    the abstract namespace, and what to say there.  See docs/shared-memory.md.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -717,7 +717,7 @@ class GradientHeader(_message.Message):
     SLICES_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
-    LETTER_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
     COMPUTED_ON_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
@@ -747,8 +747,8 @@ class GradientHeader(_message.Message):
         """Keras metric state of it alone"""
 
     @_builtins.property
-    def letter(self) -> Global___Letter:
-        """when set, the body lies there, and not in the frames"""
+    def shared(self) -> Global___SharedMessage:
+        """when set, the body is there, and not in the frames"""
 
     @_builtins.property
     def divisor(self) -> Global___Divisor:
@@ -767,7 +767,7 @@ class GradientHeader(_message.Message):
         slices: _abc.Iterable[Global___SlicesEntry] | None = ...,
         states: _abc.Iterable[Global___TensorEntry] | None = ...,
         metrics: _abc.Iterable[Global___TensorEntry] | None = ...,
-        letter: Global___Letter | None = ...,
+        shared: Global___SharedMessage | None = ...,
         job: _builtins.str = ...,
         computed_on: _builtins.int | None = ...,
         incarnation: _builtins.str = ...,
@@ -775,9 +775,9 @@ class GradientHeader(_message.Message):
         losses: Global___Losses | None = ...,
         parts: _abc.Iterable[Global___GradientPart] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "divisor", b"divisor", "letter", b"letter", "losses", b"losses", "push", b"push"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "divisor", b"divisor", "losses", b"losses", "push", b"push", "shared", b"shared"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "dense", b"dense", "divisor", b"divisor", "incarnation", b"incarnation", "job", b"job", "letter", b"letter", "losses", b"losses", "metrics", b"metrics", "parts", b"parts", "push", b"push", "records", b"records", "slices", b"slices", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on", "computed_on", b"computed_on", "dense", b"dense", "divisor", b"divisor", "incarnation", b"incarnation", "job", b"job", "losses", b"losses", "metrics", b"metrics", "parts", b"parts", "push", b"push", "records", b"records", "shared", b"shared", "slices", b"slices", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__computed_on: _TypeAlias = _typing.Literal["computed_on"]  # noqa: Y015
     _WhichOneofArgType__computed_on: _TypeAlias = _typing.Literal["_computed_on", b"_computed_on"]  # noqa: Y015
@@ -786,30 +786,30 @@ class GradientHeader(_message.Message):
 Global___GradientHeader: _TypeAlias = GradientHeader  # noqa: Y015
 
 @_typing.final
-class Letter(_message.Message):
-    """Memory of a worker on the master's host, handed over at the socket of
-    EmbeddingStore.Attach.  See docs/shared_memory.md.
+class SharedMessage(_message.Message):
+    """A message in a shared-memory channel of a worker on the master's host. The
+    channel was passed at the socket of EmbeddingStore.Attach.  See docs/shared-memory.md.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    OUTBOX_FIELD_NUMBER: _builtins.int
+    CHANNEL_FIELD_NUMBER: _builtins.int
     STAMP_FIELD_NUMBER: _builtins.int
-    outbox: _builtins.int
+    channel: _builtins.int
     stamp: _builtins.int
     def __init__(
         self,
         *,
-        outbox: _builtins.int = ...,
+        channel: _builtins.int = ...,
         stamp: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outbox", b"outbox", "stamp", b"stamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel", b"channel", "stamp", b"stamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Letter: _TypeAlias = Letter  # noqa: Y015
+Global___SharedMessage: _TypeAlias = SharedMessage  # noqa: Y015
 
 @_typing.final
 class GradientFrame(_message.Message):

@@ -9,7 +9,7 @@ import numpy as np
 
 from elastable.embedding_store.errors import BadGradient, BadInput
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
-from elastable.embedding_store.wire.shared.outbox import Letter, Outbox, Outboxes
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
@@ -37,7 +37,7 @@ __all__ = [
 _DTYPE_NAMES = ["float16", "float32", "float64", "int8", "int16", "int32", "int64"]
 _DTYPE_NAMES += ["uint8", "uint16", "uint32", "uint64", "bool"]
 _DTYPES = {name: np.dtype(name) for name in _DTYPE_NAMES}
-_WORTH_A_LETTER = 128 << 10  # bytes; fewer are sent as quickly
+_WORTH_SHARING = 128 << 10  # bytes; fewer are sent as quickly
 _DIVISORS = {
     DivisorKind.RECORDS: master_pb2.Divisor.KIND_RECORDS,
     DivisorKind.NOTHING: master_pb2.Divisor.KIND_NOTHING,
@@ -50,12 +50,12 @@ _INT64, _FLOAT32 = _DTYPES["int64"], _DTYPES["float32"]
 T = TypeVar("T")
 
 
-def push_frames(push: Push, outbox: Outbox | None = None) -> Iterator[bytes]:
+def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[bytes]:
     """The frames of one ReportGradient.
 
     Args:
         push: What is pushed.
-        outbox: Where to lay its arrays down, if that is worth it; None: they travel in the frames.
+        channel: Where to lay its arrays down, if that is worth it; None: they travel in the frames.
 
     Raises:
         BadGradient: an array that the wire has no place for; names its table.
@@ -76,24 +76,24 @@ def push_frames(push: Push, outbox: Outbox | None = None) -> Iterator[bytes]:
         entry = header.parts.add(divisor=_divisor_to_message(part.divisor), places=part.dense)
         _declare_losses(entry.losses, part.losses)
         arrays += _declare(entry.dense, tuple(part.dense.values())) + _declare_slices(entry.slices, part.slices)
-    if outbox is not None and sum(array.nbytes for array in arrays) >= _WORTH_A_LETTER:
-        letter = outbox.put(arrays)
-        header.letter.outbox, header.letter.stamp = letter.outbox, letter.stamp
+    if channel is not None and sum(array.nbytes for array in arrays) >= _WORTH_SHARING:
+        message = channel.put(arrays)
+        header.shared.channel, header.shared.stamp = message.channel, message.stamp
         arrays = []
     return encode(header.SerializeToString(), arrays)
 
 
-def push_from_frames(frames: Iterable[bytes], outboxes: Outboxes | None = None) -> Push:
+def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = None) -> Push:
     """The push that stands in the frames of one ReportGradient.
 
     Args:
         frames: As they came.
-        outboxes: Where its arrays may lie; None: nowhere else.
+        channels: Where its arrays may lie; None: nowhere else.
 
     Raises:
         BadInput: malformed frames, no PushId, a table named twice, or a size
             or dtype that cannot be.
-        Unsupported: its arrays lie in an outbox that is not known here.
+        Unsupported: its arrays lie in a channel that is not known here.
     """
     reader = FrameReader(frames, "GradientFrame")
     header = reader.header(master_pb2.GradientHeader)
@@ -106,10 +106,10 @@ def push_from_frames(frames: Iterable[bytes], outboxes: Outboxes | None = None) 
         _plan_tensors(plan, "dense gradient", part.dense)
         _plan_slices(plan, part.slices)
     push_id = _id_from_message(header.push)
-    if header.HasField("letter"):
+    if header.HasField("shared"):
         reader.read(BodyPlan("GradientFrame"))
-        letter = Letter(header.letter.outbox, header.letter.stamp)
-        arrays = iter((Outboxes() if outboxes is None else outboxes).read(letter, plan))
+        message = SharedMessage(header.shared.channel, header.shared.stamp)
+        arrays = iter((SharedChannels() if channels is None else channels).read(message, plan))
     else:
         arrays = iter(reader.read(plan))
     return Push(

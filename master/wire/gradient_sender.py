@@ -10,7 +10,7 @@ from elastable.embedding_store.errors import Unavailable, Unsupported
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.upload import Upload
-from elastable.embedding_store.wire.shared.outbox import Outbox
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannel
 from elastable.master.api import Push
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.bulk_messages import push_frames
@@ -38,7 +38,7 @@ class GradientSender:
         self._store = store
         self._sharing = False
         self._turn = threading.Lock()
-        self._outbox: Outbox | None = None
+        self._channel: SharedChannel | None = None
         self._look_again = 0.0
 
     def share_memory(self) -> None:
@@ -51,11 +51,11 @@ class GradientSender:
 
     def send(self, push: Push) -> master_pb2.ReportGradientReply:
         """Hands a micro-batch's gradients in; safe to repeat. Raises as `MasterClient.report_gradient`."""
-        if self._sharing and self._turn.acquire(blocking=False):  # one letter at a time; others go in frames
+        if self._sharing and self._turn.acquire(blocking=False):  # one message at a time; others go in frames
             try:
-                outbox = self._outbox_now()
-                if outbox is not None:
-                    return self._connection.call(lambda timeout: self._upload(push_frames(push, outbox), timeout))
+                channel = self._channel_now()
+                if channel is not None:
+                    return self._connection.call(lambda timeout: self._upload(push_frames(push, channel), timeout))
             except Unavailable:  # an OSError, too; frames would not get there either
                 raise
             except (Unsupported, OSError) as error:
@@ -67,15 +67,15 @@ class GradientSender:
 
     def close(self) -> None:
         """Takes the memory back. Closing twice is harmless."""
-        outbox, self._outbox = self._outbox, None
+        channel, self._channel = self._channel, None
         self._look_again = time.monotonic() + _LOOK_AGAIN_S  # the master may have begun anew
-        if outbox is not None:
-            outbox.close()
+        if channel is not None:
+            channel.close()
 
-    def _outbox_now(self) -> Outbox | None:
-        """The outbox, made now where it is time to try. Raises `Unsupported`, `OSError`."""
-        if self._outbox is None and time.monotonic() >= self._look_again:
+    def _channel_now(self) -> SharedChannel | None:
+        """The channel, made now where it is time to try. Raises `Unsupported`, `OSError`."""
+        if self._channel is None and time.monotonic() >= self._look_again:
             self._look_again = time.monotonic() + _LOOK_AGAIN_S
-            self._outbox = Outbox(*self._store.attach())
+            self._channel = SharedChannel(*self._store.attach())
             _log.info("gradients are laid down in memory for the master at %s", self._connection.address)
-        return self._outbox
+        return self._channel

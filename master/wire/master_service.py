@@ -11,7 +11,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.printable import printable
 from elastable.embedding_store.wire.channels.grpc_server import Service
 from elastable.embedding_store.wire.channels.status_codes import answering
-from elastable.embedding_store.wire.shared.outbox import Outboxes
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.master.api import MasterApi, WorkerIdentity
 from elastable.master.gradient import AsyncPushId, Push
 from elastable.master.jobs.bare_master import BareMaster
@@ -36,18 +36,20 @@ _LONGEST_NAME = 256  # bytes
 _LONGEST_REASON = 1024  # characters
 
 
-def master_service(master: MasterApi, outboxes: Outboxes | None = None, join_first: bool | None = None) -> Service:
+def master_service(
+    master: MasterApi, channels: SharedChannels | None = None, join_first: bool | None = None
+) -> Service:
     """The service that answers for `master`.
 
     Args:
         master: What answers.
-        outboxes: Where gradients may lie.
+        channels: Where gradients may lie.
         join_first: Whether a worker must join before its other calls, each of which shows the secret that it joined
             with. Else a name is its owner's from the first push on for which a secret is shown. None: unless `master`
             is a `BareMaster`, which has no work to hand out.
     """
     servicer = _MasterServicer(
-        master, outboxes, not isinstance(master, BareMaster) if join_first is None else join_first
+        master, channels, not isinstance(master, BareMaster) if join_first is None else join_first
     )
 
     def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
@@ -77,9 +79,9 @@ def master_service(master: MasterApi, outboxes: Outboxes | None = None, join_fir
 
 
 class _MasterServicer:
-    def __init__(self, master: MasterApi, outboxes: Outboxes | None, join_first: bool) -> None:
+    def __init__(self, master: MasterApi, channels: SharedChannels | None, join_first: bool) -> None:
         self._master = master
-        self._outboxes = outboxes
+        self._channels = channels
         self._streams = SessionStreams(master)
         self._identities = Identities(join_first, self._streams.has_session)
 
@@ -120,7 +122,7 @@ class _MasterServicer:
     def report_gradient(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> master_pb2.ReportGradientReply:
         with answering(context):
             secret = self._identities.secret_of(context)
-            push = push_from_frames(frames, self._outboxes)
+            push = push_from_frames(frames, self._channels)
             for name in _names(push):
                 self._identities.require(name, secret)
             return push_reply_to_message(self._master.report_gradient(push))

@@ -17,7 +17,7 @@ from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.channels.roles import Role
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, Slices, WorkerIdentity
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.v1 import master_pb2
@@ -90,7 +90,7 @@ class _Replies(Target):
         for spec in SPECS.values():
             store.create_table(spec)
         master = BareMaster(store, JobSpec(job="told", mode="async"))
-        services = [store_service(store, writable=True), master_service(master, outboxes_of(store))]
+        services = [store_service(store, writable=True), master_service(master, channels_of(store))]
         truthful = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
         self.liar = _Liar(self.held.enter_context(grpc.insecure_channel(truthful.address)))
         pool = self.held.enter_context(ThreadPoolExecutor(16))

@@ -16,7 +16,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.channels.roles import Role
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.api import (
     AsyncPushId,
     DenseSnapshot,
@@ -180,7 +180,10 @@ class MasterCalls(CallTarget):
         """Serves both, as processes of Elastable do."""
         self.calls = MASTER_CALLS
         self.store = store
-        services = [store_service(store, writable), master_service(master, outboxes_of(store), join_first=not writable)]
+        services = [
+            store_service(store, writable),
+            master_service(master, channels_of(store), join_first=not writable),
+        ]
         self.server = self.held.enter_context(GrpcServer("127.0.0.1:0", services, anonymous=Role.ADMINISTRATOR))
         self.channel = self.held.enter_context(grpc.insecure_channel(self.server.address))
         # One secret of all workers: what lies behind the check of whose name it is, is what is to be met.

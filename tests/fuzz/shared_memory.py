@@ -13,39 +13,39 @@ import numpy as np
 
 from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.shared.attached_rows import attached_tables
-from elastable.embedding_store.wire.shared.attachment import BELL, LAYOUT, OUTBOX, connected, receive_packet
-from elastable.embedding_store.wire.shared.outbox import Letter, Outbox
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
+from elastable.embedding_store.wire.shared.attachment import CHANNEL, LAYOUT, NOTIFICATIONS, connected, receive_packet
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedMessage
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from tests.fuzz.mutator import Mutator
 from tests.fuzz.store_calls import SPECS
 from tests.fuzz.target import Finding, Target
 
-__all__ = ["Doors", "Owners"]
+__all__ = ["Attachments", "Owners"]
 
 
-class Doors(Target):
-    """Visitors of the door, and letters that lie in outboxes."""
+class Attachments(Target):
+    """Visitors of the attachments, and messages that lie in channels."""
 
-    name = "doors"
+    name = "attachments"
     share = 40
 
     def open(self) -> None:
-        """A store with tables of every kind, and an outbox at its door."""
+        """A store with tables of every kind, and a channel at its attachments."""
         self.store = self.held.enter_context(SharedMemoryStore(1))
         for spec in SPECS.values():
             self.store.create_table(spec)
         self.store.delete("any", np.arange(3, dtype=np.int64))
-        self.outbox = Outbox(self.store.door.name, self.store.door.token)
-        self.held.callback(self.outbox.close)
+        self.channel = SharedChannel(self.store.attachments.name, self.store.attachments.token)
+        self.held.callback(self.channel.close)
 
     def case(self, m: Mutator) -> str | None:
-        """One visit, or one letter."""
+        """One visit, or one message."""
         if m.chance(0.3):
             return self._letter(m)
-        said = self.store.door.token + m.choice((BELL, LAYOUT, OUTBOX))
+        said = self.store.attachments.token + m.choice((NOTIFICATIONS, LAYOUT, CHANNEL))
         if m.chance(0.6):
             said = m.mutated(said)
-        with connected(self.store.door.name) as visitor, suppress(OSError):
+        with connected(self.store.attachments.name) as visitor, suppress(OSError):
             handed = [os.memfd_create("hostile")] if m.chance(0.4) else []
             try:
                 if m.chance(0.9):
@@ -59,25 +59,25 @@ class Doors(Target):
         return None
 
     def _letter(self, m: Mutator) -> str | None:
-        """An outbox that holds something else than the message says."""
+        """An channel that holds something else than the message says."""
         body = np.frombuffer(m.bytes(64), np.uint8)
-        letter = self.outbox.put([body])
+        message = self.channel.put([body])
         plan = BodyPlan("GradientFrame")
         for _ in range(m.small(3)):
             plan.add("values", (m.integer(-2, 2**40), m.small(9)), np.dtype(np.float32))
-        boxes = outboxes_of(self.store)
+        boxes = channels_of(self.store)
         assert boxes is not None
-        asked = Letter(
-            letter.outbox if m.chance(0.7) else m.integer(0, 2**63 - 1),
-            letter.stamp if m.chance(0.7) else m.integer(0, 2**63 - 1),
+        asked = SharedMessage(
+            message.channel if m.chance(0.7) else m.integer(0, 2**63 - 1),
+            message.stamp if m.chance(0.7) else m.integer(0, 2**63 - 1),
         )
         boxes.read(asked, plan)
         return None
 
     def check(self) -> None:
         """A good process attaches, and finds the rows."""
-        with connected(self.store.door.name) as visitor:
-            _, tables = attached_tables(visitor, self.store.door.token)
+        with connected(self.store.attachments.name) as visitor:
+            _, tables = attached_tables(visitor, self.store.attachments.token)
         if set(tables) != set(SPECS) - {"follows"}:  # whose rows are what they are at the step that stands
             raise Finding(f"who attaches finds {sorted(tables)}")
 
@@ -94,8 +94,8 @@ class Owners(Target):
         for spec in SPECS.values():
             self.store.create_table(spec)
         self.packets: list[tuple[dict[str, Any], list[int]]] = []
-        with connected(self.store.door.name) as visitor:
-            visitor.send(self.store.door.token + LAYOUT)
+        with connected(self.store.attachments.name) as visitor:
+            visitor.send(self.store.attachments.token + LAYOUT)
             while True:
                 packet, descriptors = receive_packet(visitor)
                 if packet is None:
@@ -140,5 +140,5 @@ class Owners(Target):
 
     def check(self) -> None:
         """The true owner is attached."""
-        with connected(self.store.door.name) as visitor:
-            attached_tables(visitor, self.store.door.token)
+        with connected(self.store.attachments.name) as visitor:
+            attached_tables(visitor, self.store.attachments.token)

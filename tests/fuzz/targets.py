@@ -7,7 +7,7 @@ from tests.fuzz.frame_parsers import Frames
 from tests.fuzz.lying_server import MasterReplies, StoreReplies
 from tests.fuzz.master_calls import BareMasterCalls, JobCalls
 from tests.fuzz.resp_server import LyingRedis, RedisReplies
-from tests.fuzz.shared_memory import Doors, Owners
+from tests.fuzz.shared_memory import Attachments, Owners
 from tests.fuzz.store_calls import StoreCalls
 from tests.fuzz.stored_files import Checkpoints, FileStores, GraphFiles, HostEmbeddingFiles, VersionRecords
 from tests.fuzz.target import Target
@@ -26,7 +26,7 @@ TARGETS: tuple[type[Target], ...] = (
     StoreReplies,
     MasterReplies,
     LyingRedis,
-    Doors,
+    Attachments,
     Owners,
     Tokens,
     TextFiles,

@@ -160,7 +160,7 @@ class _StoreServicer:
         with answering(context):
             if not isinstance(self._store, SharedMemoryStore):
                 raise Unsupported("Attach: the rows of this store do not lie in shared memory")
-            return store_pb2.AttachReply(socket=self._store.door.name, token=self._store.door.token)
+            return store_pb2.AttachReply(socket=self._store.attachments.name, token=self._store.attachments.token)
 
     def scan(self, request: store_pb2.ScanRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
         with answering(context):

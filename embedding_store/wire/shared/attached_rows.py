@@ -153,7 +153,7 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
 
     Raises:
         OSError: the owner hung up or gave no answer in time.
-        StoreFailed: the answer makes no sense.
+        StoreFailed: the answer is malformed.
         MemoryError: the system refuses to map so much.
     """
     connection.send(token + LAYOUT)

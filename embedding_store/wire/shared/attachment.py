@@ -1,19 +1,16 @@
-"""What the owner of shared rows tells a process that attaches them, over a Unix socket.
+"""The protocol by which a process attaches to shared rows, over a Unix socket.
 
-The socket lies in the abstract namespace: it has no file, and ends with its
-owner. A process connects, sends the token that it was given over gRPC and one
-letter for what it wants:
+The socket is in the abstract namespace: it has no file and ends with the owner of the rows. A process connects and
+sends the token that it was given over gRPC, and one byte that says what it wants:
 
-* `BELL`: the descriptor of the store's board comes back, and from then on a
-  byte after each change. The connection lasts as long as both processes: who
-  dies hangs up.
-* `OUTBOX`, with the descriptor of an outbox (`elastable.embedding_store.wire.shared.outbox`): its number comes back. It
-  is good for as long as the connection.
-* `LAYOUT`: messages come back, the first with the generation that the layout
-  is of, then one a table with its description and the descriptors of its
-  slabs, and the owner hangs up.
+* `NOTIFICATIONS`: the reply has the descriptor of the store's version board, and from then on a byte arrives after each
+  change. The connection lasts as long as both processes.
+* `CHANNEL`, with the descriptor of a shared-memory channel (`elastable.embedding_store.wire.shared.shared_channel`):
+  the reply has the number of the channel, which lives as long as the connection.
+* `LAYOUT`: the first packet has the generation of the layout; each further packet describes a table, with the
+  descriptors of its slabs. Then the owner closes the connection.
 
-Each message is one packet: JSON, beside it descriptors.
+Each packet is JSON, with descriptors attached.
 """
 
 from __future__ import annotations
@@ -34,9 +31,10 @@ from elastable.embedding_store.wire.shared.sealed_memory import EXTENT_BYTES
 from elastable.embedding_store.wire.shared.users import require_known_user
 
 __all__ = [
-    "BELL",
+    "CHANNEL",
+    "CHANNEL_NUMBER",
     "LAYOUT",
-    "OUTBOX",
+    "NOTIFICATIONS",
     "TABLE_SLABS",
     "TOKEN_BYTES",
     "SlabShape",
@@ -48,10 +46,13 @@ __all__ = [
     "table_to_packet",
 ]
 
-BELL, LAYOUT, OUTBOX = b"b", b"l", b"o"
+NOTIFICATIONS, LAYOUT, CHANNEL = b"b", b"l", b"o"
+CHANNEL_NUMBER = "outbox"
+"""Key of a channel's number in its packet; like the bytes above it is older than its name here."""
+
 TOKEN_BYTES = 16
 TABLE_SLABS = 8
-"""Descriptors in a packet at most."""
+"""The most descriptors in a packet."""
 
 _DTYPES = ("<f4", "<u2", "|u1", "<i8", "<u8")
 _PACKET_BYTES = 64 << 10
@@ -60,12 +61,12 @@ _ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SlabShape:
-    """How a slab lies.
+    """The shape of a slab and its position in shared memory.
 
     Attributes:
-        rows, columns, dtype: As of its NumPy array; all three checked.
-        memory: Which of the descriptors beside the packet it lies in.
-        offset: At which byte there it begins.
+        rows, columns, dtype: Of its NumPy array; all three are checked.
+        memory: Index of the memory's descriptor in the packet.
+        offset: First byte of the slab in that memory.
     """
 
     rows: int
@@ -75,7 +76,7 @@ class SlabShape:
     offset: int
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for what no slab can be."""
+        """Raises `ValueError` for an impossible slab."""
         counts = (self.rows, self.columns, self.memory, self.offset)
         if not all(type(count) is int and 0 <= count < 1 << 62 for count in counts):
             raise ValueError(f"a slab of {counts}")
@@ -87,11 +88,11 @@ class SlabShape:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """How the rows of a table lie.
+    """Where the rows of a table are.
 
     Attributes:
         spec: The table.
-        direct: Whether row i lies at position i; else an index says where.
+        direct: Whether row i is at position i; else an index has its position.
         directory: Slabs of its directory, as `RowDirectory.slabs` lists them.
         values: Slabs of its weights, as `RowValues.slabs` lists them.
     """
@@ -103,7 +104,7 @@ class TableLayout:
 
 
 def table_to_packet(table: TableLayout) -> dict[str, Any]:
-    """What a packet says of a table; beside it go the descriptors of the memories that its slabs name."""
+    """A table as a packet; the descriptors of the memories that its slabs name are attached to it."""
     return {
         "spec": spec_to_json(table.spec),
         "direct": table.direct,
@@ -116,7 +117,7 @@ def table_from_packet(packet: dict[str, Any]) -> TableLayout:
     """The table that a packet describes.
 
     Raises:
-        StoreFailed: it describes none.
+        StoreFailed: it is malformed.
     """
     try:
         return TableLayout(
@@ -126,14 +127,14 @@ def table_from_packet(packet: dict[str, Any]) -> TableLayout:
             tuple(SlabShape(*shape) for shape in packet["values"]),
         )
     except MALFORMED as error:
-        raise StoreFailed(f"what the owner of shared rows says of a table makes no sense: {error!r}") from error
+        raise StoreFailed(f"the owner of shared rows sent a malformed table: {error!r}") from error
 
 
 def connected(name: str) -> socket.socket:
     """A connection to the owner's socket.
 
     Raises:
-        OSError: there is none on this host, or it is another user's.
+        OSError: there is none on this host, or it belongs to another user.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(_ANSWER_S)
@@ -152,11 +153,11 @@ def send_packet(connection: socket.socket, packet: dict[str, Any], descriptors: 
 
 
 def receive_packet(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """One packet and its descriptors, now the caller's to close; None where the other side hung up.
+    """One packet and its descriptors, which the caller closes; None if the other side has closed the connection.
 
     Raises:
-        OSError: the connection failed, or nothing came in time.
-        StoreFailed: what came is no packet.
+        OSError: the connection failed, or nothing arrived in time.
+        StoreFailed: the packet is malformed.
     """
     text, descriptors, _, _ = socket.recv_fds(connection, _PACKET_BYTES, TABLE_SLABS)
     try:
@@ -166,5 +167,5 @@ def receive_packet(connection: socket.socket) -> tuple[dict[str, Any] | None, li
     except MALFORMED as error:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise StoreFailed(f"what the owner of shared rows says makes no sense: {error}") from error
+        raise StoreFailed(f"the owner of shared rows sent a malformed packet: {error}") from error
     return packet, list(descriptors)

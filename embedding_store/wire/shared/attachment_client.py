@@ -1,4 +1,4 @@
-"""A store of another process of this host, attached: its rows are read without asking it."""
+"""The client of an attachment server: reads the rows of a store from its memory."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from elastable.embedding_store.engine.memory_lookup import answer_requests
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool, available_cores
 from elastable.embedding_store.tables.lookup_request import LookupRequest
 from elastable.embedding_store.wire.shared.attached_rows import AttachedTable, Torn, attached_tables
-from elastable.embedding_store.wire.shared.attachment import BELL, connected, receive_packet
+from elastable.embedding_store.wire.shared.attachment import NOTIFICATIONS, connected, receive_packet
 from elastable.embedding_store.wire.shared.version_board import Notice, ReadBoard
 
 __all__ = ["Attachment", "Detached"]
 
 _ATTEMPTS = 8
-_PATIENCE_S = 1.0  # with a change that goes on; after it the store is asked, whose lock is fair
-_LISTEN_S = 0.05  # at a time, so that waiters for other versions get their turn
+_LONGEST_CHANGE_S = 1.0  # then the store is asked over gRPC, whose lock is fair
+_LISTEN_S = 0.05  # at a time, so that threads that wait for other versions take turns
 _MOST_THREADS = 8
 _HUNG_UP = select.POLLHUP | select.POLLRDHUP | select.POLLERR | select.POLLNVAL
 
 
 class Detached(Exception):
-    """The owner has closed its store, or is gone."""
+    """The owner has closed its store or has exited."""
 
 
 class Attachment:
@@ -37,7 +37,7 @@ class Attachment:
 
     Args:
         name: Of the owner's socket.
-        token: To say there.
+        token: The secret that its server asks for.
         threads: For large gathers; None: one a core, at most 8.
 
     Raises:
@@ -48,18 +48,18 @@ class Attachment:
         self._name = name
         self._token = token
         self._pool = RangePool(min(available_cores(), _MOST_THREADS) if threads is None else threads)
-        self._bell = connected(name)
+        self._notifications = connected(name)
         try:
-            self._bell.send(token + BELL)
-            answer, descriptors = receive_packet(self._bell)
+            self._notifications.send(token + NOTIFICATIONS)
+            answer, descriptors = receive_packet(self._notifications)
             if answer is None or len(descriptors) != 1:
                 raise ConnectionError("the owner of the memory hung up")
             with closing(os.fdopen(descriptors[0], "rb", buffering=0)):
                 self._board = ReadBoard(descriptors[0])
         except BaseException:
-            self._bell.close()
+            self._notifications.close()
             raise
-        self._bell.setblocking(False)
+        self._notifications.setblocking(False)
         self._listening, self._mapping = threading.Lock(), threading.Lock()
         self._laid_out: tuple[int, dict[str, AttachedTable]] = (-1, {})
 
@@ -79,13 +79,13 @@ class Attachment:
             split: Whether one request may be shared by threads.
 
         Returns:
-            The requests, answered; None where the store is to be asked this time.
+            The requests, answered; None if the store has to be asked over gRPC this time.
 
         Raises:
             Detached: the owner is gone.
             BadIds, IdOutOfRange, StaleVersion, FutureVersion: as `RowSource.lookup`.
         """
-        give_up = time.monotonic() + _PATIENCE_S
+        give_up = time.monotonic() + _LONGEST_CHANGE_S
         for _ in range(_ATTEMPTS):
             notice = self._settled(give_up)
             if notice is None:
@@ -94,22 +94,22 @@ class Attachment:
             if generation != notice.generation:
                 continue
             if version is not None and version < notice.version:
-                return None  # the store knows which versions are pinned, and keeps them where nobody else reads
+                return None  # only the store knows pinned versions
             refuse_other_version(notice.version, version)
             if not all(name in held for name in names):
-                return None  # the store knows better what is wrong with a table
+                return None  # the store says what is wrong with the table
             requests = make({name: held[name].spec for name in names})
             if self._answer_at(notice.sequence, requests, held, self._pool if split else SERIAL):
                 return requests
         return None
 
     def version(self) -> int | None:
-        """The current version; None where a change goes on for long.
+        """The current version; None if a change takes too long.
 
         Raises:
             Detached: the owner is gone.
         """
-        notice = self._settled(time.monotonic() + _PATIENCE_S)
+        notice = self._settled(time.monotonic() + _LONGEST_CHANGE_S)
         return None if notice is None else notice.version
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
@@ -129,13 +129,13 @@ class Attachment:
             self._listen(min(left, _LISTEN_S))
 
     def close(self) -> None:
-        """Hangs up; memory is unmapped once no lookup is under way. Closing twice is harmless."""
+        """Closes the connection; memory is unmapped once no lookup is under way. Closing twice is harmless."""
         with suppress(OSError):
-            self._bell.shutdown(socket.SHUT_RDWR)
+            self._notifications.shutdown(socket.SHUT_RDWR)
         self._laid_out = (-1, {})
         self._pool.close()
         with self._listening:
-            self._bell.close()
+            self._notifications.close()
 
     def _answer_at(
         self, sequence: int, requests: Sequence[LookupRequest], held: Mapping[str, AttachedTable], pool: RangePool
@@ -155,7 +155,7 @@ class Attachment:
         return whole()
 
     def _look(self) -> Notice:
-        """The board, of an owner that lives."""
+        """Reads the version board of an owner that is alive."""
         self._heard(select.POLLRDHUP, 0.0)
         notice = self._board.look()
         if notice.closed:
@@ -163,7 +163,7 @@ class Attachment:
         return notice
 
     def _settled(self, give_up: float) -> Notice | None:
-        """A state that stands, None where there was none in time."""
+        """A state in which nothing is changing; None if there was none in time."""
         while True:
             notice = self._look()
             if not notice.changing and self._board.unchanged(notice.sequence):
@@ -174,25 +174,25 @@ class Attachment:
             self._listen(min(left, _LISTEN_S))
 
     def _listen(self, timeout_s: float) -> None:
-        """Waits for the next change; one thread hears the bell, the others wait for that thread."""
+        """Waits for the next change: one thread reads the notifications, the others wait for that thread."""
         if not self._listening.acquire(timeout=timeout_s):
             return
         try:
             self._heard(select.POLLIN | select.POLLRDHUP, timeout_s)
             with suppress(BlockingIOError):
-                while self._bell.recv(64):
+                while self._notifications.recv(64):
                     pass
         finally:
             self._listening.release()
 
     def _heard(self, events: int, timeout_s: float) -> None:
-        """Waits for events of the bell; raises `Detached` where the owner has hung up."""
-        bell = select.poll()  # one alone is not for several threads
+        """Waits for events of the connection; raises `Detached` if the owner has closed it."""
+        poll = select.poll()  # a poll object is not for several threads
         try:
-            bell.register(self._bell, events)
+            poll.register(self._notifications, events)
         except ValueError as error:  # this attachment was closed
             raise Detached from error
-        if any(event & _HUNG_UP for _, event in bell.poll(timeout_s * 1000)):
+        if any(event & _HUNG_UP for _, event in poll.poll(timeout_s * 1000)):
             raise Detached
 
     def _layout(self, generation: int) -> tuple[int, dict[str, AttachedTable]]:

@@ -14,12 +14,12 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.support.readers_writer_lock import ReadersWriterLock
 from elastable.embedding_store.wire.shared.attachment import TableLayout
-from elastable.embedding_store.wire.shared.attachment_door import AttachmentDoor, LaidOut, StoreLayout, shapes_of
-from elastable.embedding_store.wire.shared.outbox import Outboxes
+from elastable.embedding_store.wire.shared.attachment_server import AttachmentServer, LaidOut, StoreLayout, shapes_of
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.embedding_store.wire.shared.shared_slab import SharedSlab, SharedSlabs
 from elastable.embedding_store.wire.shared.version_board import WriteBoard
 
-__all__ = ["SharedMemoryStore", "outboxes_of"]
+__all__ = ["SharedMemoryStore", "channels_of"]
 
 _HUGE_EVERY_S = 1.0
 _HUGE_GROWTH, _HUGE_LATEST_S = 4.0, 64.0
@@ -58,20 +58,20 @@ class SharedMemoryStore(MemoryStore):
         self._board = WriteBoard()
         self._laid_out: dict[str, MemoryTable] = {}
         self._lock = _AnnouncedLock(timeout_s, "the memory store", self._board.begin, self._announce)
-        self._door = AttachmentDoor(self._board.fd, self._layout)
+        self._attachments = AttachmentServer(self._board.fd, self._layout)
         self._closing = threading.Event()
         self._tidier = threading.Thread(target=self._tidy, name="elastable-huge-pages", daemon=True)
         self._tidier.start()
 
     @property
-    def door(self) -> AttachmentDoor:
-        """Where other processes get the memory."""
-        return self._door
+    def attachments(self) -> AttachmentServer:
+        """The server that passes the memory to other processes."""
+        return self._attachments
 
     @property
-    def outboxes(self) -> Outboxes:
+    def channels(self) -> SharedChannels:
         """What processes of this host have to send, where they have handed their memory over."""
-        return self._door.outboxes
+        return self._attachments.channels
 
     def make_huge(self) -> None:
         """Moves the rows that there are to huge pages now; a thread of the store does so by and by.
@@ -89,19 +89,19 @@ class SharedMemoryStore(MemoryStore):
             self._closing.set()
             self._tidier.join(_END_S)
             super().close()
-            self._door.close()
+            self._attachments.close()
             self._board.close()
 
     def _new_table(self, spec: TableSpec) -> MemoryTable:
         return MemoryTable(spec, self._direct_bytes, self._slabs)
 
     def _announce(self) -> None:
-        """Ends a change, on the board and at the door; the lock is held."""
+        """Ends a change, on the board and at the attachments; the lock is held."""
         if self._tables != self._laid_out:
             self._slabs.changed()
             self._laid_out = dict(self._tables)
         self._board.end(self._version, self._slabs.generation)
-        self._door.ring()
+        self._attachments.notify()
 
     def _layout(self) -> StoreLayout:
         with self._lock.reading():
@@ -127,9 +127,9 @@ class SharedMemoryStore(MemoryStore):
                 pause = _HUGE_EVERY_S
 
 
-def outboxes_of(store: EmbeddingStore) -> Outboxes | None:
+def channels_of(store: EmbeddingStore) -> SharedChannels | None:
     """What processes of this host have to send to whoever owns `store`; None where it shares no memory with them."""
-    return store.outboxes if isinstance(store, SharedMemoryStore) else None
+    return store.channels if isinstance(store, SharedMemoryStore) else None
 
 
 class _AnnouncedLock(ReadersWriterLock):

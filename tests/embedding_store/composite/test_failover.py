@@ -23,7 +23,7 @@ from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.outbox import Outbox, Outboxes
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.ports import free_address
@@ -145,20 +145,20 @@ def test_a_source_of_shared_memory_forgets_the_memory_of_the_store_before(held: 
 
 
 def test_a_letter_for_the_process_before_finds_nothing_at_the_one_that_follows(held: ExitStack) -> None:
-    """Both hand outboxes over in the same order, and the stamps are the same too."""
+    """Both hand channels over in the same order, and the stamps are the same too."""
     plan = BodyPlan("GradientFrame")
     plan.add("x", (3,), np.dtype(np.int64))
-    letters = []
+    messages = []
     stores = [held.enter_context(SharedMemoryStore()) for _ in range(2)]
     for number, store in enumerate(stores):
-        outbox = Outbox(store.door.name, store.door.token)
-        held.callback(outbox.close)
-        letters.append(outbox.put([np.full(3, number)]))
-    assert [letter.stamp for letter in letters] == [1, 1]
-    assert stores[0].outboxes.read(letters[0], plan)[0].tolist() == [0, 0, 0]
+        channel = SharedChannel(store.attachments.name, store.attachments.token)
+        held.callback(channel.close)
+        messages.append(channel.put([np.full(3, number)]))
+    assert [message.stamp for message in messages] == [1, 1]
+    assert stores[0].channels.read(messages[0], plan)[0].tolist() == [0, 0, 0]
     with pytest.raises(Unsupported, match="is not known here"):
-        stores[1].outboxes.read(letters[0], plan)
-    assert isinstance(stores[1].outboxes, Outboxes)
+        stores[1].channels.read(messages[0], plan)
+    assert isinstance(stores[1].channels, SharedChannels)
 
 
 def test_a_call_that_waits_does_not_disturb_the_generator_of_all() -> None:

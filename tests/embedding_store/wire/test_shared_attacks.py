@@ -28,10 +28,10 @@ from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import sealed_memory, users
 from elastable.embedding_store.wire.shared.attached_rows import attached_tables
-from elastable.embedding_store.wire.shared.attachment import BELL, LAYOUT, OUTBOX, connected, receive_packet
+from elastable.embedding_store.wire.shared.attachment import CHANNEL, LAYOUT, NOTIFICATIONS, connected, receive_packet
 from elastable.embedding_store.wire.shared.attachment_client import Attachment
-from elastable.embedding_store.wire.shared.outbox import Outbox, Outboxes
 from elastable.embedding_store.wire.shared.sealed_memory import SealedMemory
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_samples import commit
@@ -74,11 +74,11 @@ def attached(held: ExitStack, store: SharedMemoryStore) -> SharedSource:
 def handed_out(store: SharedMemoryStore) -> list[int]:
     """Every descriptor that a process gets that says the token."""
     descriptors = []
-    with connected(store.door.name) as bell:
-        bell.send(store.door.token + BELL)
-        descriptors += receive_packet(bell)[1]
-    with connected(store.door.name) as layout:
-        layout.send(store.door.token + LAYOUT)
+    with connected(store.attachments.name) as notifications:
+        notifications.send(store.attachments.token + NOTIFICATIONS)
+        descriptors += receive_packet(notifications)[1]
+    with connected(store.attachments.name) as layout:
+        layout.send(store.attachments.token + LAYOUT)
         begin, _ = receive_packet(layout)
         assert begin is not None
         for _ in range(begin["tables"]):
@@ -176,7 +176,9 @@ def test_another_user_is_let_in_only_where_the_environment_names_them(
         def come() -> str:
             context = multiprocessing.get_context("fork")
             said = context.SimpleQueue()
-            child = context.Process(target=come_as, args=(stranger, store.door.name, store.door.token, said))
+            child = context.Process(
+                target=come_as, args=(stranger, store.attachments.name, store.attachments.token, said)
+            )
             child.start()
             child.join(WAIT_S)
             return str(said.get())
@@ -186,9 +188,9 @@ def test_another_user_is_let_in_only_where_the_environment_names_them(
         def come() -> str:
             monkeypatch.setattr(users.os, "geteuid", lambda: stranger + 1)  # type: ignore[attr-defined]
             try:
-                with connected(store.door.name) as bell:
-                    bell.send(store.door.token + BELL)
-                    return "let in" if receive_packet(bell)[0] else "ConnectionError"
+                with connected(store.attachments.name) as notifications:
+                    notifications.send(store.attachments.token + NOTIFICATIONS)
+                    return "let in" if receive_packet(notifications)[0] else "ConnectionError"
             except OSError as error:
                 return type(error).__name__
             finally:
@@ -226,7 +228,7 @@ def test_a_damaged_index_is_an_error_of_the_reader(held: ExitStack, store: Share
 
 @contextmanager
 def owner(answer: Callable[[socket.socket, bytes], None]) -> Iterator[tuple[str, bytes]]:
-    """A door behind which somebody else stands."""
+    """An attachment server that somebody else runs."""
     name, token = f"elastable-test-{os.getpid()}-{threading.get_ident()}", bytes(16)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"\0{name}")
@@ -261,7 +263,7 @@ def test_memory_that_could_shrink_under_its_reader_is_not_mapped() -> None:
     with owner(answer) as (name, token), pytest.raises(OSError, match="not sealed against shrinking"):
         Attachment(name, token)
     with pytest.raises(OSError, match="not sealed against shrinking"):
-        Outboxes().add(os.dup(fd))
+        SharedChannels().add(os.dup(fd))
     assert open_files() <= before
     os.close(fd)
 
@@ -273,7 +275,7 @@ def test_what_an_owner_says_is_not_believed(text: bytes) -> None:
     board = SealedMemory("board")
 
     def answer(connection: socket.socket, wish: bytes) -> None:
-        if wish == BELL:
+        if wish == NOTIFICATIONS:
             socket.send_fds(connection, [b"{}"], [board.fd])
             connection.recv(1)  # until the other side hangs up
         else:
@@ -281,7 +283,7 @@ def test_what_an_owner_says_is_not_believed(text: bytes) -> None:
 
     def ask(name: str, token: bytes) -> None:
         attachment = Attachment(name, token)
-        attachment._bell.shutdown(socket.SHUT_WR)
+        attachment._notifications.shutdown(socket.SHUT_WR)
         try:
             attachment._layout(7)
         finally:
@@ -292,17 +294,17 @@ def test_what_an_owner_says_is_not_believed(text: bytes) -> None:
 
 
 def test_slabs_that_do_not_lie_in_the_memory_are_refused(store: SharedMemoryStore) -> None:
-    with connected(store.door.name) as layout:
-        layout.send(store.door.token + LAYOUT)
+    with connected(store.attachments.name) as layout:
+        layout.send(store.attachments.token + LAYOUT)
         receive_packet(layout)
         packet, descriptors = receive_packet(layout)
     assert packet is not None
     for part, place, value, wrong in (
-        ("directory", 0, -1, "makes no sense"),
-        ("directory", 0, 1 << 61, "makes no sense"),
-        ("directory", 2, "|O", "makes no sense"),
+        ("directory", 0, -1, "malformed"),
+        ("directory", 0, 1 << 61, "malformed"),
+        ("directory", 2, "|O", "malformed"),
         ("directory", 3, 9, "descriptors came"),
-        ("values", 4, 4096, "makes no sense"),
+        ("values", 4, 4096, "malformed"),
         ("values", 4, 1 << 50, "were announced"),
     ):
         changed = json.loads(json.dumps(packet))
@@ -361,11 +363,11 @@ def test_a_silent_process_at_the_door_keeps_nobody_waiting_and_leaves_nothing(st
     before = open_files()
     with ExitStack() as silent:
         for _ in range(8):
-            silent.enter_context(connected(store.door.name))
-        attachment = Attachment(store.door.name, store.door.token, 1)
+            silent.enter_context(connected(store.attachments.name))
+        attachment = Attachment(store.attachments.name, store.attachments.token, 1)
         assert attachment.version() == 1
         attachment.close()
-    with Attachment(store.door.name, store.door.token, 1)._bell:
+    with Attachment(store.attachments.name, store.attachments.token, 1)._notifications:
         pass
     assert open_files() <= before + 9
 
@@ -373,9 +375,9 @@ def test_a_silent_process_at_the_door_keeps_nobody_waiting_and_leaves_nothing(st
 def test_descriptors_that_nobody_asked_for_are_closed(store: SharedMemoryStore) -> None:
     fd = os.memfd_create("elastable-test", os.MFD_ALLOW_SEALING)
     before = open_files()
-    for wish in (BELL, LAYOUT, OUTBOX, b"?"):
+    for wish in (NOTIFICATIONS, LAYOUT, CHANNEL, b"?"):
         for _ in range(4):
-            with connected(store.door.name) as connection:
+            with connected(store.attachments.name) as connection:
                 socket.send_fds(connection, [bytes(16) + wish], [fd, fd])
                 assert not connection.recv(1)
     assert open_files() == before
@@ -383,13 +385,13 @@ def test_descriptors_that_nobody_asked_for_are_closed(store: SharedMemoryStore) 
 
 
 def test_more_processes_than_descriptors_are_set_aside_for_are_refused(store: SharedMemoryStore) -> None:
-    store.door.most = 2
-    kept = [Attachment(store.door.name, store.door.token, 1) for _ in range(2)]
+    store.attachments.most = 2
+    kept = [Attachment(store.attachments.name, store.attachments.token, 1) for _ in range(2)]
     with pytest.raises(OSError, match=r"Errno|hung up"):
-        Attachment(store.door.name, store.door.token, 1)
-    boxes = [Outbox(store.door.name, store.door.token) for _ in range(2)]
+        Attachment(store.attachments.name, store.attachments.token, 1)
+    boxes = [SharedChannel(store.attachments.name, store.attachments.token) for _ in range(2)]
     with pytest.raises(OSError, match=r"Errno|hung up"):
-        Outbox(store.door.name, store.door.token)
+        SharedChannel(store.attachments.name, store.attachments.token)
     assert kept[0].version() == 1
     for end in (*kept, *boxes):
         end.close()  # type: ignore[attr-defined]

@@ -232,9 +232,9 @@ def test_a_store_without_shared_memory_is_asked_over_grpc(held: ExitStack) -> No
 def test_another_network_or_a_wrong_token_is_refused(held: ExitStack) -> None:
     store = held.enter_context(SharedMemoryStore(1))
     with pytest.raises(OSError, match="refused"):
-        Attachment("elastable-of-nobody", store.door.token)
+        Attachment("elastable-of-nobody", store.attachments.token)
     with pytest.raises(ConnectionError, match="hung up"):
-        Attachment(store.door.name, bytes(16))
+        Attachment(store.attachments.name, bytes(16))
 
 
 def test_without_descriptors_tables_are_read_over_grpc(held: ExitStack) -> None:

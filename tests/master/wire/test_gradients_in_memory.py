@@ -21,9 +21,9 @@ from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.messages.body_plan import BodyPlan
 from elastable.embedding_store.wire.messages.frames import FrameReader
 from elastable.embedding_store.wire.service.store_service import store_service
-from elastable.embedding_store.wire.shared.attachment import OUTBOX, connected
-from elastable.embedding_store.wire.shared.outbox import Letter, Outbox, Outboxes
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
+from elastable.embedding_store.wire.shared.attachment import CHANNEL, connected
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.api import Push, Slices, SyncPushId, WorkerIdentity
 from elastable.master.v1 import master_pb2
 from elastable.master.wire.bulk_messages import push_frames, push_from_frames
@@ -71,68 +71,72 @@ def store() -> Iterator[SharedMemoryStore]:
 
 
 @pytest.fixture
-def outbox(store: SharedMemoryStore) -> Iterator[Outbox]:
-    outbox = Outbox(store.door.name, store.door.token)
-    yield outbox
-    outbox.close()
+def channel(store: SharedMemoryStore) -> Iterator[SharedChannel]:
+    channel = SharedChannel(store.attachments.name, store.attachments.token)
+    yield channel
+    channel.close()
 
 
-def test_what_is_laid_down_is_what_is_read(store: SharedMemoryStore, outbox: Outbox) -> None:
+def test_what_is_laid_down_is_what_is_read(store: SharedMemoryStore, channel: SharedChannel) -> None:
     for seed, rows in enumerate((5_000, 1, 60_000, 2_000, 0, 200_000)):  # the memory grows twice
         wanted = push(rows, seed)
-        frames = list(push_frames(wanted, outbox))
+        frames = list(push_frames(wanted, channel))
         body = sum(slices.values.nbytes for slices in wanted.slices.values())
         assert len(frames) == 1
         assert (len(frames[0]) < body) is (body > 1 << 17)  # what is small goes in the frame
-        same(push_from_frames(frames, store.outboxes), wanted)
+        same(push_from_frames(frames, store.channels), wanted)
 
 
-def test_what_was_read_stays_when_the_next_is_laid_down(store: SharedMemoryStore, outbox: Outbox) -> None:
-    read = push_from_frames(push_frames(push(9_000, 1), outbox), store.outboxes)
-    list(push_frames(push(9_000, 2), outbox))
+def test_what_was_read_stays_when_the_next_is_laid_down(store: SharedMemoryStore, channel: SharedChannel) -> None:
+    read = push_from_frames(push_frames(push(9_000, 1), channel), store.channels)
+    list(push_frames(push(9_000, 2), channel))
     same(read, push(9_000, 1))
 
 
-def test_a_late_reader_does_not_take_the_next_letter_for_its_own(store: SharedMemoryStore, outbox: Outbox) -> None:
-    late = list(push_frames(push(9_000, 1), outbox))
-    list(push_frames(push(9_000, 2), outbox))
-    with pytest.raises(BadInput, match="something else than letter 1"):
-        push_from_frames(late, store.outboxes)
+def test_a_late_reader_does_not_take_the_next_message_for_its_own(
+    store: SharedMemoryStore, channel: SharedChannel
+) -> None:
+    late = list(push_frames(push(9_000, 1), channel))
+    list(push_frames(push(9_000, 2), channel))
+    with pytest.raises(BadInput, match="no longer holds message 1"):
+        push_from_frames(late, store.channels)
 
 
-def test_a_letter_and_a_body_are_too_much(store: SharedMemoryStore, outbox: Outbox) -> None:
-    (frame,) = push_frames(push(9_000), outbox)
+def test_a_message_in_memory_and_a_body_are_too_much(store: SharedMemoryStore, channel: SharedChannel) -> None:
+    (frame,) = push_frames(push(9_000), channel)
     with pytest.raises(BadInput, match="longer than the 0 bytes"):
-        push_from_frames([frame, b"\x12\x01x"], store.outboxes)
+        push_from_frames([frame, b"\x12\x01x"], store.channels)
 
 
-def test_a_letter_longer_than_its_outbox_is_refused(store: SharedMemoryStore, outbox: Outbox) -> None:
-    letter = outbox.put([np.zeros(10)])
+def test_a_message_longer_than_its_channel_is_refused(store: SharedMemoryStore, channel: SharedChannel) -> None:
+    message = channel.put([np.zeros(10)])
     plan = BodyPlan("GradientFrame")
     plan.add("values", (1 << 20,), np.dtype(np.float64))
-    with pytest.raises(BadInput, match=rf"outbox {outbox.number} has room for \d+ bytes, where the header .* 8388608"):
-        store.outboxes.read(letter, plan)
+    with pytest.raises(
+        BadInput, match=rf"channel {channel.number} has room for \d+ bytes, where the header .* 8388608"
+    ):
+        store.channels.read(message, plan)
 
 
 def test_an_outbox_is_forgotten_with_its_sender(store: SharedMemoryStore) -> None:
-    outbox = Outbox(store.door.name, store.door.token)
-    letter, plan = outbox.put([np.arange(3)]), BodyPlan("GradientFrame")
+    channel = SharedChannel(store.attachments.name, store.attachments.token)
+    message, plan = channel.put([np.arange(3)]), BodyPlan("GradientFrame")
     plan.add("values", (3,), np.dtype(np.int64))
-    assert store.outboxes.read(letter, plan)[0].tolist() == [0, 1, 2]
+    assert store.channels.read(message, plan)[0].tolist() == [0, 1, 2]
     before = len(os.listdir("/proc/self/fd"))
-    outbox.close()
+    channel.close()
 
     def gone() -> bool:
         try:
-            store.outboxes.read(letter, plan)
+            store.channels.read(message, plan)
         except Unsupported as error:
-            return bool(re.search(f"outbox {letter.outbox} is not known here", str(error)))
+            return bool(re.search(f"channel {message.channel} is not known here", str(error)))
         return False
 
     until(gone)
     until(lambda: len(os.listdir("/proc/self/fd")) <= before - 3)  # two ends of the connection, and the memory
     with pytest.raises(Unsupported):
-        Outboxes().read(Letter(1, 1), plan)
+        SharedChannels().read(SharedMessage(1, 1), plan)
 
 
 def test_memory_that_can_shrink_is_not_taken(store: SharedMemoryStore, tmp_path: Path) -> None:
@@ -143,11 +147,11 @@ def test_memory_that_can_shrink_is_not_taken(store: SharedMemoryStore, tmp_path:
     file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     count = len(os.listdir("/proc/self/fd"))
     for descriptor in (unsealed, short, file):
-        with connected(store.door.name) as connection:
-            socket.send_fds(connection, [store.door.token + OUTBOX], [descriptor])
+        with connected(store.attachments.name) as connection:
+            socket.send_fds(connection, [store.attachments.token + CHANNEL], [descriptor])
             assert connection.recv(100) == b""
-    with connected(store.door.name) as connection:  # who does not know the token hands nothing over
-        socket.send_fds(connection, [bytes(len(store.door.token)) + OUTBOX], [unsealed])
+    with connected(store.attachments.name) as connection:  # who does not know the token hands nothing over
+        socket.send_fds(connection, [bytes(len(store.attachments.token)) + CHANNEL], [unsealed])
         assert connection.recv(100) == b""
     until(lambda: len(os.listdir("/proc/self/fd")) <= count)
     for descriptor in (unsealed, short, file):
@@ -166,7 +170,7 @@ class Heard(Scripted):
 
 def served(held: ExitStack, master: Scripted, store: MemoryStore, address: str = "127.0.0.1:0") -> GrpcServer:
     held.enter_context(store)
-    return held.enter_context(GrpcServer(address, [master_service(master, outboxes_of(store)), store_service(store)]))
+    return held.enter_context(GrpcServer(address, [master_service(master, channels_of(store)), store_service(store)]))
 
 
 @pytest.fixture
@@ -232,11 +236,11 @@ def test_a_master_that_begins_anew_is_sent_what_it_cannot_read(sizes: list[int])
 
 
 def test_a_master_that_is_gone_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = list[Outbox | None]()
+    ways = list[SharedChannel | None]()
 
-    def counted(push: Push, outbox: Outbox | None = None) -> Iterator[bytes]:
-        ways.append(outbox)
-        return push_frames(push, outbox)
+    def counted(push: Push, channel: SharedChannel | None = None) -> Iterator[bytes]:
+        ways.append(channel)
+        return push_frames(push, channel)
 
     with ExitStack() as held:
         with ExitStack() as past:

@@ -18,7 +18,7 @@ from elastable.embedding_store.tiers.cached.cached_source import CachedSource
 from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
-from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, outboxes_of
+from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.api import JobSpec, Push, PushReply, TaskKind, WorkerIdentity
 from elastable.master.jobs.hooks import Hooks
 from elastable.master.jobs.job_master import Master
@@ -51,7 +51,7 @@ class Life:
         create_tables(self.store, discover_tables(model, 0))
         options = MasterOptions(no_worker_timeout_s=60)
         self.master = Master(job, self.store, DenseState(model), ModelMetrics(model), options=options)
-        services = [store_service(self.store), master_service(self.master, outboxes_of(self.store))]
+        services = [store_service(self.store), master_service(self.master, channels_of(self.store))]
         self.server = GrpcServer(address, services)
         self.address = self.server.address
 

@@ -1,4 +1,4 @@
-"""Where processes of the same host get the memory of a store: the owner's side of `attachment`."""
+"""The server that passes the memory of a store to processes of the same host; see `attachment`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from contextlib import suppress
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.wire.shared.attachment import (
-    BELL,
+    CHANNEL,
+    CHANNEL_NUMBER,
     LAYOUT,
-    OUTBOX,
+    NOTIFICATIONS,
     TABLE_SLABS,
     TOKEN_BYTES,
     SlabShape,
@@ -27,15 +28,15 @@ from elastable.embedding_store.wire.shared.attachment import (
     send_packet,
     table_to_packet,
 )
-from elastable.embedding_store.wire.shared.outbox import Outboxes
+from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.embedding_store.wire.shared.shared_slab import SharedSlab
 from elastable.embedding_store.wire.shared.users import require_known_user
 
-__all__ = ["AttachmentDoor", "LaidOut", "StoreLayout", "shapes_of"]
+__all__ = ["AttachmentServer", "LaidOut", "StoreLayout", "shapes_of"]
 
 _ANSWER_S = 2.0
 _BACKLOG = 64
-_SHARE = 16  # of all descriptors, for attached processes; an outbox takes two
+_SHARE = 16  # of all descriptors, for attached processes; a channel takes two
 _MOST = 1024
 _LOG = logging.getLogger(__name__)
 
@@ -46,19 +47,19 @@ StoreLayout = tuple[int, list[LaidOut]]
 """The generation, and the tables that can be attached."""
 
 
-class AttachmentDoor:
-    """Listens from construction to `close`, in a thread of its own.
+class AttachmentServer:
+    """Listens from construction to `close`, in a separate thread.
 
     Args:
-        board: Descriptor of the store's board.
-        layout: How the store lies now; it keeps its slabs as long as they are held.
+        board: Descriptor of the store's version board.
+        layout: Returns the current layout of the store, with the slabs, which stay mapped as long as they are held.
 
     Attributes:
         name: Of the socket, in the abstract namespace.
-        token: What a process must say, told over gRPC alone.
-        most: Processes that may be attached at once, and as many that may have handed an outbox over: a share of
-            the descriptors that this process may have. More read, and send, over gRPC.
-        outboxes: What processes have handed over.
+        token: The secret that a process must send; it is given over gRPC only.
+        most: The most processes that may be attached at once, and the most channels: a share of the descriptors that
+            this process may have. Further processes use gRPC.
+        channels: The channels that processes have passed to this one.
 
     Raises:
         OSError: the system has no such sockets.
@@ -67,10 +68,10 @@ class AttachmentDoor:
     def __init__(self, board: int, layout: Callable[[], StoreLayout]) -> None:
         self.name = f"elastable-{secrets.token_hex(16)}"
         self.token = secrets.token_bytes(TOKEN_BYTES)
-        self.outboxes = Outboxes()
+        self.channels = SharedChannels()
         self._board = board
         self._layout = layout
-        self._bells: tuple[socket.socket, ...] = ()
+        self._subscribers: tuple[socket.socket, ...] = ()
         self._senders: dict[socket.socket, int] = {}
         self._visitors: dict[socket.socket, float] = {}  # came, have said nothing yet, and until when they may
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -85,15 +86,15 @@ class AttachmentDoor:
         self._thread = threading.Thread(target=self._serve, name="elastable-attach", daemon=True)
         self._thread.start()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Tells all attached processes that something has changed; waits for none of them."""
-        for bell in self._bells:
-            # A full buffer holds rings that are yet to be heard; who hung up is seen to by the thread.
+        for subscriber in self._subscribers:
+            # A full buffer holds unread notifications; the thread notices closed connections.
             with suppress(OSError):
-                bell.send(b".", socket.MSG_NOSIGNAL)
+                subscriber.send(b".", socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        """Hangs up everywhere. Closing twice is harmless."""
+        """Closes all connections. Closing twice is harmless."""
         with suppress(OSError):
             self._wake.send(b".")
         self._thread.join(_ANSWER_S * 2)
@@ -107,21 +108,21 @@ class AttachmentDoor:
                 ready = {key.fileobj for key, _ in waiting.select(timeout=_ANSWER_S if self._visitors else 60.0)}
                 if self._woken in ready:
                     break
-                for other in [other for other in (*self._bells, *self._senders) if other in ready]:
+                for other in [other for other in (*self._subscribers, *self._senders) if other in ready]:
                     self._hang_up(waiting, other)
                 self._see_visitors(waiting, ready)
                 if self._listener in ready:
                     self._let_in(waiting)
-        for end in (self._listener, self._woken, *self._bells, *self._senders, *self._visitors):
+        for end in (self._listener, self._woken, *self._subscribers, *self._senders, *self._visitors):
             end.close()
         if self._spare >= 0:
             os.close(self._spare)
-        self._bells = ()
+        self._subscribers = ()
         self._senders, self._visitors = {}, {}
-        self.outboxes.close()
+        self.channels.close()
 
     def _let_in(self, waiting: selectors.BaseSelector) -> None:
-        """One process that came to the door; what it wants is read when it comes."""
+        """Accepts one connection; its request is read once it arrives."""
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
@@ -131,17 +132,17 @@ class AttachmentDoor:
         try:
             require_known_user(connection)
             if len(self._visitors) >= self.most:
-                raise OSError(f"{self.most} processes are at the door already")
+                raise OSError(f"{self.most} processes are connecting already")
             connection.setblocking(False)
             waiting.register(connection, selectors.EVENT_READ)
         except (OSError, BadInput) as error:
-            _LOG.warning("a process was not let in: %s", error)
+            _LOG.warning("a process was refused: %s", error)
             connection.close()
             return
         self._visitors[connection] = time.monotonic() + _ANSWER_S
 
     def _turn_away(self, error: OSError) -> None:
-        """No descriptor is left. With the spare one whoever came is sent away, and so not announced for ever."""
+        """No descriptor is left: closes the connection with the spare one, else it would be reported for ever."""
         _LOG.warning("a process cannot attach: %s; raise the limit of descriptors (ulimit -n)", error)
         if self._spare >= 0:
             os.close(self._spare)
@@ -163,7 +164,7 @@ class AttachmentDoor:
                     connection.close()
 
     def _answer(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
-        """What a process says that was let in."""
+        """Answers the request of an accepted process."""
         handed: list[int] = []
         try:
             said, handed, _, _ = socket.recv_fds(connection, TOKEN_BYTES + 1, 1)
@@ -171,42 +172,44 @@ class AttachmentDoor:
             token, wish = said[:-1], said[-1:]
             if not hmac.compare_digest(token, self.token):
                 wish = b""
-            if wish == OUTBOX and handed:
-                self._take_outbox(waiting, connection, handed.pop(0))
+            if wish == CHANNEL and handed:
+                self._take_channel(waiting, connection, handed.pop(0))
                 return
-            if wish == BELL:
-                self._take_bell(waiting, connection)
+            if wish == NOTIFICATIONS:
+                self._subscribe(waiting, connection)
                 return
             if wish == LAYOUT:
                 self._send_layout(connection)
         except OSError as error:
             _LOG.info("a process could not attach: %s", error)
         finally:
-            for descriptor in handed:  # the room for one is room for two
+            for descriptor in handed:  # a buffer for one descriptor has room for two
                 os.close(descriptor)
         connection.close()
 
-    def _take_bell(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
-        """Raises `OSError` where there are enough of them, or the process is gone again."""
-        if len(self._bells) >= self.most:
-            raise OSError(f"{self.most} processes are attached, as many as descriptors (ulimit -n) are set aside for")
+    def _subscribe(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Raises `OSError` if there are too many, or the process is gone."""
+        if len(self._subscribers) >= self.most:
+            raise OSError(f"{self.most} processes are attached, as many as descriptors (ulimit -n) are reserved for")
         send_packet(connection, {"board": True}, [self._board])
         connection.setblocking(False)
         waiting.register(connection, selectors.EVENT_READ)
-        self._bells = (*self._bells, connection)
+        self._subscribers = (*self._subscribers, connection)
 
-    def _take_outbox(self, waiting: selectors.BaseSelector, connection: socket.socket, descriptor: int) -> None:
-        """Raises `OSError` for what is no outbox, for one too many, or a sender that is gone again."""
+    def _take_channel(self, waiting: selectors.BaseSelector, connection: socket.socket, descriptor: int) -> None:
+        """Raises `OSError` for memory that is no channel, one channel too many, or a sender that is gone."""
         if len(self._senders) >= self.most:
             os.close(descriptor)
-            raise OSError(f"{self.most} outboxes are here, as many as descriptors (ulimit -n) are set aside for")
-        number = self.outboxes.add(descriptor)
+            raise OSError(
+                f"{self.most} shared-memory channels are open, as many as descriptors (ulimit -n) are reserved for"
+            )
+        number = self.channels.add(descriptor)
         try:
-            send_packet(connection, {"outbox": number})
+            send_packet(connection, {CHANNEL_NUMBER: number})
             connection.setblocking(False)
             waiting.register(connection, selectors.EVENT_READ)
         except OSError:
-            self.outboxes.drop(number)
+            self.channels.drop(number)
             raise
         self._senders[connection] = number
 
@@ -218,13 +221,13 @@ class AttachmentDoor:
                 raise OSError(f"table {table.spec.name!r} lies in {len(slabs)} slabs; a packet takes {TABLE_SLABS}")
             send_packet(connection, table_to_packet(table), memories_of(slabs))
 
-    def _hang_up(self, waiting: selectors.BaseSelector, bell: socket.socket) -> None:
-        """An attached process has ended, or detached: they say nothing else."""
-        waiting.unregister(bell)
-        self._bells = tuple(other for other in self._bells if other is not bell)
-        if bell in self._senders:
-            self.outboxes.drop(self._senders.pop(bell))
-        bell.close()
+    def _hang_up(self, waiting: selectors.BaseSelector, connection: socket.socket) -> None:
+        """An attached process has ended, or detached: that is the only thing it may say."""
+        waiting.unregister(connection)
+        self._subscribers = tuple(other for other in self._subscribers if other is not connection)
+        if connection in self._senders:
+            self.channels.drop(self._senders.pop(connection))
+        connection.close()
 
 
 def shapes_of(slabs: Sequence[SharedSlab]) -> tuple[SlabShape, ...]:

@@ -1,9 +1,8 @@
-"""Memory in which a process lays down what it sends to another one of its host, instead of sending it.
+"""Shared-memory channels: arrays that a process passes to another one of its host without sending them.
 
-The sender makes it and hands its descriptor over at the `attachment_door`; the
-connection says how long it is good. A message then names the outbox and the
-stamp of what lies in it. Whoever reads copies it out before the sender hears
-an answer, and only then does the sender write the next.
+The sender creates the memory and passes its descriptor to the attachment server; the channel lives as long as that
+connection. A gRPC call then names the channel and the stamp of the message in it. The receiver copies the message
+before it answers the call, and the sender writes the next one only after that.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ import numpy.typing as npt
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.support.memory_mapping import FileMapping
 from elastable.embedding_store.wire.messages.body_plan import BodyPlan
-from elastable.embedding_store.wire.shared.attachment import OUTBOX, connected, receive_packet
+from elastable.embedding_store.wire.shared.attachment import CHANNEL, CHANNEL_NUMBER, connected, receive_packet
 from elastable.embedding_store.wire.shared.sealed_memory import require_sealed
 
-__all__ = ["Letter", "Outbox", "Outboxes"]
+__all__ = ["SharedChannel", "SharedChannels", "SharedMessage"]
 
 _HEAD_BYTES = 64  # the stamp, and room so that a body begins with a cache line
 _LEAST_BYTES = 1 << 20
@@ -36,19 +35,19 @@ _WRITING = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
-    """Where something lies that was put into an outbox.
+class SharedMessage:
+    """Identifies a message in a channel.
 
     Attributes:
-        outbox: Its number, at the door where it was handed over; above 0.
-        stamp: What the outbox says while it lies there; above 0.
+        channel: The number that the receiver gave the channel; above 0.
+        stamp: The stamp of the channel while the message is in it; above 0.
     """
 
-    outbox: int
+    channel: int
     stamp: int
 
 
-class Outbox:
+class SharedChannel:
     """The sender's side. Not for two threads at once.
 
     Args:
@@ -60,16 +59,16 @@ class Outbox:
     """
 
     def __init__(self, name: str, token: bytes) -> None:
-        self._fd = os.memfd_create("elastable-outbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = os.memfd_create("elastable-channel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         weakref.finalize(self, os.close, self._fd).atexit = False
-        # Whoever has mapped it would be killed at what is gone.
+        # A process that has it mapped would be killed if it read beyond its end.
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self._make_room(_LEAST_BYTES)
         self._connection = connected(name)
         try:
-            socket.send_fds(self._connection, [token + OUTBOX], [self._fd])
+            socket.send_fds(self._connection, [token + CHANNEL], [self._fd])
             answer, _ = receive_packet(self._connection)
-            number = None if answer is None else answer.get("outbox")
+            number = None if answer is None else answer.get(CHANNEL_NUMBER)
             if type(number) is not int:
                 raise ConnectionError("the owner of the memory hung up")
         except BaseException:
@@ -78,8 +77,8 @@ class Outbox:
         self.number: int = number
         self._last = 0
 
-    def put(self, arrays: Sequence[npt.NDArray[Any]]) -> Letter:
-        """Lays arrays down, one behind the other; what lay there before is gone.
+    def put(self, arrays: Sequence[npt.NDArray[Any]]) -> SharedMessage:
+        """Writes arrays one after the other; the message before is overwritten.
 
         Raises:
             OSError: the system has no room for them.
@@ -96,10 +95,10 @@ class Outbox:
                 self._memory[start:end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._last += 1
         stamp[0] = self._last
-        return Letter(self.number, self._last)
+        return SharedMessage(self.number, self._last)
 
     def close(self) -> None:
-        """Takes it away from the other side. Closing twice is harmless."""
+        """Closes the channel on both sides. Closing twice is harmless."""
         self._connection.close()
 
     def _make_room(self, size: int) -> None:
@@ -110,18 +109,18 @@ class Outbox:
             raise OSError(str(error)) from error
 
 
-class Outboxes:
-    """The reader's side: the outboxes that were handed over. Safe to use from many threads."""
+class SharedChannels:
+    """The receiver's side: all channels that were passed to it. Safe to use from many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[int, tuple[int, npt.NDArray[np.uint8]]] = {}
 
     def add(self, fd: int) -> int:
-        """Takes the descriptor of an outbox; its number.
+        """Takes over the descriptor of a channel; returns its number.
 
         Raises:
-            OSError: it can shrink under who reads it, or cannot be mapped; the descriptor is closed.
+            OSError: the memory could shrink while it is read, or cannot be mapped; the descriptor is closed.
         """
         try:
             require_sealed(fd, _HEAD_BYTES)
@@ -129,44 +128,44 @@ class Outboxes:
         except BaseException:
             os.close(fd)
             raise
-        # Not counted from 1: a letter that was written for the process that was here before must find nothing.
+        # Random: a message for the process that ran here before must not find a channel.
         number = secrets.randbits(62) + 1
         with self._lock:
             self._open[number] = fd, memory
         return number
 
     def drop(self, number: int) -> None:
-        """Forgets an outbox: its sender is gone. Whoever reads it at this moment may."""
+        """Forgets a channel whose sender is gone. A read under way goes on."""
         with self._lock:
             fd, _ = self._open.pop(number, (-1, None))
         if fd >= 0:
             os.close(fd)
 
-    def read(self, letter: Letter, plan: BodyPlan) -> list[npt.NDArray[Any]]:
-        """Copies of the arrays that a letter tells of, as `plan` declares them.
+    def read(self, message: SharedMessage, plan: BodyPlan) -> list[npt.NDArray[Any]]:
+        """Copies of the arrays of a message, as `plan` declares them.
 
         Raises:
-            Unsupported: there is no such outbox here: send what is in it.
-            BadInput: the outbox is too short for them, or something else lies in it now.
+            Unsupported: the channel is not known here; the body has to be sent.
+            BadInput: the channel is too short for the message, or holds another message by now.
         """
         with self._lock:
-            found = self._open.get(letter.outbox)
+            found = self._open.get(message.channel)
             if found is None:
-                raise Unsupported(f"outbox {letter.outbox} is not known here; send the body in frames")
+                raise Unsupported(f"shared-memory channel {message.channel} is not known here; send the body in frames")
             fd, memory = found
             if len(memory) < _HEAD_BYTES + plan.size:  # it may have grown
                 memory = _mapped(fd)
-                self._open[letter.outbox] = fd, memory
+                self._open[message.channel] = fd, memory
         if len(memory) < _HEAD_BYTES + plan.size:
             raise BadInput(
-                f"outbox {letter.outbox} has room for {len(memory) - _HEAD_BYTES} bytes, "
+                f"shared-memory channel {message.channel} has room for {len(memory) - _HEAD_BYTES} bytes, "
                 f"where the header declares {plan.size}"
             )
         stamp = memory[: _STAMP.itemsize].view(_STAMP)
         before = int(stamp[0])
         arrays = plan.cut(memory[_HEAD_BYTES : _HEAD_BYTES + plan.size].data)
-        if not letter.stamp == before == int(stamp[0]):
-            raise BadInput(f"outbox {letter.outbox} holds something else than letter {letter.stamp} by now")
+        if not message.stamp == before == int(stamp[0]):
+            raise BadInput(f"shared-memory channel {message.channel} no longer holds message {message.stamp}")
         return arrays
 
     def close(self) -> None:
