@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -28,7 +28,7 @@ _FORMAT = 1
 _NOTE = "elastable"
 
 
-def job_as_json(job: JobSpec) -> dict[str, Any]:
+def job_as_json(job: JobSpec) -> dict[str, object]:
     """A job's description as it is kept, without passwords."""
     return {**dataclasses.asdict(job), "store_url": redacted(job.store_url)}
 
@@ -43,7 +43,7 @@ class VersionRecord:
         dense: Dense variables, states and optimizer variables by key.
     """
 
-    job: Mapping[str, Any]
+    job: Mapping[str, object]
     progress: Progress
     dense: Mapping[str, Tensor]
 

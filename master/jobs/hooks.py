@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from elastable.embedding_store.contract.row_data import TableUpdate
 
@@ -19,7 +18,7 @@ class Hooks:
     the job.
     """
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> Mapping[str, object]:
         """What these hooks remember, as JSON can hold it: who goes on with the job is told (`Progress.hooks`)."""
         return {}
 

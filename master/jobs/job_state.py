@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from elastable.embedding_store.errors import ElastableError, FutureVersion, JobFailed, ShardLost, StaleVersion
 from elastable.master.api import (
@@ -72,7 +71,7 @@ class JobState:
         self.records = start.records
         self.epoch_metrics = start.metrics
         self.logs: Mapping[str, float] = dict(start.logs)
-        self.hooks: Mapping[str, Any] = dict(start.hooks)
+        self.hooks: Mapping[str, object] = dict(start.hooks)
         self.evaluations: dict[int, dict[int, tuple[Tensor, ...]]] = {}
         self.beside: dict[int, ConcurrentEvaluation] = {}
         self.snapshot: DenseSnapshot | None = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -14,7 +14,7 @@ from elastable.master.commits.clipping import Clipping
 from elastable.master.commits.dense_part import OptimizerStep, TableStep
 from elastable.master.keras.dense_tensors import DenseTensors, copied, tensor_specs
 from elastable.master.keras.discovery import table_optimizers
-from elastable.master.keras.keras_optimizer import clipping_of, learning_rate_of, refuse_unsupported
+from elastable.master.keras.keras_optimizer import clipping_of, learning_rate_of, optimizer_of
 from elastable.master.keras.keras_update import KerasUpdate
 
 __all__ = ["DenseState"]
@@ -40,11 +40,10 @@ class DenseState:
         Unsupported: naming what of its optimizer cannot be honoured.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._optimizer = cast(Any, getattr(model, "optimizer", None))
-        refuse_unsupported(self._optimizer)
+    def __init__(self, model: keras.Model) -> None:
+        self._optimizer = optimizer_of(model)
         self._update = KerasUpdate(self._optimizer)
-        self._applies: dict[bool, Any] = {}
+        self._applies: dict[bool, Callable[..., None]] = {}
         trainable = list(model.trainable_weights)
         if not self._optimizer.built:
             self._optimizer.build(trainable)
@@ -58,13 +57,13 @@ class DenseState:
         self._own = table_optimizers(model)
         self.variables = tensor_specs(self.trained)
         self.states = tensor_specs(self._told)
-        self._traced_rate: Any = None
+        self._traced_rate: object = None
         # States of the last snapshot; None: they have changed since.
         self._standing: tuple[Tensor, ...] | None = None
 
     def hold(
         self,
-        trainable: Sequence[Any],
+        trainable: Sequence[keras.Variable],
         frozen_tables: tuple[str, ...] = (),
         flags: bytes = b"",
         any_table: bool = True,
@@ -190,13 +189,13 @@ class DenseState:
             self._weights, self.trained, self._states, self._optimizer.variables, list(self._own.values())
         )
 
-    def _compiled(self, whole: bool) -> Any:
+    def _compiled(self, whole: bool) -> Callable[..., None]:
         """A step at the learning rate as it is, or (not `whole`) at a share of it, which is one more argument."""
         told = (*self.variables, *self.states)
         signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in told]
         count, active, counts = len(self.trained), self._active, self._counts
 
-        def apply(*tensors: Any) -> None:
+        def apply(*tensors: tf.Tensor) -> None:
             if active:
                 self._update.apply([tensors[at] for at in active], [self.trained[at] for at in active])
             elif counts:
@@ -204,9 +203,11 @@ class DenseState:
             for state, value in zip(self._states, tensors[count : count + len(self._states)], strict=True):
                 state.assign(value)
 
-        def traced(*tensors: Any) -> None:
+        def traced(*tensors: tf.Tensor) -> None:
             with self._update.as_traced(None if whole else tensors[-1]):
                 apply(*tensors)
 
         share = [] if whole else [tf.TensorSpec((), tf.float32)]
-        return tf.function(traced, autograph=False, input_signature=[*signature, *share]).get_concrete_function()
+        compiled = tf.function(traced, autograph=False, input_signature=[*signature, *share])
+        step: Callable[..., None] = compiled.get_concrete_function()
+        return step

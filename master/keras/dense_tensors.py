@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -33,11 +32,11 @@ class DenseTensors:
 
     def __init__(
         self,
-        weights: Sequence[Any],
-        trained: Sequence[Any],
-        states: Sequence[Any],
-        optimizer: Sequence[Any],
-        own: Sequence[Any],
+        weights: Sequence[keras.Variable],
+        trained: Sequence[keras.Variable],
+        states: Sequence[keras.Variable],
+        optimizer: Sequence[keras.Variable],
+        own: Sequence[keras.Optimizer],
     ) -> None:
         self._weights = weights
         rates = [each._learning_rate for each in own if isinstance(each._learning_rate, keras.Variable)]
@@ -92,7 +91,7 @@ class DenseTensors:
             variable.assign(tensors[key])
 
 
-def tensor_specs(variables: Sequence[Any]) -> tuple[TensorSpec, ...]:
+def tensor_specs(variables: Sequence[keras.Variable]) -> tuple[TensorSpec, ...]:
     """Paths, shapes and dtypes of Keras variables."""
     return tuple(TensorSpec(variable.path, tuple(variable.shape), np.dtype(variable.dtype)) for variable in variables)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import keras
 
@@ -41,7 +41,7 @@ class StoreBackedLayer(Protocol):
         """The table, with initial values of `seed`, trained by `optimizer`."""
 
 
-def store_backed_layers(model: Any) -> tuple[StoreBackedLayer, ...]:
+def store_backed_layers(model: keras.Model) -> tuple[StoreBackedLayer, ...]:
     """Every store-backed layer of a Keras model, however nested, each object once."""
     # Keras' own walk: it sees layers in lists, dicts, wrappers and submodels, which `model.layers` does not.
     layers = (layer for layer in model._flatten_layers() if isinstance(layer, StoreBackedLayer))
@@ -50,12 +50,12 @@ def store_backed_layers(model: Any) -> tuple[StoreBackedLayer, ...]:
 
 
 def discover_tables(
-    model: Any,
+    model: keras.Model,
     seed: int,
     optimizer: OptimizerSpec | None = None,
     *,
     lazy: bool | None = True,
-    optimizers: Mapping[str, Any] | None = None,
+    optimizers: Mapping[str, keras.Optimizer] | None = None,
 ) -> dict[str, TableSpec]:
     """The tables that a model needs, by name, in the order in which its layers come.
 
@@ -99,7 +99,7 @@ def discover_tables(
     return specs
 
 
-def table_optimizers(model: Any) -> dict[str, Any]:
+def table_optimizers(model: keras.Model) -> dict[str, keras.Optimizer]:
     """The Keras optimizers of the tables that have one of their own: table name -> optimizer."""
     layers = store_backed_layers(model)
     return {
@@ -135,7 +135,7 @@ def _refuse_unlike(first: StoreBackedLayer, other: StoreBackedLayer, ours: Table
 
 
 def _trained_by(
-    layer: StoreBackedLayer, given: Any, optimizer: OptimizerSpec | None, lazy: bool | None
+    layer: StoreBackedLayer, given: keras.Optimizer | None, optimizer: OptimizerSpec | None, lazy: bool | None
 ) -> OptimizerSpec:
     """The optimizer of the layer's rows: its own, or the given one; as lazy as the layer says, or the job."""
     said, own = getattr(layer, "lazy", None), getattr(layer, "optimizer", None)
@@ -170,7 +170,7 @@ def _refuse_other_optimizer(first: StoreBackedLayer, other: StoreBackedLayer) ->
         )
 
 
-def _optimizer_config(layer: StoreBackedLayer) -> dict[str, Any] | None:
+def _optimizer_config(layer: StoreBackedLayer) -> dict[str, object] | None:
     optimizer = getattr(layer, "optimizer", None)
     if optimizer is None:
         return None
@@ -179,7 +179,7 @@ def _optimizer_config(layer: StoreBackedLayer) -> dict[str, Any] | None:
     return {"class": config["class_name"], **{key: value for key, value in config["config"].items() if key != "name"}}
 
 
-def _told(config: dict[str, Any] | None) -> str:
+def _told(config: dict[str, object] | None) -> str:
     return "the model's own, from compile()" if config is None else repr(config)
 
 

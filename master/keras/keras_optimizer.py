@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 
@@ -23,6 +22,7 @@ __all__ = [
     "clipping_of",
     "inner_optimizer",
     "learning_rate_of",
+    "optimizer_of",
     "refuse_of_table",
     "refuse_unsupported",
     "table_optimizer",
@@ -71,10 +71,10 @@ _COMMON = {
 }
 
 
-def clipping_of(optimizer: Any) -> Clipping:
+def clipping_of(optimizer: keras.Optimizer) -> Clipping:
     """How the optimizer clips; values that are not positive clip nothing, as in Keras."""
 
-    def positive(value: Any) -> float | None:
+    def positive(value: float | None) -> float | None:
         return float(value) if value and value > 0 else None
 
     optimizer = inner_optimizer(optimizer)
@@ -82,12 +82,12 @@ def clipping_of(optimizer: Any) -> Clipping:
     return Clipping(clipnorm, global_clipnorm, positive(optimizer.clipvalue))
 
 
-def learning_rate_of(optimizer: Any) -> float:
+def learning_rate_of(optimizer: keras.Optimizer) -> float:
     """The learning rate now: the schedule's at `optimizer.iterations`, or what was last assigned."""
     return float(keras.ops.convert_to_tensor(optimizer.learning_rate))
 
 
-def refuse_unsupported(optimizer: Any) -> None:
+def refuse_unsupported(optimizer: keras.Optimizer | None) -> None:
     """Raises where something of the optimizer cannot be honoured.
 
     Raises:
@@ -122,13 +122,20 @@ def refuse_unsupported(optimizer: Any) -> None:
     _refuse_callable_rate(optimizer, kind)
 
 
-def inner_optimizer(optimizer: Any) -> Any:
+def optimizer_of(model: keras.Model) -> keras.Optimizer:
+    """The optimizer of `compile()`. Raises as `refuse_unsupported`."""
+    optimizer = getattr(model, "optimizer", None)
+    refuse_unsupported(optimizer)
+    return optimizer
+
+
+def inner_optimizer(optimizer: keras.Optimizer) -> keras.Optimizer:
     """The optimizer that updates variables: that within a `LossScaleOptimizer`, or the one itself."""
     scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return optimizer.inner_optimizer if scaling else optimizer
 
 
-def refuse_of_table(optimizer: Any) -> None:
+def refuse_of_table(optimizer: keras.Optimizer) -> None:
     """Raises where an optimizer of a table's own says what is the model's optimizer's to say.
 
     Raises:
@@ -149,12 +156,14 @@ def refuse_of_table(optimizer: Any) -> None:
         )
 
 
-def accumulation_of(optimizer: Any) -> int:
+def accumulation_of(optimizer: keras.Optimizer) -> int:
     """Batches whose gradients Keras adds up for one update; 0: one batch is one update."""
     return int(getattr(inner_optimizer(optimizer), "gradient_accumulation_steps", None) or 0)
 
 
-def accumulated_by(optimizer: Any, micro_batches: int, grads_to_wait: int | None, average: str) -> tuple[int, str]:
+def accumulated_by(
+    optimizer: keras.Optimizer, micro_batches: int, grads_to_wait: int | None, average: str
+) -> tuple[int, str]:
     """The job's `grads_to_wait` and `average` under the optimizer of `compile()`.
 
     With Keras' `gradient_accumulation_steps=k` a version is k micro-batches that weigh the same.
@@ -186,7 +195,7 @@ def accumulated_by(optimizer: Any, micro_batches: int, grads_to_wait: int | None
     return steps, "batches"
 
 
-def _refuse_callable_rate(optimizer: Any, kind: str) -> None:
+def _refuse_callable_rate(optimizer: keras.Optimizer, kind: str) -> None:
     rate = getattr(optimizer, "_learning_rate", None)
     schedules = keras.optimizers.schedules.LearningRateSchedule
     if callable(rate) and not isinstance(rate, schedules):
@@ -196,7 +205,7 @@ def _refuse_callable_rate(optimizer: Any, kind: str) -> None:
         )
 
 
-def table_optimizer(optimizer: Any, lazy: bool = True) -> OptimizerSpec:
+def table_optimizer(optimizer: keras.Optimizer | None, lazy: bool = True) -> OptimizerSpec:
     """The optimizer of a model's tables.
 
     One of Keras' own, by its exact class, becomes the fused optimizer of that
@@ -232,7 +241,7 @@ def table_optimizer(optimizer: Any, lazy: bool = True) -> OptimizerSpec:
     return with_averages(spec, inner.ema_momentum, inner.ema_overwrite_frequency) if inner.use_ema else spec
 
 
-def _stepped_by(optimizer: Any, lazy: bool) -> OptimizerSpec:
+def _stepped_by(optimizer: keras.Optimizer, lazy: bool) -> OptimizerSpec:
     """What the steps of a Keras optimizer are for tables, without averages."""
     rate, decay = learning_rate_of(optimizer), _table_weight_decay(optimizer)
     config = optimizer.get_config()
@@ -247,7 +256,7 @@ def _stepped_by(optimizer: Any, lazy: bool) -> OptimizerSpec:
     return spec
 
 
-def _table_weight_decay(optimizer: Any) -> float | None:
+def _table_weight_decay(optimizer: keras.Optimizer) -> float | None:
     decay = optimizer.weight_decay
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     excluded = pattern is not None and re.search(pattern, _TABLE_VARIABLE) is not None

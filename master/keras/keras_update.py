@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -32,18 +31,18 @@ class KerasUpdate:
         optimizer: A Keras optimizer that `refuse_unsupported` lets pass.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: keras.Optimizer) -> None:
         self._scaling = optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else None
         self._optimizer = inner_optimizer(optimizer)
         self._batches = accumulation_of(self._optimizer) or 1
 
     @property
-    def scale(self) -> Any:
+    def scale(self) -> keras.Variable | None:
         """The variable of a loss scale that changes; None: there is none."""
         return None if self._scaling is None else self._scaling.dynamic_scale
 
     @property
-    def rate(self) -> Any:
+    def rate(self) -> keras.Variable | keras.optimizers.schedules.LearningRateSchedule:
         """The learning rate's variable, or its schedule."""
         return self._optimizer._learning_rate
 
@@ -78,7 +77,7 @@ class KerasUpdate:
                 )
         self.count()
 
-    def finalize_averages(self, variables: Sequence[Any]) -> None:
+    def finalize_averages(self, variables: Sequence[keras.Variable]) -> None:
         """Assigns variables their moving averages, where they have some: what Keras does at the end of `fit`."""
         if not self._optimizer.use_ema or not self.number():
             return
@@ -88,7 +87,7 @@ class KerasUpdate:
             if averages[id(variable)] is not None:
                 variable.assign(averages[id(variable)])
 
-    def apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    def apply(self, gradients: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
         """One update; to be traced within `as_traced`."""
         if self._batches > 1:
             # Keras takes this for the last batch: it adds nothing to it, and divides by their number.
@@ -112,7 +111,7 @@ class KerasUpdate:
         counter.assign(tf.where(due, tf.zeros_like(counter.value), counter.value + 1))
 
     @contextmanager
-    def as_traced(self, rate_share: Any = None) -> Iterator[None]:
+    def as_traced(self, rate_share: tf.Tensor | None = None) -> Iterator[None]:
         """While a step is traced: no clipping, no unscaling; the learning rate is that share of itself (None: all)."""
         optimizer = self._optimizer
         names = ("clipnorm", "global_clipnorm", "clipvalue", "loss_scale_factor")

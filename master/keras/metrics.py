@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import keras
 import numpy as np
@@ -27,9 +26,9 @@ class ModelMetrics:
             states of several micro-batches cannot be summed.
     """
 
-    def __init__(self, model: Any = None) -> None:
+    def __init__(self, model: keras.Model | None = None) -> None:
         self._model = model
-        self._variables: list[Any] = []
+        self._variables: list[keras.Variable] = []
         for metric in model.metrics if model is not None else ():
             metric.reset_state()
             for variable in metric.variables:
@@ -91,7 +90,7 @@ class LazyLogs(Mapping[str, float]):
         return len(self._known())
 
 
-def _scalars(name: str, result: Any) -> Iterator[tuple[str, float]]:
+def _scalars(name: str, result: tf.Tensor | float) -> Iterator[tuple[str, float]]:
     values = np.asarray(result.numpy() if hasattr(result, "numpy") else result)
     if values.size == 1:
         yield name, float(values.item())

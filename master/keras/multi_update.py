@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+import keras
 import numpy as np
 
 from elastable.embedding_store.errors import Unsupported
@@ -26,19 +27,19 @@ class Apply(Protocol):
         """In which its update is made."""
 
     @property
-    def optimizer(self) -> Any:
+    def optimizer(self) -> keras.Optimizer:
         """A Keras optimizer."""
 
     @property
-    def layers(self) -> tuple[Any, ...]:
+    def layers(self) -> tuple[keras.Layer, ...]:
         """Whose weights and tables it trains."""
 
     @property
-    def weights(self) -> tuple[Any, ...]:
+    def weights(self) -> tuple[keras.Variable, ...]:
         """What the optimizer is built for."""
 
     @property
-    def variables(self) -> tuple[Any, ...]:
+    def variables(self) -> tuple[keras.Variable, ...]:
         """Those that the update changes."""
 
     @property
@@ -62,11 +63,11 @@ class Steps(Protocol):
         """Whether it is anything but one update of the whole model by the optimizer of `compile()`."""
 
     @property
-    def variables(self) -> tuple[Any, ...]:
+    def variables(self) -> tuple[keras.Variable, ...]:
         """Weights that an update changes, in model order."""
 
     @property
-    def states(self) -> tuple[Any, ...]:
+    def states(self) -> tuple[keras.Variable, ...]:
         """All others."""
 
 
@@ -74,16 +75,16 @@ class Steps(Protocol):
 class _Part:
     """What `DenseState` needs of a model, for the layers of one `step.apply`."""
 
-    optimizer: Any
-    layers: tuple[Any, ...]
-    weights: tuple[Any, ...]
+    optimizer: keras.Optimizer
+    layers: tuple[keras.Layer, ...]
+    weights: tuple[keras.Variable, ...]
     trainable: bool = True
 
     @property
-    def trainable_weights(self) -> list[Any]:
+    def trainable_weights(self) -> list[keras.Variable]:
         return list(self.weights)
 
-    def _flatten_layers(self, include_self: bool = True, recursive: bool = True) -> list[Any]:
+    def _flatten_layers(self, include_self: bool = True, recursive: bool = True) -> list[keras.Layer]:
         return list(self.layers)
 
 
@@ -102,7 +103,7 @@ class MultiUpdateState:
 
     may_overflow = False
 
-    def __init__(self, model: Any, steps: Steps) -> None:
+    def __init__(self, model: keras.Model, steps: Steps) -> None:
         self._steps = steps
         self._weights = list(model.weights)
         self.trained, self._states = list(steps.variables), list(steps.states)
@@ -120,7 +121,7 @@ class MultiUpdateState:
 
     def hold(
         self,
-        trainable: Sequence[Any],
+        trainable: Sequence[keras.Variable],
         frozen_tables: tuple[str, ...] = (),
         flags: bytes = b"",
         any_table: bool = True,
@@ -230,7 +231,7 @@ DenseModel = DenseState | MultiUpdateState
 """The dense part of a Keras model."""
 
 
-def dense_part(model: Any, steps: Steps | None) -> DenseModel:
+def dense_part(model: keras.Model, steps: Steps | None) -> DenseModel:
     """The dense part of a model.
 
     Args:
@@ -250,5 +251,5 @@ def _refuse_other_numbers(steps: Sequence[OptimizerStep]) -> None:
         )
 
 
-def _in_store(layer: Any) -> bool:
+def _in_store(layer: keras.Layer) -> bool:
     return hasattr(layer, "table_spec") and not getattr(layer, "on_worker", False)

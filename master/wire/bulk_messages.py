@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from elastable.embedding_store.errors import BadGradient, BadInput
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
@@ -210,7 +211,9 @@ def _id_from_message(message: master_pb2.PushId) -> PushId:
     raise BadInput("GradientFrame: its header has no PushId; set sync_id or async_id, so that it counts once")
 
 
-def _declare_slices(entries: Any, every: Mapping[str, Slices]) -> list[Tensor]:
+def _declare_slices(
+    entries: RepeatedCompositeFieldContainer[master_pb2.SlicesEntry], every: Mapping[str, Slices]
+) -> list[Tensor]:
     """Adds an entry for each table; its arrays."""
     arrays: list[Tensor] = []
     for table, slices in every.items():
@@ -276,7 +279,11 @@ def _parts(parts: Iterable[master_pb2.GradientPart], arrays: Iterator[Tensor]) -
     )
 
 
-def _declare(entries: Any, tensors: Sequence[Tensor], names: Sequence[str] = ()) -> list[Tensor]:
+def _declare(
+    entries: RepeatedCompositeFieldContainer[master_pb2.TensorEntry],
+    tensors: Sequence[Tensor],
+    names: Sequence[str] = (),
+) -> list[Tensor]:
     """Adds an entry for each tensor; the tensors."""
     for number, tensor in enumerate(tensors):
         if tensor.dtype.name not in _DTYPES:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
+
+from google.protobuf.message import Message
 
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.wire.channels.credentials import Credentials
@@ -181,7 +183,7 @@ class MasterClient(MasterApi):
     ) -> None:
         self.close()
 
-    def _call(self, method: Callable[..., Reply], request: Any, wait_s: float = 0.0) -> Reply:
+    def _call(self, method: Callable[..., Reply], request: Message, wait_s: float = 0.0) -> Reply:
         return self._connection.call(lambda timeout: method(request, timeout=timeout), wait_s)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.printable import printable
@@ -32,6 +33,9 @@ from elastable.master.wire.worker_identities import Identities
 
 __all__ = ["master_service"]
 
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply", bound=Message)
+
 _LONGEST_NAME = 256  # bytes
 _LONGEST_REASON = 1024  # characters
 
@@ -52,7 +56,9 @@ def master_service(
         master, channels, not isinstance(master, BareMaster) if join_first is None else join_first
     )
 
-    def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    def control(
+        behaviour: Callable[[Request, grpc.ServicerContext], Reply], request: type[Request], reply: type[Reply]
+    ) -> grpc.RpcMethodHandler[Request, Reply]:
         return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
 
     handlers = {

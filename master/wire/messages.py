@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from elastable.embedding_store.errors import BadInput, ElastableError, JobFailed
 from elastable.embedding_store.support.printable import printable
@@ -47,7 +46,7 @@ LONGEST_WAIT_S = 60.0
 """A call may ask the master to wait for so long, as it holds one of its threads meanwhile."""
 
 _JOB_FIELDS = tuple(field.name for field in master_pb2.JobDescription.DESCRIPTOR.fields)
-_NEW_JOB_FIELDS: dict[str, Any] = {
+_NEW_JOB_FIELDS: dict[str, str | int] = {
     "staleness_modulation": "none",
     "versions_per_step": 1,
 }  # as masters meant it that did not say so

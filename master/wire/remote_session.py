@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from threading import Event, Thread
-from typing import Any
+from typing import Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -14,6 +15,15 @@ from elastable.master.v1 import master_pb2
 from elastable.master.wire.messages import job_from_message
 
 __all__ = ["RemoteSession"]
+
+
+class EventStream(Protocol):
+    """The call `Join`: its events as bytes."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+    def cancel(self) -> object:
+        """Ends the call, and with it the session."""
 
 
 class RemoteSession:
@@ -30,7 +40,7 @@ class RemoteSession:
         DeadlineExceeded, Unavailable, BadSpec, StoreFailed: it did not come, or makes no sense.
     """
 
-    def __init__(self, stream: Any, address: str, timeout_s: float) -> None:
+    def __init__(self, stream: EventStream, address: str, timeout_s: float) -> None:
         self._stream = stream
         self._address = address
         self._joined = Event()

@@ -82,8 +82,8 @@ class Manifest:
     """
 
     version: int
-    job: Mapping[str, Any]
-    progress: Mapping[str, Any]
+    job: Mapping[str, object]
+    progress: Mapping[str, object]
     tables: Mapping[str, TableEntry]
     files: Mapping[str, FileEntry]
     base: Base | None = None
@@ -138,7 +138,7 @@ class Manifest:
         except MALFORMED as error:
             raise CheckpointError(f"it is no manifest of a checkpoint: {error}") from error
 
-    def _fields(self) -> dict[str, Any]:
+    def _fields(self) -> dict[str, object]:
         return {
             "format": self.format,
             "version": self.version,
@@ -153,12 +153,12 @@ class Manifest:
         }
 
 
-def _checksum(fields: Mapping[str, Any]) -> str:
+def _checksum(fields: Mapping[str, object]) -> str:
     plain = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(plain.encode()).hexdigest()
 
 
-def _table_fields(entry: TableEntry) -> dict[str, Any]:
+def _table_fields(entry: TableEntry) -> dict[str, object]:
     return {
         "spec": json.loads(spec_to_json(entry.spec)),
         "rows": entry.rows,

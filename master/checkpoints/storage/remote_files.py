@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -48,7 +47,7 @@ class RemoteFiles(CheckpointFiles):
         address: The folder, as a person writes it.
     """
 
-    def __init__(self, system: Any, path: str, address: str) -> None:
+    def __init__(self, system: fsspec.AbstractFileSystem, path: str, address: str) -> None:
         self._system = system
         self._path = path.rstrip("/")
         self.address = address
@@ -60,11 +59,11 @@ class RemoteFiles(CheckpointFiles):
     def sizes(self, folder: str) -> dict[str, int]:
         """As in `CheckpointFiles.sizes`."""
 
-        def listed() -> list[dict[str, Any]]:
+        def listed() -> list[dict[str, str | int]]:
             try:
                 # What another process wrote is not in what this one remembers.
                 self._system.invalidate_cache(self._at(folder))
-                found: list[dict[str, Any]] = self._system.ls(self._at(folder), detail=True)
+                found: list[dict[str, str | int]] = self._system.ls(self._at(folder), detail=True)
                 return found
             except FileNotFoundError:
                 return []

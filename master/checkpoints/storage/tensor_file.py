@@ -50,7 +50,7 @@ def parts_of(tensors: Mapping[str, Sequence[Tensor]], note: Mapping[str, str]) -
     Raises:
         TypeError: a dtype that the format does not have.
     """
-    header: dict[str, Any] = {_NOTE: dict(note)}
+    header: dict[str, object] = {_NOTE: dict(note)}
     blocks: list[Tensor] = []
     end = 0
     # The widest first, so that each lies at a multiple of its item's size.

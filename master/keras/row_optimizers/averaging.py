@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.base import SlotSpec
 from elastable.embedding_store.optimizers.registry import register_row_optimizer, row_optimizer
-from elastable.master.keras.row_optimizers.outer_optimizer import OuterRowOptimizer, outer_spec
+from elastable.master.keras.row_optimizers.outer_optimizer import OuterConfig, OuterRowOptimizer, outer_spec
 
 __all__ = ["AveragedRowOptimizer", "keeps_averages", "rows_become_averages", "with_averages"]
 
@@ -82,7 +81,7 @@ class AveragedRowOptimizer(OuterRowOptimizer):
         super().__init__(spec)
         self.slots = (*self.slots, *_SLOTS)
 
-    def _configure(self, config: Mapping[str, Any]) -> None:
+    def _configure(self, config: OuterConfig) -> None:
         self._momentum, self._every = float(config["momentum"]), int(config["overwrite_every"])
         if not 0.0 <= self._momentum <= 1.0 or self._every < 0:
             raise BadSpec(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +12,10 @@ from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec, Unsupported
 from elastable.embedding_store.optimizers.registry import register_row_optimizer
-from elastable.master.keras.row_optimizers.outer_optimizer import OuterRowOptimizer, outer_spec
+from elastable.master.keras.row_optimizers.outer_optimizer import OuterConfig, OuterRowOptimizer, outer_spec
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = ["ConstrainedRowOptimizer", "constrained"]
 
@@ -24,7 +27,7 @@ _SUPPORTED = "NonNeg, and MaxNorm, MinMaxNorm and UnitNorm with axis=1"
 Constrain = Callable[[Float32], Float32]
 
 
-def constrained(layer: str, optimizer: OptimizerSpec, constraint: Any) -> OptimizerSpec:
+def constrained(layer: str, optimizer: OptimizerSpec, constraint: keras.constraints.Constraint | None) -> OptimizerSpec:
     """The optimizer that also keeps `constraint` on the rows it touches.
 
     Unlike Keras, rows without a gradient are left alone, so that a row's
@@ -64,7 +67,7 @@ class ConstrainedRowOptimizer(OuterRowOptimizer):
         super().__init__(spec)
         self.whole_rows = self.whole_rows or self._joins_columns
 
-    def _configure(self, config: Mapping[str, Any]) -> None:
+    def _configure(self, config: OuterConfig) -> None:
         self._constrain = _numpy_constraint(config["constraint"], float(config.get("epsilon", _EPSILON)))
         self._joins_columns = config["constraint"].get("class_name") != "NonNeg"
 
@@ -73,7 +76,7 @@ class ConstrainedRowOptimizer(OuterRowOptimizer):
         weights[batch.weight_positions] = self._constrain(weights[batch.weight_positions])
 
 
-def _numpy_constraint(config: Any, epsilon: float) -> Constrain:
+def _numpy_constraint(config: object, epsilon: float) -> Constrain:
     """float32 `[n, dim]` -> `[n, dim]`, as Keras 3.15 computes it (`keras/src/constraints/constraints.py`)."""
     name = config.get("class_name") if isinstance(config, dict) else None
     values = config.get("config", {}) if isinstance(config, dict) else {}

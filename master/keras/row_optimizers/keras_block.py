@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -26,14 +25,14 @@ __all__ = ["KerasBlockOptimizer", "canonical_config"]
 _BLOCK_ROWS = 1024
 
 
-def canonical_config(optimizer: Any, learning_rate: float, weight_decay: float | None) -> dict[str, Any]:
+def canonical_config(optimizer: keras.Optimizer, learning_rate: float, weight_decay: float | None) -> dict[str, object]:
     """The optimizer's serialised config, as it is run on rows: constant rate, no clipping, averages or counted name.
 
     Raises:
         Unsupported: Keras cannot make the optimizer from its config again.
     """
     kind = type(optimizer).__name__
-    config: dict[str, Any] = keras.saving.serialize_keras_object(optimizer)
+    config: dict[str, dict[str, object]] = keras.saving.serialize_keras_object(optimizer)
     config["config"] |= {
         "name": kind.lower(),
         "learning_rate": learning_rate,
@@ -90,7 +89,7 @@ class KerasBlockOptimizer(RowOptimizer):
                     weights[here], slots[there], part.gradients, part.step, part.rate
                 )
 
-    def _optimizer(self) -> Any:
+    def _optimizer(self) -> keras.Optimizer:
         reason = "it is something else"
         try:
             optimizer = keras.saving.deserialize_keras_object(optimizer_config(self.spec.keras_config), safe_mode=True)
@@ -162,7 +161,7 @@ def _trial() -> tuple[Float32, Float32]:
 class _Block:
     """A Keras optimizer built on one variable of `[rows, dim]`, as one compiled function."""
 
-    def __init__(self, optimizer: Any, rows: int, dim: int) -> None:
+    def __init__(self, optimizer: keras.Optimizer, rows: int, dim: int) -> None:
         # Some optimizers (Muon) go by the name; and weights that differ show slots made from them.
         start = np.linspace(-1.0, 1.0, rows * dim, dtype=np.float32).reshape(rows, dim)
         self._variable = keras.Variable(start, dtype="float32", name="embeddings")
@@ -187,7 +186,9 @@ class _Block:
         arrays = [tensor.numpy()[:count] for tensor in after]
         return arrays[0], np.concatenate([np.empty((count, 0), np.float32), *arrays[1:]], axis=1)
 
-    def _traced(self, weights: Any, gradients: Any, slots: Sequence[Any], step: Any, rate: Any) -> list[Any]:
+    def _traced(
+        self, weights: tf.Tensor, gradients: tf.Tensor, slots: Sequence[tf.Tensor], step: tf.Tensor, rate: tf.Tensor
+    ) -> list[tf.Tensor]:
         self._variable.assign(weights)
         for variable, values in zip(self.slots, slots, strict=True):
             variable.assign(values)

@@ -8,7 +8,6 @@ to be made. So every object within a config is looked at before Keras sees it.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import keras
 
@@ -20,7 +19,7 @@ _KEPT = ("module", "class_name", "config", "registered_name")
 """What `keras.saving.serialize_keras_object` writes, without shapes to build by."""
 
 
-def optimizer_config(text: str) -> dict[str, Any]:
+def optimizer_config(text: str) -> dict[str, object]:
     """The config of an optimizer, with nothing in it that is not one or a schedule.
 
     Args:
@@ -37,12 +36,12 @@ def optimizer_config(text: str) -> dict[str, Any]:
     return _allowed(config, 0)
 
 
-def _allowed(config: dict[str, Any], depth: int) -> dict[str, Any]:
+def _allowed(config: dict[str, object], depth: int) -> dict[str, object]:
     _class_of(config)
     return {key: _looked_at(config[key], depth + 1) for key in _KEPT if key in config}
 
 
-def _looked_at(value: Any, depth: int) -> Any:
+def _looked_at(value: object, depth: int) -> object:
     if depth > _DEEPEST:
         raise ValueError(f"it is nested more than {_DEEPEST} deep")
     if isinstance(value, dict):
@@ -54,11 +53,11 @@ def _looked_at(value: Any, depth: int) -> Any:
     return value
 
 
-def _class_of(config: dict[str, Any]) -> type:
+def _class_of(config: dict[str, object]) -> type:
     """The class that a config names; one of Keras' own, or one that was registered in this process."""
     name, module, registered = (config.get(key) for key in ("class_name", "module", "registered_name"))
     kinds = (keras.optimizers.Optimizer, keras.optimizers.schedules.LearningRateSchedule)
-    found: Any = None
+    found: object = None
     if isinstance(name, str) and module in ("keras.optimizers", "keras.optimizers.schedules"):
         found = getattr(keras.optimizers.schedules if module.endswith("schedules") else keras.optimizers, name, None)
     if found is None and isinstance(registered, str):

@@ -12,10 +12,13 @@ from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.optimizers.registry import row_optimizer
 
-__all__ = ["OuterRowOptimizer", "outer_spec"]
+OuterConfig = Mapping[str, Any]
+"""What `outer_spec` was given, as parsed JSON."""
+
+__all__ = ["OuterConfig", "OuterRowOptimizer", "outer_spec"]
 
 
-def outer_spec(name: str, inner: OptimizerSpec, config: Mapping[str, Any]) -> OptimizerSpec:
+def outer_spec(name: str, inner: OptimizerSpec, config: Mapping[str, object]) -> OptimizerSpec:
     """The spec of an outer optimizer.
 
     Args:
@@ -54,7 +57,7 @@ class OuterRowOptimizer(RowOptimizer):
         self.default_learning_rate = self._inner.default_learning_rate
 
     @abstractmethod
-    def _configure(self, config: Mapping[str, Any]) -> None:
+    def _configure(self, config: OuterConfig) -> None:
         """Reads what `outer_spec` was given; raises `BadSpec`, `KeyError`, `TypeError` or `ValueError`."""
 
     @property
