@@ -20,6 +20,7 @@ from benchmarks.peers import contender, rounds, workloads
 from benchmarks.peers.contender import Contender, ContenderFailed
 from benchmarks.peers.environments import OURS, PEERS, Environment
 from benchmarks.peers.races import PEER_ABSENT, Pairing, Race, Runner, redis_races, run, table_races
+from tests.waiting import until
 
 SIDE = "tests.benchmarks.sides"
 
@@ -88,10 +89,8 @@ def test_a_stopped_side_does_not_outlive_a_harness_that_is_killed(tmp_path: Path
         assert harness.stdout is not None
         side_id = int(harness.stdout.readline())
         harness.kill()
-    end = time.monotonic() + 20
-    while (status := Path(f"/proc/{side_id}/stat")).exists() and "Z" not in status.read_text().rpartition(")")[2]:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    status = Path(f"/proc/{side_id}/stat")
+    until(lambda: not status.exists() or "Z" in status.read_text().rpartition(")")[2])
 
 
 def test_answers_are_one_line_each() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -33,11 +32,11 @@ from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.tables.lookup_request import Bags
 from tests.contracts.store_membership import made
 from tests.contracts.store_samples import JOIN_S, commit, dynamic, fixed, int64, rows_by_id, update
+from tests.waiting import until
 
 CITIES = fixed(optimizer=OptimizerSpec.of("adagrad", learning_rate=0.1))
 PEOPLE = dynamic(optimizer=OptimizerSpec.of("adam", learning_rate=0.01))
 PLACES, FOLK = np.arange(100), np.arange(-60, 60) * 10**15
-_WAIT_S = 30.0
 
 
 def read(source: Snapshot, version: int | None = None) -> dict[str, bytes]:
@@ -256,9 +255,7 @@ class PinContract:
         kept = store.pin(lease_s=5)
         kept.renew(60)
         left = store.pin(lease_s=0.05)
-        end = time.monotonic() + _WAIT_S
-        while len(store.pins()) > 1 and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: len(store.pins()) == 1)
         (told,) = store.pins()
         assert told.lease_left_s > 5
         with pytest.raises(StaleVersion, match=r"version 2.*lease of 0\.05 s"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -12,16 +11,10 @@ from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.engine.pins.pin_keeper import PinKeeper
 from elastable.embedding_store.errors import Unavailable
-from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, update
+from tests.contracts.store_samples import commit, fixed, int64, update
+from tests.waiting import until
 
 LEASE_S = 1.0
-
-
-def until(true: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + JOIN_S
-    while not true():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 def filled() -> MemoryStore:

@@ -23,6 +23,7 @@ from elastable.embedding_store.wire.service import pin_service
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import commit, int64, rows_by_id, update
 from tests.embedding_store.wire.test_remote_store import losing
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -157,10 +158,7 @@ def test_what_a_killed_client_held_is_freed_after_its_lease(held: ExitStack) -> 
     finally:
         client.kill()
         client.join(30)
-    end = time.monotonic() + _WAIT_S
-    while store.pins() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert store.pins() == ()
+    until(lambda: not store.pins())
     with pytest.raises(StaleVersion, match="lease of 3 s"):
         store.lookup({"t": int64(1)}, 1)
     assert not store._tables["t"].versions

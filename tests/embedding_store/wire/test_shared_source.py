@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -36,6 +35,7 @@ from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, update
+from tests.waiting import until
 
 
 class ReadAttached(SharedMemoryStore):
@@ -207,9 +207,7 @@ def test_a_store_that_is_closed_gives_its_memory_back_and_another_is_attached(he
         source.close()
         source.close()
     del first, second, store, server
-    give_up = time.monotonic() + 60
-    while mapped() > before and time.monotonic() < give_up:  # threads of gRPC let go of what they served when they end
-        time.sleep(0.01)
+    until(lambda: mapped() <= before)  # threads of gRPC let go of what they served when they end
     assert mapped() == before
 
 

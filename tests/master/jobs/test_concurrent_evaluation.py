@@ -12,7 +12,8 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import StaleVersion
 from elastable.master.api import DenseSnapshot
 from elastable.master.jobs.concurrent_evaluation import ConcurrentEvaluation
-from tests.contracts.store_samples import JOIN_S, commit, fixed, int64, update
+from tests.contracts.store_samples import commit, fixed, int64, update
+from tests.waiting import until
 
 SNAPSHOT = DenseSnapshot(0, (np.ones(2, np.float32),), ())
 
@@ -39,10 +40,7 @@ def test_one_whose_version_is_gone_is_given_up_by_name(caplog: pytest.LogCapture
         store.create_table(fixed())
         evaluation = ConcurrentEvaluation(SNAPSHOT, store.pin(), renew_every_s=0.01)
         commit(store, {"cities": update(np.arange(90), 4)})  # more than the store keeps before-images of
-        give_up = time.monotonic() + JOIN_S
-        while evaluation.stands():
-            assert time.monotonic() < give_up
-            time.sleep(0.01)
+        until(lambda: not evaluation.stands())
         evaluation.end()
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("the evaluation of version 0 is given up: the pin of version 0 is gone")

@@ -55,6 +55,7 @@ from elastable.master.wire.master_service import master_service
 from elastable.master.wire.worker_identities import SESSION_KEY
 from tests.certificates import Authority
 from tests.master.wire.joined_worker import join_and_say_so
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -139,14 +140,6 @@ def server(scripted: Scripted) -> Iterator[GrpcServer]:
 def client(server: GrpcServer) -> Iterator[MasterClient]:
     with MasterClient(server.address, deadline_s=60) as client:
         yield client
-
-
-def eventually(told: Callable[[], bool]) -> None:
-    """Waits until something is so that another thread makes so."""
-    end = time.monotonic() + 30
-    while not told():
-        assert time.monotonic() < end, "it did not come to pass within 30 s"
-        time.sleep(0.01)
 
 
 def test_every_call_is_handed_on_and_its_answer_back(client: MasterClient, scripted: Scripted) -> None:
@@ -243,10 +236,10 @@ def test_a_session_tells_the_job_its_versions_and_its_end(client: MasterClient, 
     assert scripted.asked == [("join", WorkerIdentity("w", "host", 17))]
     assert session.job == JOB
     assert session.alive()
-    eventually(lambda: session.version == 3)
+    until(lambda: session.version == 3)
     assert session.finished == ""
     scripted.state = "finished"
-    eventually(lambda: session.finished == "the job finished at version 3 of 9")
+    until(lambda: session.finished == "the job finished at version 3 of 9")
     assert session.alive(), "the worker leaves, it is not sent away"
     session.close()
     session.close()
@@ -272,14 +265,14 @@ def test_a_store_that_fails_for_a_while_ends_no_session(client: MasterClient, sc
     scripted.error = Unavailable("redis is gone")
     time.sleep(0.7)  # longer than a look
     scripted.error = None
-    eventually(lambda: session.version == 3)
+    until(lambda: session.version == 3)
     assert session.alive()
 
 
 def test_a_server_that_stops_ends_its_sessions(server: GrpcServer, client: MasterClient, scripted: Scripted) -> None:
     session = client.join(WorkerIdentity("w"))
     server.stop(grace_s=20)
-    eventually(lambda: not session.alive())
+    until(lambda: not session.alive())
     scripted.await_open("w", 0)
 
 
@@ -300,7 +293,7 @@ def test_calls_are_repeated_until_the_master_is_back(scripted: Scripted) -> None
     with GrpcServer("127.0.0.1:0", [master_service(scripted)]) as first:
         client = MasterClient(first.address, deadline_s=60)
         session = client.join(WorkerIdentity("w"))
-    eventually(lambda: not session.alive())
+    until(lambda: not session.alive())
     again: list[GrpcServer] = []
     starter = threading.Timer(0.4, lambda: again.append(GrpcServer(first.address, [master_service(scripted)])))
     starter.start()

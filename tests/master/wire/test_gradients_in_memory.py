@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from elastable.master.wire.bulk_messages import push_frames, push_from_frames
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
 from tests.master.wire.test_client import Scripted
+from tests.waiting import until
 
 WAIT_S = 30
 
@@ -55,13 +56,6 @@ def same(found: Push, wanted: Push) -> None:
     for mine, other in pairs:
         assert mine.dtype == other.dtype
         np.testing.assert_array_equal(mine, other)
-
-
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -139,22 +133,32 @@ def test_an_outbox_is_forgotten_with_its_sender(store: SharedMemoryStore) -> Non
         SharedChannels().read(SharedMessage(1, 1), plan)
 
 
+def open_descriptors(of: Sequence[int]) -> int:
+    """How many descriptors of this process show what one of these shows. (Other threads open and close theirs.)"""
+    files = {os.fstat(descriptor)[1:3] for descriptor in of}
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it has been closed since
+            found += os.fstat(int(name))[1:3] in files
+    return found
+
+
 def test_memory_that_can_shrink_is_not_taken(store: SharedMemoryStore, tmp_path: Path) -> None:
     unsealed = os.memfd_create("elastable-test", os.MFD_ALLOW_SEALING)
     os.truncate(unsealed, 1 << 20)
     short = os.memfd_create("elastable-test", os.MFD_ALLOW_SEALING)
     fcntl.fcntl(short, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     file = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    count = len(os.listdir("/proc/self/fd"))
-    for descriptor in (unsealed, short, file):
+    ours = (unsealed, short, file)
+    for descriptor in ours:
         with connected(store.attachments.name) as connection:
             socket.send_fds(connection, [store.attachments.token + CHANNEL], [descriptor])
             assert connection.recv(100) == b""
     with connected(store.attachments.name) as connection:  # who does not know the token hands nothing over
         socket.send_fds(connection, [bytes(len(store.attachments.token)) + CHANNEL], [unsealed])
         assert connection.recv(100) == b""
-    until(lambda: len(os.listdir("/proc/self/fd")) <= count)
-    for descriptor in (unsealed, short, file):
+    until(lambda: open_descriptors(ours) == len(ours))
+    for descriptor in ours:
         os.close(descriptor)
 
 

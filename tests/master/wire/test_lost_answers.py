@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -23,6 +23,7 @@ from elastable.master.master_options import MasterOptions
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
 from tests.losing_proxy import LosingProxy, losing_proxy
+from tests.waiting import until
 
 #: So long that a test that waits for a lease to end does not end in time.
 LEASE_S = 3_600.0
@@ -65,13 +66,6 @@ def proxy(served: Served) -> Iterator[LosingProxy]:
         yield proxy
 
 
-def eventually(told: Callable[[], bool], limit_s: float = 30.0) -> None:
-    end = time.monotonic() + limit_s
-    while not told():
-        assert time.monotonic() < end, f"it did not come to pass within {limit_s} s"
-        time.sleep(0.01)
-
-
 def push_of(version: int, micro_batch: int) -> Push:
     records = np.arange(2 * micro_batch, 2 * micro_batch + 2)
     return Push(
@@ -87,7 +81,7 @@ def test_a_lease_whose_answer_was_lost_is_given_again_at_once(served: Served, pr
         client.join(identity)
         proxy.lose_answers()
         asked = beside.submit(client.lease_tasks, "w", 3, 0.0, ())
-        eventually(lambda: served.leases() == 3)
+        until(lambda: served.leases() == 3)
         assert proxy.hang_up_on_clients() >= 1
         lease = asked.result(timeout=60)
         assert [task.micro_batch for task in lease.tasks] == [0, 1, 2]
@@ -105,7 +99,7 @@ def test_a_push_whose_answer_was_lost_counts_once(served: Served, proxy: LosingP
             assert client.report_gradient(push_of(version, 2 * version)).outcome is PushOutcome.ACCEPTED
             proxy.lose_answers()
             asked = beside.submit(client.report_gradient, push_of(version, 2 * version + 1))
-            eventually(lambda: served.store.version() > version)  # noqa: B023 - it is waited for here
+            until(lambda: served.store.version() > version)  # noqa: B023 - it is waited for here
             proxy.hang_up_on_clients()
             assert asked.result(timeout=60).outcome is PushOutcome.STALE
         rows = served.store.lookup({"seen": np.arange(16)})["seen"]
@@ -130,13 +124,13 @@ def test_a_session_that_is_half_open_ends_on_both_sides(
         with MasterClient(f"127.0.0.1:{proxy.port}", 60) as client:
             session = client.join(WorkerIdentity("w"))
             client.lease_tasks("w", 3, 0.0, ())
-            eventually(lambda: served.leases() == 3)
+            until(lambda: served.leases() == 3)
             time.sleep(4 * alive / 1000)
             assert session.alive(), "a session that is only silent lasts"
             assert len(served.master.status().workers) == 1
             proxy.lose_everything()
-            eventually(lambda: not session.alive())
-            eventually(lambda: not served.master.status().workers)
+            until(lambda: not session.alive())
+            until(lambda: not served.master.status().workers)
             # The worker goes on over another connection.
             again = client.join(WorkerIdentity("w"))
             assert len(client.lease_tasks("w", 3, 0.0, ()).tasks) == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +20,7 @@ from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.embedding_store.tiers.redis.registry import PinEntry, Registry
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
 from tests.embedding_store.dying_writer import Died, dying_after
+from tests.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -93,8 +93,7 @@ def test_what_no_pin_needs_is_dropped(redis_url: str, client: redis.Redis) -> No
 def test_a_pin_of_a_dead_reader_ends_with_its_lease(redis_url: str, client: redis.Redis) -> None:
     with prepared(redis_url) as store:
         store.pin(lease_s=0.05)
-        while store.pins():
-            time.sleep(0.01)
+        until(lambda: not store.pins())
         store.commit(commit_of(2))
         assert client.hlen("{elastable}:pins") == 0
         with pytest.raises(StaleVersion, match="no version is pinned"):
