@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from elastable.commands.checkpoint import checkpoint
+from elastable.commands.inspect import lookup, status
 from elastable.commands.job import master, train
 from elastable.commands.kg import kg
-from elastable.commands.look import lookup, status
+from elastable.commands.model import evaluate, export, predict
 from elastable.commands.plan import plan
 from elastable.commands.replicas import REPLICAS_SETTINGS, replicas
 from elastable.commands.serve import serve
-from elastable.commands.use import evaluate, export, predict
-from elastable.commands.work import worker
+from elastable.commands.worker import worker
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.support.extras import not_installed
 from elastable.embedding_store.wire.channels.credentials import ENVIRONMENT

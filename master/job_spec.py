@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 from elastable.embedding_store.errors import BadSpec
 
-__all__ = ["JobSpec"]
+__all__ = ["KNOWN_VALUES", "JobSpec"]
 
-_KNOWN = {
+KNOWN_VALUES = {
     "mode": ("sync", "async"),
     "average": ("mean", "records", "batches", "sum"),
     "not_finite": ("refuse", "skip"),
@@ -98,7 +98,7 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on_worker", tuple(self.on_worker))
-        for name, known in _KNOWN.items():
+        for name, known in KNOWN_VALUES.items():
             if getattr(self, name) not in known:
                 raise BadSpec(f"job {name} {getattr(self, name)!r}: use {' or '.join(known)}")
         for name, (mode, reason) in _OF_ONE_MODE.items():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from elastable.commands.command_line import AS_JSON, takes
+from elastable.commands.model import CHECKPOINT
 from elastable.commands.plan import readable_size
+from elastable.embedding_store.contract.spec import WEIGHT_DTYPES
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store
+from elastable.embedding_store.option import Option, required, setting
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.comparing import TableDifference, TensorDifference, compare_dense, compare_tables
@@ -26,32 +30,42 @@ checkpoint = typer.Typer(
     name="checkpoint", help="List, check, restore and compare checkpoints.", no_args_is_help=True, add_completion=False
 )
 
-Place = Annotated[str, typer.Argument(metavar="CKPT", help="A checkpoint, or a directory of them (the newest).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_ONE = replace(CHECKPOINT, metavar="CKPT", positional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _ListOptions:
+    directory: str = required(Option("Directory of checkpoints, a path or a URL.", metavar="DIR", positional=True))
+    verify: bool = setting(False, Option("Read every file and compare its checksum."))
+    as_json: bool = setting(False, AS_JSON)
 
 
 @checkpoint.command("list")
-def list_all(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="Where checkpoints lie: a path or a URL.")],
-    verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its checksum.")] = False,
-    as_json: AsJson = False,
-) -> None:
+@takes(_ListOptions)
+def list_all(options: _ListOptions) -> None:
     """Show the checkpoints of a directory: version, time, kind, size, rows, whole or damaged."""
-    found = list_checkpoints(directory, verify)
-    if as_json:
+    found = list_checkpoints(options.directory, options.verify)
+    if options.as_json:
         typer.echo(json.dumps([_as_json(listed) for listed in found], indent=2))
         return
-    shown = Table("checkpoint", "version", "written", "kind", "size", "rows", "state", title=escape(directory))
+    shown = Table("checkpoint", "version", "written", "kind", "size", "rows", "state", title=escape(options.directory))
     for listed in found:
         shown.add_row(*_cells(listed))
     _console().print(shown)
 
 
+@dataclass(frozen=True, slots=True)
+class _OneCheckpoint:
+    checkpoint: str = required(_ONE)
+    as_json: bool = setting(False, AS_JSON)
+
+
 @checkpoint.command()
-def show(place: Place, as_json: AsJson = False) -> None:
+@takes(_OneCheckpoint)
+def show(options: _OneCheckpoint) -> None:
     """Show what a checkpoint holds: its job, its tables, what it builds upon."""
-    found = open_checkpoint(place)
-    if as_json:
+    found = open_checkpoint(options.checkpoint)
+    if options.as_json:
         typer.echo(json.dumps({**_as_json(ListedCheckpoint(found.address, found)), **_details(found)}, indent=2))
         return
     console, manifest, progress = _console(), found.manifest, found.progress()
@@ -73,36 +87,39 @@ def show(place: Place, as_json: AsJson = False) -> None:
 
 
 @checkpoint.command()
-def verify(place: Place, as_json: AsJson = False) -> None:
+@takes(_OneCheckpoint)
+def verify(options: _OneCheckpoint) -> None:
     """Read every file of a checkpoint, and of what it builds upon; damage is named, with exit code 8."""
-    found = open_checkpoint(place)
+    found = open_checkpoint(options.checkpoint)
     found.verify()
     files = sum(len(one.manifest.files) for one in found.chain())
-    told = {"checkpoint": found.address, "version": found.version, "files": files, "whole": True}
-    typer.echo(json.dumps(told) if as_json else f"{found.address}: {files} files, whole")
+    verified = {"checkpoint": found.address, "version": found.version, "files": files, "whole": True}
+    typer.echo(json.dumps(verified) if options.as_json else f"{found.address}: {files} files, whole")
+
+
+@dataclass(frozen=True, slots=True)
+class _RestoreOptions:
+    checkpoint: str = required(_ONE)
+    store: str = required(Option("The store to create the tables in.", metavar="URL"))
+    tables: tuple[str, ...] = setting((), Option("Only these tables.", metavar="A,B", unset="all"))
+    dtype: str | None = setting(None, Option("Type of the restored rows.", choices=WEIGHT_DTYPES, unset="unchanged"))
+    overwrite: bool = setting(False, Option("Drop the tables that the store holds."))
+
+    def __post_init__(self) -> None:
+        if self.store == "memory":
+            raise BadInput("--store memory: its rows would be lost when this command ends; name a store that lasts")
 
 
 @checkpoint.command()
-def restore(
-    place: Place,
-    store: Annotated[str, typer.Option("--store", metavar="URL", help="Where the tables are made.")],
-    tables: Annotated[
-        str | None, typer.Option("--tables", metavar="A,B", help="Only these tables \\[default: all].")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="float32, float16, bfloat16 or int8 \\[default: unchanged].")
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Drop the tables that the store holds.")] = False,
-) -> None:
-    """Make the tables of a checkpoint in a store, also of another kind, with other shards, in another dtype."""
-    found = open_checkpoint(place)
-    names = require_tables(found, None if tables is None else [name.strip() for name in tables.split(",")])
-    if store == "memory":
-        raise BadInput("--store memory: its rows would be gone when this command ends; name a store that lasts")
-    with open_store(store) as target:
-        _claim(target, store, found, overwrite)
-        restored = restore_tables(found, target, tables=names, dtype=dtype)
-    typer.echo(json.dumps({"store": redacted(store), "version": found.version, "rows": restored}))
+@takes(_RestoreOptions)
+def restore(options: _RestoreOptions) -> None:
+    """Restore the tables of a checkpoint to a store, also of another kind, with other shards, in another dtype."""
+    found = open_checkpoint(options.checkpoint)
+    names = require_tables(found, options.tables or None)
+    with open_store(options.store) as target:
+        _claim(target, options.store, found, options.overwrite)
+        restored = restore_tables(found, target, tables=names, dtype=options.dtype)
+    typer.echo(json.dumps({"store": redacted(options.store), "version": found.version, "rows": restored}))
 
 
 def _claim(target: EmbeddingStore, url: str, found: Checkpoint, overwrite: bool) -> None:
@@ -127,17 +144,21 @@ def _claim(target: EmbeddingStore, url: str, found: Checkpoint, overwrite: bool)
     target.reset_version(0)
 
 
+@dataclass(frozen=True, slots=True)
+class _DiffOptions:
+    first: str = required(replace(_ONE, metavar="A"))
+    second: str = required(replace(_ONE, metavar="B"))
+    as_json: bool = setting(False, AS_JSON)
+
+
 @checkpoint.command()
-def diff(
-    first: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
-    as_json: AsJson = False,
-) -> None:
+@takes(_DiffOptions)
+def diff(options: _DiffOptions) -> None:
     """Show which tables, rows and dense tensors of two checkpoints differ, and by how much; exit code 1 if any do."""
-    ours, theirs = open_checkpoint(first), open_checkpoint(second)
+    ours, theirs = open_checkpoint(options.first), open_checkpoint(options.second)
     tables, dense = compare_tables(ours, theirs), compare_dense(ours, theirs)
     same = not dense and all(table.same for table in tables)
-    if as_json:
+    if options.as_json:
         typer.echo(json.dumps(_difference(ours, theirs, tables, dense, same), indent=2))
     else:
         _show_difference(ours, theirs, tables, dense)
@@ -170,7 +191,7 @@ def _show_difference(
 
 def _difference(
     ours: Checkpoint, theirs: Checkpoint, tables: list[TableDifference], dense: list[TensorDifference], same: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {
         "first": {"checkpoint": ours.address, "version": ours.version},
         "second": {"checkpoint": theirs.address, "version": theirs.version},
@@ -196,7 +217,7 @@ def _cells(listed: ListedCheckpoint) -> tuple[str, ...]:
     return name, f"{manifest.version:,}", manifest.written or "unknown", manifest.kind, size, rows, "whole"
 
 
-def _as_json(listed: ListedCheckpoint) -> dict[str, Any]:
+def _as_json(listed: ListedCheckpoint) -> dict[str, object]:
     if listed.checkpoint is None:
         return {"checkpoint": listed.address, "whole": False, "damage": listed.damage}
     manifest = listed.checkpoint.manifest
@@ -212,7 +233,7 @@ def _as_json(listed: ListedCheckpoint) -> dict[str, Any]:
     }
 
 
-def _details(found: Checkpoint) -> dict[str, Any]:
+def _details(found: Checkpoint) -> dict[str, object]:
     progress = found.progress()
     return {
         "job": dict(found.job),

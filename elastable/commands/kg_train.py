@@ -24,13 +24,13 @@ from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
 from elastable.replicas.knowledge_graphs.training.graph_run import GraphRun, train_graph
 from elastable.replicas.processes.world import replica_group, started_by_mpi
 
-__all__ = ["run_graph", "to_go_on"]
+__all__ = ["newest_checkpoint_of", "run_graph"]
 
 _DEADLINE_S = 600.0  # a worker waits while another one evaluates, or writes a checkpoint
 _SHOWN = ("mrr", "hits@1", "hits@3", "hits@10", "mean_rank")
 
 
-def to_go_on(run: Path) -> GraphCheckpoint:
+def newest_checkpoint_of(run: Path) -> GraphCheckpoint:
     """The newest checkpoint of a run directory.
 
     Raises:

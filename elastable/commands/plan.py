@@ -3,44 +3,50 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from elastable.commands.command_line import AS_JSON, takes
 from elastable.embedding_store.composite.placement.locations import Placement, plan_tables
+from elastable.embedding_store.option import Option, required, setting
+from elastable.jobs.options import MODEL_FILE, OFFLOAD_ABOVE
 from elastable.models.table_places import locations_of
 from elastable.process.quiet import import_tensorflow
+
+if TYPE_CHECKING:
+    import keras
 
 __all__ = ["plan", "readable_size"]
 
 
-def plan(
-    model_file: Annotated[Path, typer.Argument(metavar="MODEL.py", help="Defines model() and data(split).")],
-    locations: Annotated[
-        Path | None,
-        typer.Option("--locations", metavar="FILE.toml", help="Location settings \\[default: all in --store]."),
-    ] = None,
-    store: Annotated[str, typer.Option("--store", help="The store of tables that have no other place.")] = "memory",
-    offload_above: Annotated[
-        int, typer.Option("--offload-embeddings-above", min=0, metavar="ELEMENTS", help="As for elastable train.")
-    ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _PlanOptions:
+    model_file: Path = required(MODEL_FILE)
+    locations: Path | None = setting(None, Option("Location settings.", metavar="FILE.toml", unset="all in --store"))
+    store: str = setting("memory", Option("The store of tables that have no other location.", metavar="URL"))
+    offload_above: int = setting(0, replace(OFFLOAD_ABOVE, group=None))
+    as_json: bool = setting(False, AS_JSON)
+
+
+@takes(_PlanOptions)
+def plan(options: _PlanOptions) -> None:
     """Show where the tensors of a model would live, with sizes and reasons; nothing is created."""
     import_tensorflow()
     from elastable.jobs.prepare import tables_of
 
-    model, tables = tables_of(model_file, offload_above)
-    placements = plan_tables(tables, locations_of(locations, store).settings)
+    model, tables = tables_of(options.model_file, options.offload_above)
+    placements = plan_tables(tables, locations_of(options.locations, options.store).settings)
     dense = [(variable.path, tuple(variable.shape), _bytes(variable)) for variable in model.weights]
-    if as_json:
+    if options.as_json:
         typer.echo(json.dumps(_as_json(placements, dense), indent=2))
         return
     shown = Table(
-        "table", "tensor", "shape", "elements", "size", "location", "reason", title=f"plan of {model_file.name}"
+        "table", "tensor", "shape", "elements", "size", "location", "reason", title=f"plan of {options.model_file.name}"
     )
     for line in placements:
         rows = "any id" if line.rows is None else f"{line.rows:,}"
@@ -58,7 +64,7 @@ def plan(
     )
 
 
-def _as_json(placements: tuple[Placement, ...], dense: list[tuple[str, tuple[int, ...], int]]) -> dict[str, Any]:
+def _as_json(placements: tuple[Placement, ...], dense: list[tuple[str, tuple[int, ...], int]]) -> dict[str, object]:
     return {
         "tables": [
             {
@@ -78,7 +84,7 @@ def _as_json(placements: tuple[Placement, ...], dense: list[tuple[str, tuple[int
     }
 
 
-def _bytes(variable: Any) -> int:
+def _bytes(variable: keras.Variable) -> int:
     return int(variable.value.dtype.size * variable.value.shape.num_elements())
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
 
-import typer
-
-from elastable.embedding_store.errors import BadInput
+from elastable.commands.command_line import takes
+from elastable.embedding_store.option import Option, required, setting
 
 __all__ = ["REPLICAS_SETTINGS", "replicas"]
 
@@ -14,33 +13,35 @@ REPLICAS_SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": 
 """Of click: what follows the program is the program's."""
 
 
-def replicas(
-    words: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PROGRAM [ARGS]...", help="A Python file, -m MODULE, or elastable COMMAND; with its arguments."
+@dataclass(frozen=True, slots=True)
+class _ReplicaOptions:
+    words: tuple[str, ...] = required(
+        Option(
+            "A Python file, -m MODULE, or elastable COMMAND; with its arguments.",
+            metavar="PROGRAM [ARGS]...", positional=True,
+        )
+    )  # fmt: skip
+    count: int = required(Option("Number of processes.", flags=("-n",), at_least=1))
+    deadline_s: float = setting(
+        60.0,
+        Option(
+            "Seconds before a process that others wait for counts as failed.",
+            flags=("--deadline",), above=0, metavar="SECONDS",
         ),
-    ],
-    count: Annotated[int, typer.Option("-n", min=1, help="How many processes.")],
-    deadline: Annotated[
-        float,
-        typer.Option(
-            "--deadline", metavar="SECONDS", help="Time after which a process that others wait for counts as failed."
+    )  # fmt: skip
+    hosts: str | None = setting(None, Option("Hosts to run on, by ssh.", metavar="HOST[:COUNT],...", unset="this one"))
+    grace_s: float = setting(
+        5.0,
+        Option(
+            "Seconds for the others to end after one has failed.", flags=("--grace",), at_least=0, metavar="SECONDS"
         ),
-    ] = 60.0,
-    hosts: Annotated[
-        str | None,
-        typer.Option("--hosts", metavar="HOST[:COUNT],...", help="Hosts to run on, by ssh \\[default: this one]."),
-    ] = None,
-    grace: Annotated[
-        float,
-        typer.Option("--grace", metavar="SECONDS", help="Time for the others to end after one has failed."),
-    ] = 5.0,
-) -> None:
+    )
+
+
+@takes(_ReplicaOptions)
+def replicas(options: _ReplicaOptions) -> None:
     """Run a program in several processes; et.replica_group() joins them. All end when one fails."""
     from elastable.launch.launch import Launch
     from elastable.launch.program import Program
 
-    if not deadline > 0 or not grace >= 0:
-        raise BadInput(f"--deadline {deadline:g} --grace {grace:g}: seconds, above 0 and at least 0")
-    Launch(count, Program.of(words), deadline, hosts, grace).run()
+    Launch(options.count, Program.of(options.words), options.deadline_s, options.hosts, options.grace_s).run()

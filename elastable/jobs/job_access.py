@@ -37,12 +37,11 @@ class JobAccess:
     environment: Mapping[str, str]
 
     @classmethod
-    def of(cls, options: JobOptions, local_workers: int, given: Credentials | None = None) -> Self:
+    def of(cls, options: JobOptions, given: Credentials | None = None) -> Self:
         """For a job that is about to begin.
 
         Args:
             options: Of the job.
-            local_workers: How many workers the command starts.
             given: Credentials; None: those of the environment.
 
         Raises:
@@ -50,9 +49,9 @@ class JobAccess:
         """
         credentials, where = given or Credentials.from_environment(), Address.parse(options.listen)
         credentials.for_server(where, options.insecure)
-        if local_workers:
+        if options.local_workers:
             credentials.for_client(where.for_this_host())
-        if not local_workers or not _may_have_own(credentials, where, options.store):
+        if not options.local_workers or not _may_have_own(credentials, where, options.store):
             return cls(credentials, None, {})
         without = dict.fromkeys(_OTHER_TOKENS, "")
         if credentials.worker_token is not None:

@@ -12,6 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from elastable.embedding_store.errors import JobFailed
+from elastable.embedding_store.option import command_words
+from elastable.jobs.options import WorkerOptions
 from elastable.process.exit_codes import error_of
 
 __all__ = ["LocalWorkers"]
@@ -20,31 +22,28 @@ _STOP_WAIT_S = 20.0
 
 
 class LocalWorkers:
-    """`count` processes of `elastable worker`, each with a log file of its own.
+    """Processes of `elastable worker`, each with its own log file.
 
-    They run in sessions of their own, so that Ctrl-C reaches the master alone,
-    which then ends the job for all. `environment`: variables in which theirs differs from this process' own.
+    They run in their own sessions, so that Ctrl-C reaches the master alone, which then ends the job for all.
+
+    Args:
+        count: Number of processes.
+        options: Of each.
+        logs: Directory for the log files.
+        environment: Variables in which their environment differs from this process'.
     """
 
     def __init__(
-        self,
-        count: int,
-        master_address: str,
-        model: str | Path,
-        logs: Path,
-        deadline_s: float,
-        transport: str = "auto",
-        environment: Mapping[str, str] | None = None,
+        self, count: int, options: WorkerOptions, logs: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         self._logs = [logs / f"worker-{number}.log" for number in range(count)]
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._said: set[int] = set()
-        command = [sys.executable, "-m", "elastable", "worker", str(model), "--master", master_address]
+        self._reported: set[int] = set()
         for log in self._logs:
             with log.open("wb") as output:
                 self._processes.append(
                     subprocess.Popen(
-                        [*command, "--deadline", str(deadline_s), "--transport", transport],
+                        [sys.executable, "-m", "elastable", "worker", *command_words(options)],
                         stdout=output,
                         stderr=subprocess.STDOUT,
                         stdin=subprocess.DEVNULL,
@@ -71,8 +70,8 @@ class LocalWorkers:
         lines = []
         for number, process in enumerate(self._processes):
             code = process.poll()
-            if code is not None and code != 0 and number not in self._said:
-                self._said.add(number)
+            if code is not None and code != 0 and number not in self._reported:
+                self._reported.add(number)
                 lines.append(
                     f"worker {number} (pid {process.pid}) ended with exit code {code}; see {self._logs[number]}"
                 )

@@ -1,122 +1,254 @@
-"""Everything that a person can set about a job, validated together."""
+"""The settings of the commands that train and serve: help, default, bounds and name of each, defined once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.option import Option, check_options, required, setting
+from elastable.master.job_spec import KNOWN_VALUES
 
-__all__ = ["TRANSPORTS", "JobOptions", "require_transport"]
+__all__ = ["MODEL_FILE", "OFFLOAD_ABOVE", "JobOptions", "ServerOptions", "TrainOptions", "WorkerOptions"]
 
-TRANSPORTS = ("auto", "grpc", "shared")
-"""From shared memory where that is possible; over gRPC; from shared memory or not at all."""
+MODEL_FILE = Option("Model file: defines model() and data(split).", metavar="MODEL.py", positional=True)
+
+_job = partial(Option, group="The job")
+_model = partial(Option, group="Data and model")
+_store = partial(Option, group="Store and locations")
+_saving = partial(Option, group="Checkpoints and output")
+_workers = partial(Option, group="Slow workers")
+_network = partial(Option, group="Network")
+
+OFFLOAD_ABOVE = _model(
+    "Move each plain keras.layers.Embedding of more elements to the store; 0: none.",
+    flags=("--offload-embeddings-above",), at_least=0, metavar="ELEMENTS",
+)  # fmt: skip
+_STORE_URL = _store(
+    "memory, file:///folder, or redis://[user:pass@]host:port (rediss:// for TLS); docs/tiers.md says more.",
+    metavar="URL",
+)
+_LISTEN = _network("Address to listen on; port 0 takes a free one.", metavar="HOST:PORT")
+_INSECURE = _network(
+    "Listen beyond this host without TLS or a token: whoever reaches the port may use everything it serves."
+)
+_TRANSPORT = _network(
+    "How processes on this host read rows: auto takes the server's shared memory where that is possible, else gRPC.",
+    choices=("auto", "grpc", "shared"),
+)
+_NOT_FINITE = _job("What to do with gradients that hold NaN or Inf.", choices=KNOWN_VALUES["not_finite"])
+
+
+def _deadline(meaning: str) -> Option:
+    return _network(meaning, flags=("--deadline",), above=0, metavar="SECONDS")
 
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """Settings of `elastable train` and `elastable master`.
+    """Settings of `elastable master`, and of a job that is prepared in this process.
 
-    Attributes:
-        model_file: The model file.
-        store: "memory" or redis://host:port.
-        mode: "sync" or "async".
-        grads_to_wait: Micro-batches that make one version; None: as the optimizer's gradient_accumulation_steps says,
-            else `grads_to_wait_else`.
-        grads_to_wait_else: See there.
-        micro_batch_size: Records in a micro-batch.
-        epochs: Passes over the training records.
-        seed: Of record order, initial values and dropout.
-        shuffle: Whether records are shuffled.
-        average: "mean" (as Keras divides), "records" or "sum" of the micro-batches' gradients; see `JobSpec`.
-        not_finite: "refuse" or "skip" gradients with NaN or Inf.
-        intra_op_threads: TensorFlow threads of every worker.
-        lazy: Whether a step moves only the rows that its batch touches.
-        offload_above: Keras embeddings of more elements go to the store; 0: none.
-        locations: TOML file of tensor locations; None: every table is in `store`.
-        run_dir: Home of run directories.
-        checkpoint_dir: Where checkpoints go, a path or a URL that fsspec knows; None: in the run directory.
-        checkpoint_every: Versions between checkpoints; 0: only at the end.
-        keep: Checkpoints that stay.
-        full_every: Every so many of them one is full, the others hold what changed; 1: all are full.
-        warm_start: A checkpoint, of any model, whose rows a new job begins with; None: of none.
-        warm_tables: Tables that begin so; (): all that both models have.
-        evaluate_every: Versions between evaluations beside training; 0: at the end of epochs only.
-        resume: Go on where an earlier job ended: at the version that stands in a store that outlived its
-            master, or from the newest checkpoint in `checkpoint_dir`; anew, if there is neither.
-        rerun: With `resume`: whether a new job begins where the earlier one is finished.
-        overwrite: Whether tables of an earlier job in the store are dropped.
-        take_over: Whether a store is taken from a job that runs on it; that job fails.
-        export: Whether to write the trained model as plain `.keras`.
-        listen: host:port of the master; port 0 takes a free one.
-        insecure: Whether the master may be open to everybody who reaches it.
-        lease_s: Seconds after which a micro-batch that a worker does not report is given to another one too.
-        backup_after_s: As `lease_s`, but only where that worker is idle; None: never before.
-        staleness_bound: Async: by how many versions a gradient may be behind; None: any number.
-        staleness_modulation: Async: "none", or "inverse": late gradients get a smaller learning rate.
-        deadline_s: How long a worker or store may stay away.
-        transport: How rows in the master's memory come to workers, one of `TRANSPORTS`.
+    Raises:
+        BadInput: a value that is not allowed, or two that contradict each other.
     """
 
-    model_file: Path
-    store: str = "memory"
-    mode: str = "sync"
-    grads_to_wait: int | None = None
-    grads_to_wait_else: int = 1
-    micro_batch_size: int = 256
-    epochs: int = 1
-    seed: int = 0
-    shuffle: bool = True
-    average: str = "mean"
-    not_finite: str = "refuse"
-    intra_op_threads: int = 1
-    lazy: bool = True
-    offload_above: int = 0
-    locations: Path | None = None
-    run_dir: Path = Path("runs")
-    checkpoint_dir: str | Path | None = None
-    checkpoint_every: int = 0
-    keep: int = 3
-    full_every: int = 5
-    warm_start: str | Path | None = None
-    warm_tables: tuple[str, ...] = ()
-    evaluate_every: int = 0
-    resume: bool = False
-    rerun: bool = False
-    overwrite: bool = False
-    take_over: bool = False
-    export: bool = True
-    listen: str = "127.0.0.1:0"
-    insecure: bool = False
-    lease_s: float = 60.0
-    backup_after_s: float | None = None
-    staleness_bound: int | None = None
-    staleness_modulation: str = "none"
-    deadline_s: float = 60.0
-    transport: str = "auto"
+    model_file: Path = required(MODEL_FILE)
+    mode: str = setting(
+        "sync",
+        _job("sync gives the same numbers for any number of workers; async never waits.", choices=KNOWN_VALUES["mode"]),
+    )
+    epochs: int = setting(1, _job("Passes over the training data.", at_least=1))
+    micro_batch_size: int = setting(
+        256,
+        _job(
+            "Records in a micro-batch, the unit of work of a worker.",
+            flags=("--micro-batch-size", "--minibatch-size"), at_least=1,
+        ),
+    )  # fmt: skip
+    grads_to_wait: int | None = setting(
+        None,
+        _job(
+            "Micro-batches of one update.",
+            at_least=1, unset="the optimizer's gradient_accumulation_steps; else --workers in sync mode, or 1",
+        ),
+    )  # fmt: skip
+    average: str = setting(
+        "mean",
+        _job(
+            "How micro-batches are combined: mean divides as Keras divides the loss of one batch; records weighs each "
+            "by its records; batches weighs all the same; sum adds them.",
+            choices=KNOWN_VALUES["average"],
+        ),
+    )
+    not_finite: str = setting("refuse", _NOT_FINITE)
+    seed: int = setting(0, _job("Seed of record order, initial values and dropout."))
+    intra_op_threads: int = setting(
+        1, _job("TensorFlow threads of every worker; part of the job, since it changes roundings.", at_least=1)
+    )
+    evaluate_every: int = setting(
+        0,
+        _job(
+            "Evaluate every N versions during training; 0: only at the end of epochs.", at_least=0, metavar="VERSIONS"
+        ),
+    )
+    shuffle: bool = setting(True, _model("Shuffle the training records."))
+    lazy: bool = setting(
+        True,
+        _model(
+            "A step moves only the rows that its batch touches; --no-lazy moves all rows, as plain Keras does "
+            "(docs/lazy.md)."
+        ),
+    )
+    offload_above: int = setting(0, OFFLOAD_ABOVE)
+    store: str = setting("memory", _STORE_URL)
+    locations: Path | None = setting(
+        None,
+        _store(
+            "Which table is kept where; elastable plan shows the result.", metavar="FILE.toml", unset="all in --store"
+        ),
+    )
+    warm_start: str | Path | None = setting(
+        None, _store("Start with rows of another model's checkpoint, in the tables that both have.", metavar="CKPT")
+    )
+    warm_tables: tuple[str, ...] = setting(
+        (), _store("Take only these tables from --warm-start.", metavar="A,B", unset="all that both models have")
+    )
+    overwrite: bool = setting(False, _store("Drop the tables of an earlier job from the store."))
+    take_over: bool = setting(False, _store("Take the store from a job that still runs on it; that job fails."))
+    run_dir: Path = setting(Path("runs"), _saving("Directory for run directories.", metavar="DIR"))
+    checkpoint_dir: str | Path | None = setting(
+        None,
+        _saving(
+            "Directory for checkpoints, a path or a URL such as s3://bucket/folder.",
+            metavar="DIR|URL", unset="in the run directory",
+        ),
+    )  # fmt: skip
+    checkpoint_every: int = setting(
+        0, _saving("Write a checkpoint every N versions; 0: only at the end.", at_least=0, metavar="VERSIONS")
+    )
+    keep: int = setting(3, _saving("Checkpoints to keep; 0: all.", at_least=0))
+    full_every: int = setting(
+        5,
+        _saving(
+            "Write a full checkpoint every N; those between hold only what changed.",
+            at_least=1, metavar="CHECKPOINTS",
+        ),
+    )  # fmt: skip
+    resume: bool = setting(
+        False,
+        _saving("Continue an earlier job, in Redis or from the newest checkpoint; start anew if there is none."),
+    )
+    rerun: bool = setting(False, _saving("With --resume: train again if the earlier job has finished."))
+    export: bool = setting(True, _saving("Write the trained model as plain .keras."))
+    lease_s: float = setting(
+        60.0,
+        _workers(
+            "Seconds before an unfinished micro-batch is reassigned.", flags=("--lease",), above=0, metavar="SECONDS"
+        ),
+    )
+    backup_after_s: float | None = setting(
+        None,
+        _workers(
+            "Seconds before an idle worker also computes a slow worker's micro-batch; the first result counts.",
+            flags=("--backup-after",), above=0, metavar="SECONDS", unset="never",
+        ),
+    )  # fmt: skip
+    staleness_bound: int | None = setting(
+        None,
+        _workers(
+            "With --mode async: compute a gradient again if it is more versions behind than this.",
+            at_least=0, metavar="VERSIONS", unset="no bound",
+        ),
+    )  # fmt: skip
+    staleness_modulation: str = setting(
+        "none",
+        _workers(
+            "With --mode async: inverse divides the learning rate by 1 + the versions that a gradient is behind.",
+            choices=KNOWN_VALUES["staleness_modulation"],
+        ),
+    )
+    deadline_s: float = setting(60.0, _deadline("How long a worker or the store may be unreachable."))
+    transport: str = setting("auto", _TRANSPORT)
+    insecure: bool = setting(False, _INSECURE)
+    listen: str = setting("127.0.0.1:50051", _LISTEN)
 
     def __post_init__(self) -> None:
-        if self.checkpoint_every < 0 or self.keep < 0:
-            raise BadInput(
-                f"checkpoint_every and keep must not be negative, got {self.checkpoint_every} and {self.keep}"
-            )
-        if self.full_every < 1:
-            raise BadInput(f"full_every must be at least 1, got {self.full_every}")
+        check_options(self)
         if self.warm_tables and self.warm_start is None:
             raise BadInput("--warm-tables needs --warm-start: the checkpoint to take the rows from")
-        require_transport(self.transport)
-        if self.evaluate_every < 0:
-            raise BadInput(f"evaluate_every must not be negative, got {self.evaluate_every}")
         if self.rerun and not self.resume:
-            raise BadInput("--rerun needs --resume: it says what --resume does where the earlier job is finished")
+            raise BadInput("--rerun needs --resume: it says what --resume does if the earlier job has finished")
         if self.resume and self.checkpoint_dir is None and not self.store.startswith(("redis://", "rediss://")):
-            raise BadInput("--resume needs --checkpoint-dir: the place to resume from")
-        for name, seconds in (("deadline", self.deadline_s), ("lease", self.lease_s), ("backup", self.backup_after_s)):
-            if seconds is not None and not seconds > 0:
-                raise BadInput(f"{name} must be above 0 seconds, got {seconds}")
+            raise BadInput("--resume needs --checkpoint-dir: the directory to resume from")
+
+    @property
+    def local_workers(self) -> int:
+        """Worker processes that the command starts itself."""
+        return 0
+
+    @property
+    def default_grads_to_wait(self) -> int:
+        """Micro-batches of one update where neither `grads_to_wait` nor the optimizer sets them."""
+        return max(1, self.local_workers) if self.mode == "sync" else 1
 
 
-def require_transport(transport: str) -> None:
-    """Raises `BadInput` for a transport that is none of `TRANSPORTS`."""
-    if transport not in TRANSPORTS:
-        raise BadInput(f"transport {transport!r} is unknown: write {', '.join(TRANSPORTS[:-1])} or {TRANSPORTS[-1]}")
+@dataclass(frozen=True, slots=True)
+class TrainOptions(JobOptions):
+    """Settings of `elastable train`."""
+
+    workers: int = setting(2, _job("Worker processes to start on this machine.", at_least=1))
+    listen: str = setting("127.0.0.1:0", _LISTEN)
+
+    @property
+    def local_workers(self) -> int:
+        return self.workers
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Settings of `elastable worker`.
+
+    Raises:
+        BadInput: a value that is not allowed; or no file is named and the master is not trusted to name one.
+    """
+
+    master: str = required(
+        Option("Address of the master; several if it may restart at another one.", metavar="HOST:PORT[,...]")
+    )
+    model: Path | None = setting(
+        None, Option("The master's model file, on this machine.", metavar="MODEL.py", positional=True)
+    )
+    trust_master: bool = setting(
+        False,
+        Option("Run whatever file of this machine the master names: it gives the master control of this account."),
+    )
+    deadline_s: float = setting(60.0, _deadline("How long the master or the store may be unreachable."))
+    transport: str = setting("auto", _TRANSPORT)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.model is None and not self.trust_master:
+            raise BadInput(
+                "no model file is named: write `elastable worker MODEL.py --master HOST:PORT` with the master's own "
+                "file. --trust-master runs whatever file of this machine the master names, and so gives the master, "
+                "and whoever answers at its address, this account"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Settings of `elastable serve`.
+
+    Raises:
+        BadInput: a value that is not allowed.
+    """
+
+    store: str = setting("memory", _STORE_URL)
+    not_finite: str = setting("refuse", _NOT_FINITE)
+    deadline_s: float = setting(60.0, _deadline("How long a commit is retried while the store fails."))
+    transport: str = setting("auto", _TRANSPORT)
+    insecure: bool = setting(False, _INSECURE)
+    listen: str = setting("127.0.0.1:50051", _LISTEN)
+
+    def __post_init__(self) -> None:
+        check_options(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 
 from rich.console import Console
 
@@ -14,7 +13,7 @@ from elastable.embedding_store.warm import warming
 from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
-from elastable.jobs.options import require_transport
+from elastable.jobs.options import ServerOptions
 from elastable.master.api import JobSpec
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.keras.row_optimizers.registration import register_job_optimizers
@@ -24,35 +23,7 @@ from elastable.process.audit_lines import show_audit_log
 from elastable.process.exit_codes import ExitCode
 from elastable.process.stopping import stopping_on_signals
 
-__all__ = ["ServerOptions", "run_parameter_server"]
-
-
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Settings of `elastable serve`.
-
-    Attributes:
-        store: URL of the store that is served.
-        listen: host:port; port 0 takes a free one.
-        not_finite: "refuse" or "skip" gradients with NaN or Inf.
-        deadline_s: How long a failing commit is repeated.
-        transport: How clients on this host read rows: "auto", from the store's memory where that is possible; "grpc";
-            "shared", from its memory or not at all.
-    """
-
-    store: str = "memory"
-    listen: str = "127.0.0.1:50051"
-    not_finite: str = "refuse"
-    deadline_s: float = 60.0
-    transport: str = "auto"
-    insecure: bool = False
-
-    def __post_init__(self) -> None:
-        require_transport(self.transport)
-        if self.not_finite not in ("refuse", "skip"):
-            raise BadInput(f"--not-finite {self.not_finite}: write refuse or skip")
-        if not self.deadline_s > 0:
-            raise BadInput(f"--deadline must be above 0 seconds, got {self.deadline_s:g}")
+__all__ = ["run_parameter_server"]
 
 
 def run_parameter_server(options: ServerOptions, console: Console) -> int:

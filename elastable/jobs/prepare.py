@@ -89,7 +89,7 @@ def prepare_job(options: JobOptions) -> PreparedJob:
         steps = plan_step(model, batch_spec(sample_batch(train)))  # they are variables now
     tables = {name: spec for name, spec in tables.items() if name not in here}
     batches = -(-len(train) // options.micro_batch_size)
-    said = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.grads_to_wait_else)
+    said = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.default_grads_to_wait)
     grads_to_wait, average = accumulated_by(model.optimizer, batches, said, options.average)
     if options.mode == "async" and accumulation_of(model.optimizer):
         raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")

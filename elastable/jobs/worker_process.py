@@ -12,7 +12,6 @@ from types import FrameType
 
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import (
-    BadInput,
     ElastableError,
     ModelError,
     NotReady,
@@ -24,6 +23,7 @@ from elastable.embedding_store.errors import (
 from elastable.embedding_store.open_store import open_source, operation_deadline
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
+from elastable.jobs.options import WorkerOptions
 from elastable.master.api import JobSpec, TaskKind, WorkerIdentity
 from elastable.master.wire.client import MasterClient
 from elastable.worker.keras.tensorflow_threads import set_intra_op_threads
@@ -38,42 +38,27 @@ __all__ = ["run_worker"]
 _log = logging.getLogger(__name__)
 
 
-def run_worker(
-    master_address: str, model: Path | None, deadline_s: float, transport: str = "auto", trust_master: bool = False
-) -> int:
-    """Joins the job at `master_address` and works until it ends.
-
-    Args:
-        master_address: host:port.
-        model: The model file here.
-        deadline_s: How long the master or the store may stay away.
-        transport: How rows in the master's memory are read, one of `elastable.jobs.options.TRANSPORTS`.
-        trust_master: Whether to run, where `model` is None, whatever file of this machine the master names.
+def run_worker(options: WorkerOptions) -> int:
+    """Joins a job and works until it ends.
 
     Returns:
         Micro-batches that counted.
 
     Raises:
-        BadInput: no file is named, and the master is not trusted to name one.
         ElastableError: why it did not join, or left. A model file or data that
             differ from the master's send away this worker alone; what fails in
             the model itself would fail on every worker, and ends the job.
     """
-    if model is None and not trust_master:
-        raise BadInput(
-            "no model file is named: write `elastable worker MODEL.py --master HOST:PORT` with the master's own file. "
-            "--trust-master runs whatever file of this machine the master names, and so gives the master, and "
-            "whoever answers at its address, this account"
-        )
-    client = MasterClient(master_address, deadline_s=deadline_s)
+    deadline_s = options.deadline_s
+    client = MasterClient(options.master, deadline_s=deadline_s)
     identity = WorkerIdentity(uuid.uuid4().hex, socket.gethostname(), os.getpid())
     session = client.join(identity)
     job = session.job
     everywhere = False
     try:
         set_intra_op_threads(job.intra_op_threads)
-        source = _source(job, client, transport, deadline_s)
-        file = _model_file(job, model)
+        source = _source(job, client, options.transport, deadline_s)
+        file = _model_file(job, options.model)
         readers = _readers(job, file)
         everywhere = True
         computer = _computer(job, file, readers, source, deadline_s)

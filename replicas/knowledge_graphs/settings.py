@@ -1,112 +1,114 @@
-"""What a knowledge-graph model is trained by: everything that its numbers depend on, but for the graph."""
+"""Settings of knowledge-graph training: everything but the graph that the numbers depend on."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any, Self
 
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.optimizers.registry import row_optimizer
+from elastable.embedding_store.option import Option, check_options, setting
 from elastable.replicas.knowledge_graphs.graph.batch import CORRUPTIONS, Corruption
 from elastable.replicas.knowledge_graphs.losses.losses import LOSSES
 from elastable.replicas.knowledge_graphs.losses.regularizer import REGULARIZERS
-from elastable.replicas.knowledge_graphs.scores import score_function
+from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 
 __all__ = ["WHOLE_SOFTMAX", "TrainSettings"]
 
 WHOLE_SOFTMAX = "whole-softmax"
 """The loss that needs no negatives: cross-entropy over all entities."""
 
-_SCHEMES = ("score-moving", "embedding-moving")
-_SCHEDULES = ("constant", "linear", "cosine")
-_WEIGHTINGS = ("equal", "frequency")
-_SAMPLINGS = ("rigid", "random")
-_CANDIDATES = ("random", "typed")
+_data = partial(Option, group="Training")
+_model = partial(Option, group="The model")
+_negatives = partial(Option, group="Loss and negatives")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """All settings of a training run.
-
-    Attributes:
-        model: A score function, of `elastable.replicas.knowledge_graphs.scores.SCORES`.
-        dim: Its dimension.
-        norm: Of distances, 1 or 2; None: the score function's own.
-        spread: Standard deviation, or bound, of initial values; None: the score function's own.
-        loss: "whole-softmax", or one of `elastable.replicas.knowledge_graphs.losses.losses.LOSSES`.
-        margin: Of the loss.
-        adversarial: Temperature of self-adversarial weights; 0: equal ones.
-        negatives: Candidates of a triple (or, shared, of all of a worker's triples) in all.
-        shared: Whether a worker's triples share candidates.
-        candidates: "random": any entity; "typed": one of the type of what it replaces, which cannot be shared.
-        corruption: Which end candidates replace: "h", "t" or "ht".
-        filtered: Whether candidates that make a known training triple do not count.
-        scheme: "score-moving" or "embedding-moving".
-        reciprocal: Whether every triple is trained in both directions, with a
-            relation of its own for each; ends are then asked for as tails alone.
-        batch: Triples of a step, over all workers.
-        epochs: At most.
-        optimizer: A fused optimizer of the store.
-        learning_rate: At the start.
-        schedule: "constant"; "linear" or "cosine": down to 0 at the end of all epochs.
-        regularizer: "none", "l2" or "n3", of the rows of the step's triples.
-        regularization: Its weight.
-        sampling: "rigid": every triple once an epoch; "random": drawn with replacement.
-        weighting: "equal", or "frequency" (`elastable.replicas.knowledge_graphs.graph.frequency`).
-        evaluate_every: Epochs between evaluations.
-        patience: Evaluations without a better validation MRR, after which training ends; 0: never.
-        seed: Of initial values, shards, the order of triples, and candidates.
+    """All settings of a training run; every field says what it means.
 
     Raises:
-        BadInput: a value that cannot be; names it and what can.
+        BadInput: a value that is not allowed; names it and what is.
     """
 
-    model: str = "ComplEx"
-    dim: int = 256
-    norm: int | None = None
-    spread: float | None = None
-    loss: str = WHOLE_SOFTMAX
-    margin: float = 0.0
-    adversarial: float = 0.0
-    negatives: int = 256
-    shared: bool = True
-    candidates: str = "random"
-    corruption: Corruption = "ht"
-    filtered: bool = False
-    scheme: str = "score-moving"
-    reciprocal: bool = True
-    batch: int = 512
-    epochs: int = 40
-    optimizer: str = "adagrad"
-    learning_rate: float = 0.1
-    schedule: str = "constant"
-    regularizer: str = "none"
-    regularization: float = 0.0
-    sampling: str = "rigid"
-    weighting: str = "equal"
-    evaluate_every: int = 3
-    patience: int = 4
-    seed: int = 0
+    model: str = setting("ComplEx", _model(f"Score function: {', '.join(SCORES)}."))
+    dim: int = setting(256, _model("Dimension of an entity.", at_least=1))
+    norm: int | None = setting(None, _model("Norm of distances: 1 or 2.", at_least=1, unset="the score function's own"))
+    spread: float | None = setting(
+        None,
+        _model("Standard deviation, or bound, of initial values.", above=0, unset="the score function's own"),
+    )
+    reciprocal: bool = setting(
+        True,
+        _model("Train every triple in both directions, each with its own relation; all queries then ask for tails."),
+    )
+    scheme: str = setting(
+        "score-moving",
+        _model("What workers exchange: scores or embeddings.", choices=("score-moving", "embedding-moving")),
+    )
+    loss: str = setting(
+        WHOLE_SOFTMAX,
+        _negatives(
+            "whole-softmax is the cross-entropy over all entities; the others need negatives.",
+            choices=(WHOLE_SOFTMAX, *LOSSES),
+        ),
+    )
+    margin: float = setting(0.0, _negatives("Margin of the loss.", at_least=0))
+    adversarial: float = setting(
+        0.0, _negatives("Temperature of self-adversarial weights of negatives; 0: equal weights.", at_least=0)
+    )
+    negatives: int = setting(
+        256, _negatives("Negatives of each triple, or, shared, of all triples of a worker.", at_least=1)
+    )
+    shared: bool = setting(
+        True, _negatives("Whether the triples of a worker share negatives.", flags=("--shared/--per-triple",))
+    )
+    candidates: str = setting(
+        "random",
+        _negatives(
+            "Where negatives come from: any entity, or one of the type of what it replaces, which cannot be shared.",
+            choices=("random", "typed"),
+        ),
+    )
+    corruption: Corruption = setting(
+        "ht", _negatives("Which end of a triple negatives replace: head, tail or both.", choices=CORRUPTIONS)
+    )
+    filtered: bool = setting(
+        False,
+        _negatives("Leave known training triples out of the negatives.", flags=("--filtered/--unfiltered",)),
+    )
+    batch: int = setting(512, _data("Triples in a step, over all workers.", at_least=1))
+    epochs: int = setting(40, _data("Largest number of epochs.", at_least=1))
+    optimizer: str = setting("adagrad", _data("A fused optimizer of the store: adagrad, adam, ..."))
+    learning_rate: float = setting(0.1, _data("Learning rate at the start.", at_least=0))
+    schedule: str = setting(
+        "constant",
+        _data(
+            "Learning-rate schedule; linear and cosine fall to 0 at the end of all epochs.",
+            choices=("constant", "linear", "cosine"),
+        ),
+    )
+    regularizer: str = setting("none", _data("Penalty on the rows of the step's triples.", choices=REGULARIZERS))
+    regularization: float = setting(0.0, _data("Weight of the regularizer.", at_least=0))
+    sampling: str = setting(
+        "rigid",
+        _data("rigid trains every triple once an epoch; random draws with replacement.", choices=("rigid", "random")),
+    )
+    weighting: str = setting(
+        "equal", _data("Weights of triples (docs/knowledge-graphs.md).", choices=("equal", "frequency"))
+    )
+    evaluate_every: int = setting(3, _data("Epochs between evaluations.", at_least=1, metavar="EPOCHS"))
+    patience: int = setting(
+        4,
+        _data("Evaluations without a better validation MRR before training ends; 0: never stop early.", at_least=0),
+    )
+    seed: int = setting(0, _data("Seed of initial values, shards, the order of triples, and negatives."))
 
     def __post_init__(self) -> None:
-        for name in ("dim", "batch", "epochs", "negatives", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("margin", "adversarial", "learning_rate", "regularization", "patience"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise BadInput(f"{name} must be a number from 0, got {getattr(self, name)}")
-        if self.spread is not None and not (math.isfinite(self.spread) and self.spread > 0):
-            raise BadInput(f"spread must be above 0, got {self.spread}")
-        self._one_of("loss", (WHOLE_SOFTMAX, *LOSSES))
-        self._one_of("corruption", CORRUPTIONS)
-        self._one_of("scheme", _SCHEMES)
-        self._one_of("schedule", _SCHEDULES)
-        self._one_of("regularizer", REGULARIZERS)
-        self._one_of("weighting", _WEIGHTINGS)
-        self._one_of("sampling", _SAMPLINGS)
-        self._one_of("candidates", _CANDIDATES)
+        check_options(self, python=True)
         if self.candidates == "typed" and (self.shared or self.loss == WHOLE_SOFTMAX):
             raise BadInput(
                 "candidates of the type of what they replace are drawn for each triple, of a loss with negatives; "
@@ -153,7 +155,3 @@ class TrainSettings:
         if unknown:
             raise BadInput(f"settings of a knowledge graph have no {', '.join(unknown)}")
         return cls(**values)
-
-    def _one_of(self, name: str, known: tuple[str, ...] | Any) -> None:
-        if getattr(self, name) not in known:
-            raise BadInput(f"{name} {getattr(self, name)!r}: known are {', '.join(known)}")

@@ -74,7 +74,7 @@ def import_everything() -> None:
     import matplotlib
 
     import elastable.commands.job
-    import elastable.commands.work
+    import elastable.commands.worker
     import elastable.jobs.master_process
     import elastable.jobs.parameter_server
     import elastable.jobs.worker_process  # noqa: F401

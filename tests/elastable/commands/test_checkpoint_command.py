@@ -137,7 +137,7 @@ def test_a_store_that_cannot_keep_a_table_is_left_as_it_was(tmp_path: Path, redi
 
 
 def test_restore_to_memory_is_refused(home: Path) -> None:
-    with pytest.raises(BadInput, match="its rows would be gone when this command ends"):
+    with pytest.raises(BadInput, match="its rows would be lost when this command ends"):
         told("restore", home, "--store", "memory")
     with pytest.raises((BadInput, Unsupported), match="nothing"):
         told("restore", home, "--store", "nothing://here")

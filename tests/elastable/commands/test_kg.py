@@ -132,7 +132,7 @@ def test_resuming_refuses_another_graph_and_other_settings(graph: Path, run: Pat
     other = CliRunner().invoke(app, ["kg", "train", str(tmp_path), "--resume", str(run), "--run-dir", str(tmp_path)])
     assert "is of graph" in str(other.exception)
     more = CliRunner().invoke(app, ["kg", "train", str(graph), "--resume", str(run), "--dim", "9"])
-    assert "leave out dim" in str(more.exception)
+    assert "leave out --dim" in str(more.exception)
 
 
 def test_training_stops_early_when_nothing_gets_better(graph: Path, tmp_path: Path) -> None:

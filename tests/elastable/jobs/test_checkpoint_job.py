@@ -85,7 +85,7 @@ def test_a_warm_start_by_options(whole: Path) -> None:
 
 
 def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(BadInput, match="full_every must be at least 1, got 0"):
+    with pytest.raises(BadInput, match="--full-every 0: must be at least 1"):
         JobOptions(MODEL, full_every=0)
     with pytest.raises(BadInput, match="--warm-tables needs --warm-start"):
         JobOptions(MODEL, warm_tables=("users",))

@@ -10,17 +10,19 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.wire.channels.credentials import GIVEN_TOKEN, Credentials
 from elastable.embedding_store.wire.channels.roles import Role
 from elastable.jobs.job_access import JobAccess
-from elastable.jobs.options import JobOptions
+from elastable.jobs.options import JobOptions, TrainOptions
 from tests.certificates import TOKEN, Authority
 from tests.elastable.processes import CLICK_JOB
 
 
-def options(listen: str = "127.0.0.1:0", store: str = "memory", insecure: bool = False) -> JobOptions:
-    return JobOptions(model_file=CLICK_JOB, listen=listen, store=store, insecure=insecure)
+def options(workers: int, listen: str = "127.0.0.1:0", store: str = "memory", insecure: bool = False) -> JobOptions:
+    if workers:
+        return TrainOptions(CLICK_JOB, workers=workers, listen=listen, store=store, insecure=insecure)
+    return JobOptions(CLICK_JOB, listen=listen, store=store, insecure=insecure)
 
 
 def test_local_workers_have_a_token_that_nobody_else_has() -> None:
-    first, second = (JobAccess.of(options(), 2, Credentials()) for _ in range(2))
+    first, second = (JobAccess.of(options(2), Credentials()) for _ in range(2))
     assert first.anonymous is Role.READER
     (token,) = first.credentials.tokens
     assert first.credentials.tokens[token] is Role.WORKER
@@ -31,7 +33,7 @@ def test_local_workers_have_a_token_that_nobody_else_has() -> None:
 
 def test_the_administrators_and_readers_tokens_are_not_for_workers() -> None:
     given = Credentials(token=TOKEN, reader_token="of-readers")
-    access = JobAccess.of(options(), 1, given)
+    access = JobAccess.of(options(1), given)
     assert access.anonymous is None
     assert set(access.credentials.tokens.values()) == set(Role)
     assert access.credentials.tokens[access.environment[GIVEN_TOKEN]] is Role.WORKER
@@ -40,32 +42,32 @@ def test_the_administrators_and_readers_tokens_are_not_for_workers() -> None:
 
 def test_a_workers_token_that_was_set_is_theirs() -> None:
     given = Credentials(token=TOKEN, worker_token="of-workers")
-    access = JobAccess.of(options(store="grpc://127.0.0.1:1"), 1, given)
+    access = JobAccess.of(options(1, store="grpc://127.0.0.1:1"), given)
     assert access.credentials == given
     assert access.environment == {"ELASTABLE_TOKEN_FILE": "", "ELASTABLE_READER_TOKEN_FILE": ""}
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_workers_that_look_rows_up_elsewhere_show_what_that_server_knows(workers: int) -> None:
-    access = JobAccess.of(options(store="grpc://127.0.0.1:1"), workers, Credentials(token=TOKEN))
+    access = JobAccess.of(options(workers, store="grpc://127.0.0.1:1"), Credentials(token=TOKEN))
     assert (access.credentials, access.environment) == (Credentials(token=TOKEN), {})
 
 
 def test_a_master_that_waits_for_workers_takes_any_where_no_token_is_set() -> None:
-    access = JobAccess.of(options(), 0, Credentials())
+    access = JobAccess.of(options(0), Credentials())
     assert (access.credentials, access.anonymous, access.environment) == (Credentials(), None, {})
 
 
 def test_a_port_that_was_opened_on_purpose_is_open() -> None:
-    access = JobAccess.of(options("0.0.0.0:0", insecure=True), 1, Credentials())
+    access = JobAccess.of(options(1, "0.0.0.0:0", insecure=True), Credentials())
     assert (access.credentials, access.anonymous, access.environment) == (Credentials(), None, {})
     with pytest.raises(BadInput, match="--insecure"):
-        JobAccess.of(options("0.0.0.0:0"), 1, Credentials())
+        JobAccess.of(options(1, "0.0.0.0:0"), Credentials())
 
 
 def test_over_tls_workers_have_a_token_of_their_own_where_there_are_tokens(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "tls")
-    access = JobAccess.of(options("0.0.0.0:0"), 1, authority.mutual())
+    access = JobAccess.of(options(1, "0.0.0.0:0"), authority.mutual())
     assert access.credentials.tokens[access.environment[GIVEN_TOKEN]] is Role.WORKER
-    without = JobAccess.of(options("0.0.0.0:0"), 1, authority.mutual(token=None))
+    without = JobAccess.of(options(1, "0.0.0.0:0"), authority.mutual(token=None))
     assert (without.environment, without.anonymous) == ({}, None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastable.embedding_store.errors import BadInput
-from elastable.jobs.options import require_transport
+from elastable.jobs.options import ServerOptions
 from tests.elastable.conftest import JOB, Trained
 from tests.elastable.processes import CLICK_JOB, run_elastable
 
@@ -31,5 +31,5 @@ def test_a_job_over_grpc_gives_the_bits_of_one_from_shared_memory(trained: Train
 
 
 def test_an_unknown_transport_is_refused_by_name() -> None:
-    with pytest.raises(BadInput, match="transport 'pigeon' is unknown: write auto, grpc or shared"):
-        require_transport("pigeon")
+    with pytest.raises(BadInput, match="--transport pigeon: must be one of auto, grpc, shared"):
+        ServerOptions(transport="pigeon")

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from elastable.commands.look import _integers, _progress_table
+from elastable.commands.inspect import _integers, _progress_table
 from elastable.embedding_store.errors import BadInput
 from elastable.master.api import JobStatus
 

@@ -1,0 +1,111 @@
+"""Commands whose options are the fields of a config dataclass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING
+from functools import partial
+from typing import Annotated, TypeVar
+
+import typer
+from rich.markup import escape
+
+from elastable.embedding_store.option import Option, OptionField, option_fields
+
+__all__ = ["AS_JSON", "takes", "with_options"]
+
+AS_JSON = Option("Print JSON.", flags=("--json",))
+
+Config = TypeVar("Config")
+
+
+def takes(config: type[Config]) -> Callable[[Callable[[Config], None]], Callable[..., None]]:
+    """Makes a command of a function of one config dataclass: the dataclass' fields are the command's options.
+
+    The dataclass checks itself when it is made, before the function runs.
+    """
+
+    def decorate(run: Callable[[Config], None]) -> Callable[..., None]:
+        def command(**values: object) -> None:
+            run(config(**values))
+
+        command.__name__, command.__doc__ = run.__name__, run.__doc__
+        return with_options(option_fields(config).values())(command)
+
+    return decorate
+
+
+def with_options(options: Iterable[OptionField]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command of a function that takes each of these fields as a keyword argument.
+
+    The command's attribute `options` holds the fields by name.
+    """
+    by_name = {each.name: each for each in options}
+
+    def decorate(run: Callable[..., None]) -> Callable[..., None]:
+        def command(**values: object) -> None:
+            run(**{name: _value(by_name[name], value) for name, value in values.items()})
+
+        command.__name__, command.__doc__ = run.__name__, run.__doc__
+        parameters = [_parameter(field) for field in by_name.values()]
+        command.options = by_name  # type: ignore[attr-defined]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def _parameter(field: OptionField) -> inspect.Parameter:
+    """The parameter of a command's function in which typer finds everything about a field."""
+    option = field.option
+    make: Callable[..., object] = typer.Argument if option.positional else partial(typer.Option, *field.flags)
+    info = make(
+        help=escape(option.help),
+        metavar=_metavar(field),
+        rich_help_panel=option.group,
+        show_default=option.unset or field.default not in (None, ()),
+        callback=lambda value: _checked(field, value),
+    )
+    default = None if field.default == () else field.default
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is MISSING else default,
+        annotation=Annotated[_typer_type(field), info],
+    )
+
+
+def _metavar(field: OptionField) -> str | None:
+    """What stands for the value in `--help`: "sync|async", "SECONDS>0"; None: its type."""
+    option = field.option
+    if option.choices:
+        return "|".join(option.choices)
+    unit = option.metavar or field.kinds[0].__name__.upper()
+    if option.at_least is not None:
+        return f"{unit}>={option.at_least}"
+    return option.metavar if option.above is None else f"{unit}>{option.above}"
+
+
+def _typer_type(field: OptionField) -> object:
+    """The type that typer parses a field's words into."""
+    if tuple in field.kinds:
+        return list[str] if field.option.positional else str | None
+    kind = field.kinds[0]
+    return kind | None if field.default is None else kind
+
+
+def _value(field: OptionField, parsed: object) -> object:
+    """The value of a field, from what typer has parsed: "A,B" -> ("A", "B")."""
+    if tuple not in field.kinds:
+        return parsed
+    if isinstance(parsed, list):
+        return tuple(parsed)
+    return tuple(name.strip() for name in str(parsed or "").split(",") if name.strip())
+
+
+def _checked(field: OptionField, parsed: object) -> object:
+    if not field.accepts(_value(field, parsed)):
+        raise typer.BadParameter(f"{parsed} {field.wanted}")
+    return parsed

@@ -1,0 +1,217 @@
+"""One run of a job in the master's process: its display, its callbacks and checkpoints, its results."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+
+from rich.console import Console
+from rich.markup import escape
+
+from elastable.callbacks.averages import finalize_averages
+from elastable.callbacks.best_versions import BestVersions
+from elastable.callbacks.callback_list import JobCallbacks
+from elastable.callbacks.freezing import Freezing
+from elastable.embedding_store.contract.snapshot import Snapshot
+from elastable.embedding_store.errors import ElastableError, Unsupported
+from elastable.embedding_store.option import command_words
+from elastable.embedding_store.tiers.redis.url import redacted
+from elastable.jobs.checkpoint_writer import CheckpointWriter
+from elastable.jobs.job_hooks import JobHooks
+from elastable.jobs.local_workers import LocalWorkers
+from elastable.jobs.options import JobOptions, TrainOptions
+from elastable.jobs.prepare import PreparedJob
+from elastable.jobs.store_watch import watching_store
+from elastable.master.api import JobStatus, Tensor
+from elastable.master.checkpoints.series import CheckpointSeries
+from elastable.master.jobs.job_master import Master
+from elastable.master.tasks.progress import Progress
+from elastable.master.tasks.schedule import Schedule
+from elastable.output.progress_bars import JobProgress, summary_table
+from elastable.output.run_directory import RunDirectory
+from elastable.process.exit_codes import ExitCode
+from elastable.process.repeating import repeating
+from elastable.process.stopping import SIGNAL_REASONS
+from elastable.worker.models.export import export_keras
+
+__all__ = ["JobRun"]
+
+_LOOK_EVERY_S = 0.5
+_STARTING_POINT = ("resume", "rerun", "overwrite", "take_over", "checkpoint_dir")
+
+
+class JobRun:
+    """Drives a job from its first version to its last.
+
+    Args:
+        options: Of the job.
+        prepared: Its model, tables and store.
+        master: Of the job.
+        run: Directory for its results.
+        console: Where a person looks.
+
+    Attributes:
+        workers: Worker processes to look after; None: the command started none.
+    """
+
+    def __init__(
+        self, options: JobOptions, prepared: PreparedJob, master: Master, run: RunDirectory, console: Console
+    ) -> None:
+        self._options = options
+        self._prepared = prepared
+        self._master = master
+        self._run = run
+        self._console = console
+        self.workers: LocalWorkers | None = None
+        self._checkpoints = options.checkpoint_dir or run.path / "checkpoints"
+        self._series = CheckpointSeries(
+            self._checkpoints,
+            prepared.store,
+            keep=options.keep,
+            full_every=options.full_every if options.checkpoint_every else 1,
+            resumed=prepared.resumed,
+        )
+        self._writer = CheckpointWriter(prepared.store, self._begin_checkpoint, options.deadline_s)
+
+    def train(self, started: float) -> int:
+        """Drives the job to its end; the exit code.
+
+        Args:
+            started: `time.monotonic()` when the command started.
+        """
+        prepared, progress = self._prepared, self._progress()
+        callbacks, hooks = self._callbacks(progress)
+        show = repeating(lambda: self._look(progress), _LOOK_EVERY_S, "elastable-watch")
+        watched = watching_store(self._master, prepared.store, self._options.deadline_s)
+        with progress, closing(self._writer), show, watched:
+            callbacks.begin(prepared.progress.hooks)
+            try:
+                status = self._master.run(hooks)
+            except Exception as error:
+                if (blamed := prepared.file.blamed("a callback", error)) is not None:
+                    raise blamed from error
+                raise
+            if not self._interrupted:  # an interrupted job continues with the weights as they are
+                self._writer.wait()
+                finalize_averages(prepared.dense, prepared.store, prepared.tables, self._series.rows_changed)
+            callbacks.end(hooks.logs)
+            checkpoint = self._writer.finish(prepared.dense.tensors(), self._master.progress())
+        self._finish(hooks, checkpoint, status, time.monotonic() - started)
+        if not self._interrupted:
+            return ExitCode.DONE
+        self._show_how_to_continue(status.version)
+        return ExitCode.INTERRUPTED
+
+    @property
+    def _interrupted(self) -> bool:
+        return self._master.stop_reason in SIGNAL_REASONS.values()
+
+    def _progress(self) -> JobProgress:
+        job = self._prepared.job
+        return JobProgress(self._console, job.train_records * job.epochs, self._prepared.progress.records)
+
+    def _callbacks(self, progress: JobProgress) -> tuple[JobCallbacks, JobHooks]:
+        prepared, job, begin = self._prepared, self._prepared.job, self._prepared.progress
+        schedule = Schedule(job)
+        callbacks = prepared.file.callbacks()
+        best = BestVersions(
+            callbacks,
+            prepared.store,
+            prepared.dense,
+            job,
+            self._master.progress,
+            f"{self._checkpoints}/best",
+            self._series.rows_changed,
+        )
+        freezing = Freezing(prepared.model, prepared.dense)
+        joined = JobCallbacks(callbacks, prepared.model, job.epochs, schedule.steps_per_epoch, freezing, best)
+        hooks = JobHooks(
+            joined,
+            schedule,
+            self._master.stop,
+            self._run,
+            self._save,
+            self._options.checkpoint_every,
+            lambda epoch, logs: progress.epoch(epoch, job.epochs, logs),
+            progress.evaluation,
+            self._series.rows_changed,
+            begin.version,
+        )
+        hooks.logs = begin.logs  # a job that is resumed may have nothing left to do
+        return joined, hooks
+
+    def _show_how_to_continue(self, version: int) -> None:
+        shown = replace(self._options, store=redacted(self._options.store))
+        command = "train" if isinstance(shown, TrainOptions) else "master"
+        words = ["elastable", command, *command_words(shown, leave_out=_STARTING_POINT)]
+        again = shlex.join([*words, "--resume", "--checkpoint-dir", str(self._checkpoints)])
+        line = f"{self._master.stop_reason} at version {version:,}; go on with:\n{again}"
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    def _save(self) -> None:
+        self._writer.begin(self._prepared.dense.tensors(), self._master.progress())
+
+    def _begin_checkpoint(self, rows: Snapshot, dense: Mapping[str, Tensor], progress: Progress) -> Callable[[], str]:
+        return self._series.begin(rows, dense, self._prepared.job, progress)
+
+    def _look(self, progress: JobProgress) -> None:
+        """Shows the job, and looks after local workers."""
+        progress.show(self._master.status())
+        if self.workers is None:
+            return
+        for line in self.workers.newly_dead():
+            self._console.print(f"[yellow]{escape(line)}[/yellow]", highlight=False)
+        if self._master.stop_reason is not None:
+            # They leave as soon as the job stops, while the last commit or a callback may still run.
+            return
+        try:
+            self.workers.require_some_alive()
+        except ElastableError as error:
+            self._master.report_failure("local workers", error, fatal=True)
+
+    def _finish(self, hooks: JobHooks, checkpoint: str, status: JobStatus, total_seconds: float) -> None:
+        job = self._prepared.job
+        exported = self._export()
+        trained = max(0, status.records_trained - self._prepared.progress.records)
+        timed = max(0, trained - hooks.untimed_records)
+        seconds = hooks.stopwatch.seconds
+        result: dict[str, object] = {
+            "auc": _held_out_auc(hooks.logs),
+            "examples": trained,
+            "seconds": seconds,
+            "timed_examples": timed,
+            "examples_per_second": timed / seconds if seconds > 0 else 0.0,
+            "total_seconds": total_seconds,
+            "version": status.version,
+            "workers": self._master.contributors,
+            "store": redacted(self._options.store),
+            "mode": job.mode,
+            "epochs": job.epochs,
+            "seed": job.seed,
+            "metrics": dict(hooks.logs),
+            "checkpoint": checkpoint,
+            "model": exported,
+            "stopped": self._master.stop_reason,
+        }
+        self._run.finish(result)
+        paths = {"run": str(self._run.path), "checkpoint": checkpoint}
+        if exported:
+            paths["model"] = exported
+        self._console.print(summary_table(result, hooks.logs, paths))
+
+    def _export(self) -> str | None:
+        if not self._options.export:
+            return None
+        try:
+            return str(export_keras(self._prepared.model, self._prepared.store, self._run.path / "model.keras"))
+        except Unsupported as error:
+            self._console.print(f"[yellow]not exported: {escape(str(error))}[/yellow]", highlight=False)
+            return None
+
+
+def _held_out_auc(logs: Mapping[str, float]) -> float | None:
+    """The first AUC of the validation split, whatever its metric is called: "auc", "AUC", "auc_1"."""
+    return next((value for name, value in logs.items() if name.lower().startswith("val_auc")), None)

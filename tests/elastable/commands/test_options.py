@@ -1,0 +1,197 @@
+"""Every option of every command has one definition: its help, default, bounds and forwarding come from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from elastable.command import app
+from elastable.commands.command_line import takes
+from elastable.embedding_store.errors import BadInput
+from elastable.embedding_store.option import (
+    Option,
+    OptionField,
+    check_options,
+    command_words,
+    option_fields,
+    required,
+    setting,
+)
+from elastable.jobs.options import JobOptions, ServerOptions, TrainOptions, WorkerOptions
+from elastable.replicas.knowledge_graphs.settings import TrainSettings
+
+ROOT = Path(__file__).parents[3]
+WIDE = {"COLUMNS": "400"}
+
+
+def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    inner = getattr(command, "commands", {})
+    if not inner:
+        yield path, command
+    for name, below in inner.items():
+        yield from _commands(below, (*path, name))
+
+
+COMMANDS = dict(_commands(typer.main.get_command(app)))
+OPTIONS: list[tuple[tuple[str, ...], Any, OptionField]] = [
+    (path, parameter, command.callback.options[parameter.name])
+    for path, command in COMMANDS.items()
+    for parameter in command.params
+    if parameter.name != "help"
+]
+NAMES = [f"{' '.join(path)} {field.name}" for path, _, field in OPTIONS]
+
+
+def _wrong_value(field: OptionField) -> str | None:
+    """A value that the definition does not allow; None: it allows all."""
+    if field.option.choices:
+        return "unheard-of"
+    if field.option.at_least is not None:
+        return str(field.kinds[0](field.option.at_least - 1))
+    return None if field.option.above is None else str(float(field.option.above))
+
+
+def test_there_are_the_options_of_all_commands() -> None:
+    assert len(COMMANDS) >= 18
+    assert len(OPTIONS) > 120
+
+
+@pytest.mark.parametrize(("path", "parameter", "field"), OPTIONS, ids=NAMES)
+def test_help_and_default_are_those_of_the_definition(
+    path: tuple[str, ...], parameter: Any, field: OptionField
+) -> None:
+    option = field.option
+    assert parameter.help.replace("\\[", "[") == option.help
+    assert option.help[0].isupper() or option.help.split()[0] in (*option.choices, "memory,")
+    assert option.help.endswith("."), "a sentence"
+    assert parameter.required is (field.default is MISSING)
+    assert parameter.default == (None if field.default in (MISSING, ()) else field.default)
+    if not option.positional:
+        assert set(parameter.opts + parameter.secondary_opts) == {
+            name for flags in field.flags for name in flags.split("/")
+        }
+    told = " ".join(CliRunner().invoke(app, [*path, "--help"], env=WIDE).output.replace("│", " ").split())
+    assert " ".join(option.help.split()) in told
+    if option.unset:
+        assert f"[default: ({option.unset})]" in told
+
+
+@pytest.mark.parametrize(("path", "parameter", "field"), OPTIONS, ids=NAMES)
+def test_a_wrong_value_is_refused_by_the_name_that_was_typed(
+    path: tuple[str, ...], parameter: Any, field: OptionField
+) -> None:
+    wrong = _wrong_value(field)
+    if wrong is None:
+        assert not field.option.choices
+        return
+    for name in field.flags:
+        ran = CliRunner().invoke(app, [*path, name, wrong], env=WIDE)
+        assert ran.exit_code == 2
+        shown = parameter.get_error_hint()
+        assert f"Invalid value for {shown}: {wrong} {field.wanted}" in ran.output
+        assert name in shown
+
+
+def test_no_command_defines_an_option_by_hand() -> None:
+    by_hand = {
+        str(path.relative_to(ROOT))
+        for folder in ("elastable", "replicas")
+        for path in (ROOT / folder).rglob("*.py")
+        if not path.is_relative_to(ROOT / "elastable" / "embedding_store")
+        and ("typer.Option" in path.read_text() or "typer.Argument" in path.read_text())
+    }
+    # `--version` ends the command before there are options.
+    assert by_hand == {"elastable/commands/command_line.py", "elastable/command.py"}
+
+
+def _other_value(field: OptionField) -> object:
+    """A value that is allowed, and is not the default."""
+    if field.option.choices:
+        return next(choice for choice in field.option.choices if choice != field.default)
+    if bool in field.kinds:
+        return not field.default
+    if int in field.kinds:
+        return 7
+    if float in field.kinds:
+        return 2.5
+    return ("a", "b") if tuple in field.kinds else Path("x y") if field.kinds[0] is Path else "redis://host:1"
+
+
+@pytest.mark.parametrize("config", [JobOptions, TrainOptions, WorkerOptions, ServerOptions])
+def test_words_of_a_config_give_the_config_again(config: type[Any]) -> None:
+    """What a launcher forwards to a child process reaches it, whatever option there is."""
+    seen: list[Any] = []
+    child = typer.Typer()
+    child.command()(takes(config)(seen.append))
+    options = {name: _other_value(field) for name, field in option_fields(config).items()}
+    whole = config(**options)
+    least = config(
+        **{
+            name: value
+            for name, value in options.items()
+            if option_fields(config)[name].default is MISSING or name == "model"
+        }
+    )
+    for expected in (whole, least):
+        ran = CliRunner().invoke(child, command_words(expected))
+        assert ran.exit_code == 0, ran.output
+        assert seen.pop() == expected
+    assert set(option_fields(config)) == {field.name for field in fields(config)}
+
+
+def test_words_leave_out_defaults_and_what_is_named() -> None:
+    options = TrainOptions(Path("m.py"), epochs=2, shuffle=False, resume=True, checkpoint_dir="kept")
+    assert command_words(options, leave_out=("resume", "checkpoint_dir")) == ["m.py", "--epochs", "2", "--no-shuffle"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    name: str = required(Option("A name."))
+    count: int = setting(1, Option("A count.", at_least=1))
+    seconds: float | None = setting(None, Option("Some time.", flags=("--time",), above=0))
+    kind: str = setting("a", Option("A kind.", choices=("a", "b")))
+    names: tuple[str, ...] = setting((), Option("Names."))
+    switched: bool = setting(False, Option("A switch."))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"count": 0}, "--count 0: must be at least 1"),
+        ({"count": 1.5}, "--count 1.5: must be at least 1"),
+        ({"count": True}, "--count True: must be at least 1"),
+        ({"count": None}, "--count None: must be at least 1"),
+        ({"seconds": 0.0}, "--time 0.0: must be above 0"),
+        ({"seconds": float("nan")}, "--time nan: must be above 0"),
+        ({"seconds": float("inf")}, "--time inf: must be above 0"),
+        ({"kind": "c"}, "--kind c: must be one of a, b"),
+        ({"name": 3}, "--name 3: must be of type str"),
+        ({"names": "a"}, "--names a: must be of type tuple"),
+        ({"switched": 1}, "--switched 1: must be of type bool"),
+    ],
+)
+def test_a_config_refuses_what_its_definition_does_not_allow(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        _Settings(**{"name": "n", **wrong})
+    assert str(caught.value) == message
+
+
+def test_a_config_takes_what_its_definition_allows() -> None:
+    made = _Settings("n", count=10**400, seconds=3, kind="b", names=("a",), switched=True)
+    assert (made.count, made.seconds) == (10**400, 3)
+
+
+def test_settings_that_a_python_program_gives_are_named_as_it_writes_them() -> None:
+    with pytest.raises(BadInput, match=r"^dim=0: must be at least 1$"):
+        TrainSettings(dim=0)
+    with pytest.raises(BadInput, match=r"^loss='hinge': must be one of whole-softmax, "):
+        TrainSettings(loss="hinge")
