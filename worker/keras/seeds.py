@@ -1,10 +1,8 @@
 """Randomness that belongs to the micro-batch and not to the process.
 
-Dropout and its kin draw from Keras `SeedGenerator`s, and `keras.random`
-functions without a seed from a global one; their state counts the calls a
-process has made. Before a micro-batch every generator is set to a
-function of (job seed, generator, micro-batch), so that any worker draws the
-same numbers for it.
+Dropout and its kin draw from Keras `SeedGenerator`s, and `keras.random` functions without a seed from a global one;
+their state counts the calls a process has made. Before a micro-batch every generator is set to a function of (job seed,
+generator, micro-batch), so that any worker draws the same numbers for it.
 """
 
 from __future__ import annotations

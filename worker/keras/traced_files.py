@@ -1,10 +1,8 @@
 """The temporary files of AutoGraph, taken away as soon as they have been read.
 
-AutoGraph writes every function that it converts to a file, and removes the
-files when the process exits: those of a process that is killed stay for ever,
-and a master kills workers, as do container engines and people. What stands in
-a file is kept for tracebacks and `inspect.getsource`, where Python keeps lines
-of files that it does not look for again.
+AutoGraph writes every function that it converts to a file, and removes the files when the process exits: those of a
+process that is killed stay for ever, and a master kills workers, as do container engines and people. What stands in a
+file is kept for tracebacks and `inspect.getsource`, where Python keeps lines of files that it does not look for again.
 
 Importing this module does it, once for the process.
 """

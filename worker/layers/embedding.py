@@ -34,54 +34,48 @@ __all__ = ["Embedding"]
 class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
     """Turns integer ids, or strings, into rows of a table that lives in an embedding store.
 
-    As `keras.layers.Embedding`, and more: any int64 ids, strings, ragged and sparse ids,
-    combiners, tables shared between layers, tables larger than this process's
-    memory. It has no Keras weights; train it with `et.fit` or `elastable train`.
+    As `keras.layers.Embedding`, and more: any int64 ids, strings, ragged and sparse ids, combiners, tables shared
+    between layers, tables larger than this process's memory. It has no Keras weights; train it with `et.fit` or
+    `elastable train`.
 
     Arguments come in Keras' order, so that only the name of the layer changes.
 
     Args:
-        input_dim: Size of the vocabulary, ids are `0 <= id < input_dim`; None:
-            any int64 id, or strings, whose ids are `et.hash_ids` of them.
+        input_dim: Size of the vocabulary, ids are `0 <= id < input_dim`; None: any int64 id, or strings, whose ids are
+            `et.hash_ids` of them.
         output_dim: Columns of a row.
         embeddings_initializer: Distribution of the rows, by Keras' names.
-        embeddings_regularizer: Applied to the rows a batch touches, once a
-            layer, unlike Keras, where it reaches the whole table.
-        embeddings_constraint: Applied to the rows a batch touches, after their
-            update; a row that none has touched reads its initial value as it is.
+        embeddings_regularizer: Applied to the rows a batch touches, once a layer, unlike Keras, where it reaches the
+            whole table.
+        embeddings_constraint: Applied to the rows a batch touches, after their update; a row that none has touched
+            reads its initial value as it is.
         mask_zero: Id 0, or the empty string, is padding: masked as in Keras, left out by a combiner.
-        weights: The rows to begin with, `[input_dim, output_dim]`, as in Keras;
-            they are written when training creates the table.
-        combiner: None, "sum", "mean" or "sqrtn": reduces the last axis of the
-            ids. Sparse ids need one; sparse integers below 0 are pruned.
-        table: Name of the table; layers that name the same one share it.
-            Default: the layer's own name.
-        admission: An `et.AdmissionSpec`: when an id gets a row of its own; until
-            then it reads its initial value, and its gradients are dropped.
-            None: at its first gradient. Not with `input_dim`.
-        eviction: An `et.EvictionSpec`: which rows are given up, and when; their
-            ids read their initial values again. None: none. Not with `input_dim`.
-        lazy: False: rows that a batch does not touch follow its step, too, as in
-            Keras; True: they stay as they are; None: as the job says (`et.fit(lazy=)`).
-        optimizer: What trains the table: a Keras optimizer, its name or its config, with a learning rate (or
-            schedule), weight decay and clipping of its own. None: the model's, as given to `compile()`.
-        table_dtype: How the store keeps the rows: None or "float32", "bfloat16"
-            or "float16". The layer reads float32 in any case; `dtype` is, as in
-            Keras, what it computes in.
+        weights: The rows to begin with, `[input_dim, output_dim]`, as in Keras; they are written when training creates
+            the table.
+        combiner: None, "sum", "mean" or "sqrtn": reduces the last axis of the ids. Sparse ids need one; sparse integers
+            below 0 are pruned.
+        table: Name of the table; layers that name the same one share it. Default: the layer's own name.
+        admission: An `et.AdmissionSpec`: when an id gets a row of its own; until then it reads its initial value, and
+            its gradients are dropped. None: at its first gradient. Not with `input_dim`.
+        eviction: An `et.EvictionSpec`: which rows are given up, and when; their ids read their initial values again.
+            None: none. Not with `input_dim`.
+        lazy: False: rows that a batch does not touch follow its step, too, as in Keras; True: they stay as they are;
+            None: as the job says (`et.fit(lazy=)`).
+        optimizer: What trains the table: a Keras optimizer, its name or its config, with a learning rate (or schedule),
+            weight decay and clipping of its own. None: the model's, as given to `compile()`.
+        table_dtype: How the store keeps the rows: None or "float32", "bfloat16" or "float16". The layer reads float32
+            in any case; `dtype` is, as in Keras, what it computes in.
 
     Call arguments:
-        inputs: Integers or strings: a dense tensor of any rank, ragged, or sparse of
-            rank 2.
+        inputs: Integers or strings: a dense tensor of any rank, ragged, or sparse of rank 2.
         weights: With a combiner, the weight of every id; shaped as the ids.
 
     Returns:
-        Ids' shape + `[output_dim]`; with a combiner, ids' shape without its
-        last axis + `[output_dim]`.
+        Ids' shape + `[output_dim]`; with a combiner, ids' shape without its last axis + `[output_dim]`.
 
     Raises:
-        BadSpec: dimensions that are not positive integers or are in another
-            order, an unknown combiner or table_dtype; admission or eviction of
-            a fixed vocabulary; an optimizer that Keras does not know.
+        BadSpec: dimensions that are not positive integers or are in another order, an unknown combiner or table_dtype;
+            admission or eviction of a fixed vocabulary; an optimizer that Keras does not know.
         Unsupported: LoRA or quantization.
         BadIds: ids that are neither integers nor strings, or strings for a fixed vocabulary.
         IdOutOfRange: ids outside of a fixed vocabulary.

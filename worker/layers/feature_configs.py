@@ -69,8 +69,8 @@ class FeatureConfig:
         input_shape: Of its ids, `(batch,)` or `(batch, n)`; of ragged ids n is the most there are. For readers of the
             description: any batch size and any n will do.
         output_shape: Of what it becomes, `(batch, embedding_dim)`; likewise.
-        max_sequence_length: If positive, ids `[batch, n]` are not reduced: the first that many give rows
-            `[batch, max_sequence_length, embedding_dim]`, with zeros where there are fewer.
+        max_sequence_length: If positive, ids `[batch, n]` are not reduced: the first that many give rows `[batch,
+            max_sequence_length, embedding_dim]`, with zeros where there are fewer.
     """
 
     name: str

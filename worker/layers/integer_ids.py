@@ -1,8 +1,7 @@
 """Sequential models that begin with an embedding take ids as integers, also where Keras assumes floats.
 
-A `keras.Sequential` that is not told of its input makes one of float32, and
-casts what it is given: ids above 2**24 would become others. So where an
-embedding layer of ours is the first layer, that input is made int64.
+A `keras.Sequential` that is not told of its input makes one of float32, and casts what it is given: ids above 2**24
+would become others. So where an embedding layer of ours is the first layer, that input is made int64.
 """
 
 from __future__ import annotations

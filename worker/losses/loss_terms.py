@@ -1,10 +1,9 @@
 """The terms of a traced loss, and what each was divided by.
 
-A version's gradient is that of one batch of all its records, so micro-batches
-must be combined term by term: a mean over records by records, a masked mean by
-what the mask let through, a sum by nothing. The graph of the loss is walked from
-its end: through sums and constant factors, down to terms whose divisor is
-known. What is not known is said to be so, and never guessed.
+A version's gradient is that of one batch of all its records, so micro-batches must be combined term by term: a mean
+over records by records, a masked mean by what the mask let through, a sum by nothing. The graph of the loss is walked
+from its end: through sums and constant factors, down to terms whose divisor is known. What is not known is said to be
+so, and never guessed.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class LossTerm:
 def averaged(value: tf.Tensor) -> tf.Tensor:
     """Marks a scalar of a loss as a mean over the records of the batch; changes no number.
 
-    For terms of `add_loss` and `compute_loss`, and losses that return one
-    number, where it cannot be seen from their operations. See docs/model-file.md.
+    For terms of `add_loss` and `compute_loss`, and losses that return one number, where it cannot be seen from their
+    operations. See docs/model-file.md.
     """
     return tf.identity(value, name=_AVERAGED)
 

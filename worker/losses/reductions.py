@@ -1,10 +1,9 @@
 """What Keras' losses divide by, noted while a step is traced.
 
-Every `keras.losses.Loss` ends in Keras' `reduce_weighted_values`: values of a
-batch, sample weights and a mask go in, the loss comes out. Only there can be
-seen whether it is a sum, a mean over records, or was divided by weights or by
-what a mask lets through. The function is wrapped once, when this module is
-imported; without a recorder in the thread it does what Keras' own does.
+Every `keras.losses.Loss` ends in Keras' `reduce_weighted_values`: values of a batch, sample weights and a mask go in,
+the loss comes out. Only there can be seen whether it is a sum, a mean over records, or was divided by weights or by
+what a mask lets through. The function is wrapped once, when this module is imported; without a recorder in the thread
+it does what Keras' own does.
 """
 
 from __future__ import annotations

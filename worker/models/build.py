@@ -75,10 +75,9 @@ def make_model(
     Args:
         make: Returns a compiled Keras model.
         sample: A batch, for its shapes.
-        seed: Keras' global seed, so that every process begins with equal
-            dense variables.
-        offload_above: Keras embeddings of more elements than this get their
-            tables in the store and never allocate them; 0: none.
+        seed: Keras' global seed, so that every process begins with equal dense variables.
+        offload_above: Keras embeddings of more elements than this get their tables in the store and never allocate
+            them; 0: none.
         on_worker: Tables that become Keras variables.
     """
     keras.utils.set_random_seed(seed & 0xFFFFFFFF)
@@ -95,8 +94,8 @@ def build_model(model: keras.Model, sample: TensorBatch) -> None:
     """Runs the model once on `sample`, so that all variables exist.
 
     Raises:
-        ModelError, Unsupported: a model that is not compiled, fails on its own
-            data, or asks for what cannot be honoured.
+        ModelError, Unsupported: a model that is not compiled, fails on its own data, or asks for what cannot be
+            honoured.
     """
     _refuse_unsupported(model)
     try:

@@ -29,8 +29,8 @@ _BLOCK_ROWS = 1 << 16
 def export_keras(model: keras.Model, store: EmbeddingStore, path: str | Path) -> Path:
     """Writes `model` with its tables as a `.keras` file that loads without Elastable.
 
-    A model of plain Keras layers, of which some are offloaded, may be of any
-    kind; the file needs its class where it is a subclass.
+    A model of plain Keras layers, of which some are offloaded, may be of any kind; the file needs its class where it is
+    a subclass.
 
     Raises:
         Unsupported: see `plain_model`.
@@ -54,11 +54,9 @@ def _is_functional(model: keras.Model) -> bool:
 def plain_model(model: keras.Model, store: EmbeddingStore) -> keras.Model:
     """The same Functional or Sequential model with plain Keras layers only.
 
-    A fixed table becomes a `keras.layers.Embedding` of all its rows. A table
-    of any int64 ids becomes an `IntegerLookup` over the ids that were trained,
-    and an `Embedding` of their rows; ids it has never seen share one row, the
-    mean of the initial distribution, where the store would have given each an
-    initial value of its own.
+    A fixed table becomes a `keras.layers.Embedding` of all its rows. A table of any int64 ids becomes an
+    `IntegerLookup` over the ids that were trained, and an `Embedding` of their rows; ids it has never seen share one
+    row, the mean of the initial distribution, where the store would have given each an initial value of its own.
 
     Raises:
         Unsupported: a model that is subclassed, or ids that are sparse or ragged.

@@ -3,8 +3,8 @@
 A model file is a Python file that defines
 
 * `model()` -> a compiled Keras model,
-* `data(split)` -> the records of split "train" or "validation": a Reader, or a
-  tuple (x, y) or (x, y, sample_weight) of arrays; None where there is no such split,
+* `data(split)` -> the records of split "train" or "validation": a Reader, or a tuple (x, y) or (x, y, sample_weight) of
+  arrays; None where there is no such split,
 * optionally `callbacks()` -> a list of Keras callbacks, run by the master.
 """
 
@@ -111,8 +111,8 @@ def load_model_file(path: str | Path, sha256: str | None = None) -> ModelFile:
         sha256: What its bytes must hash to; None: anything.
 
     Raises:
-        ModelError: no such file, bytes of another hash (nothing was run then), code
-            that raises (with the line that did), or a file without `model` or `data`.
+        ModelError: no such file, bytes of another hash (nothing was run then), code that raises (with the line that
+            did), or a file without `model` or `data`.
     """
     file = Path(path).expanduser().resolve()
     if not file.is_file():

@@ -1,9 +1,8 @@
 """Plain Keras embeddings moved to the store, without touching the model.
 
-A `keras.layers.Embedding` above a size becomes an `OffloadedEmbedding` by
-changing its class before it is built: it is the same object in the same model,
-keeps its config to the letter, and never allocates its table. On export it
-becomes a plain layer again.
+A `keras.layers.Embedding` above a size becomes an `OffloadedEmbedding` by changing its class before it is built: it is
+the same object in the same model, keeps its config to the letter, and never allocates its table. On export it becomes a
+plain layer again.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ _LOADED = -2  # steps that no optimizer has
 class OffloadedEmbedding(StoreBacked, keras.layers.Embedding):  # type: ignore[misc]
     """A Keras embedding whose table lives in the store; made by `offloading` only.
 
-    To whoever asks for its `__class__`, as Keras does when it writes, clones or
-    copies a model, it is the `keras.layers.Embedding` that it was.
+    To whoever asks for its `__class__`, as Keras does when it writes, clones or copies a model, it is the
+    `keras.layers.Embedding` that it was.
 
     Attributes:
         variable_path: Of the Keras variable that it had; None: it never had one.

@@ -1,7 +1,7 @@
 """Tables that stay on the workers: ordinary Keras variables, trained as any other dense variable.
 
-A table so small that asking a store for its rows costs more than sending all
-of it along with the dense variables (see `elastable.embedding_store.composite.placement.locations`).
+A table so small that asking a store for its rows costs more than sending all of it along with the dense variables (see
+`elastable.embedding_store.composite.placement.locations`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ def keep_on_worker(
 ) -> None:
     """Gives the layers of these tables a Keras variable in the place of the store.
 
-    It begins with the rows that the store would have begun with: those given
-    here or to the layer, those that the layer reads already, else the initial
-    values. Layers that share a table share the variable. Must be done before
-    the optimizer is built.
+    It begins with the rows that the store would have begun with: those given here or to the layer, those that the layer
+    reads already, else the initial values. Layers that share a table share the variable. Must be done before the
+    optimizer is built.
 
     Args:
         model: A built model.

@@ -19,14 +19,13 @@ def as_reader(data: object, endless: bool = False) -> Reader:
     """A Reader of `data`.
 
     Args:
-        data: A Reader; a tuple (x,), (x, y) or (x, y, sample_weight); a dict
-            with the keys "x" and, where there are any, "y" and
-            "sample_weight". x, y and sample_weight are arrays or nests of them.
+        data: A Reader; a tuple (x,), (x, y) or (x, y, sample_weight); a dict with the keys "x" and, where there are
+            any, "y" and "sample_weight". x, y and sample_weight are arrays or nests of them.
         endless: Whether it may be an EndlessReader: records to train on may, not those to evaluate on.
 
     Raises:
-        BadInput: anything else, by name, with what would be right. Streams too: whether
-            several processes see the same records in theirs is for a person to say.
+        BadInput: anything else, by name, with what would be right. Streams too: whether several processes see the same
+            records in theirs is for a person to say.
     """
     if isinstance(data, EndlessReader) and not endless:
         raise BadInput(

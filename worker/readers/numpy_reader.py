@@ -23,11 +23,10 @@ class NumpyReader(Reader):
     """Arrays whose first axis is the records.
 
     Args:
-        x: Features: an array, or a dict/tuple/list nest of arrays. Whatever has
-            `__array__` will do (a memory-mapped .npy file, a pandas Series, a tensor).
-            Records of different lengths: an object array of lists or arrays, a
-            RaggedArray, a `tf.RaggedTensor`; sparse ones: a `tf.SparseTensor` or
-            a SciPy sparse matrix. Neither is ever padded.
+        x: Features: an array, or a dict/tuple/list nest of arrays. Whatever has `__array__` will do (a memory-mapped
+            .npy file, a pandas Series, a tensor). Records of different lengths: an object array of lists or arrays, a
+            RaggedArray, a `tf.RaggedTensor`; sparse ones: a `tf.SparseTensor` or a SciPy sparse matrix. Neither is ever
+            padded.
         y: Targets, likewise; None: batches are `(x,)`.
         sample_weight: Weights, likewise.
         name: What errors call this source.

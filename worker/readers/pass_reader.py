@@ -35,17 +35,16 @@ _LOOKED_AT = 2  # batches of a PyDataset whose shapes Keras looks at before it b
 class PassReader(StreamReader):
     """What `StreamReader` takes, read anew for each pass over the data, as plain Keras does.
 
-    So a stream that shuffles or augments by itself does so in every pass, and
-    a `keras.utils.PyDataset` is told where passes begin and end. Batches are
-    those of the stream, of whatever sizes (`Reader.batches`). The first pass is
-    read when the reader is made, into files as those of `StreamReader`; later
-    ones as they are trained, of which the last few batches are kept.
+    So a stream that shuffles or augments by itself does so in every pass, and a `keras.utils.PyDataset` is told where
+    passes begin and end. Batches are those of the stream, of whatever sizes (`Reader.batches`). The first pass is read
+    when the reader is made, into files as those of `StreamReader`; later ones as they are trained, of which the last
+    few batches are kept.
 
     Args:
         batches: As of `StreamReader`.
         count: As there; a pass is no more than so many batches.
-        shuffle: Whether the batches of a `PyDataset` come in an order that Python's `random` draws, as in Keras.
-            Other streams shuffle by themselves or not at all.
+        shuffle: Whether the batches of a `PyDataset` come in an order that Python's `random` draws, as in Keras. Other
+            streams shuffle by themselves or not at all.
         first_pass: The number of the pass that is read first; earlier ones are never asked for.
         goes_on: Whether Keras would begin the next pass within an epoch (`steps_per_epoch`).
 

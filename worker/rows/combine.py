@@ -1,7 +1,7 @@
 """From the ids of one call to flat ids, and from flat rows back to the call's output.
 
-One call's ids come dense, ragged or sparse; everything between sees only flat
-int64 `[n]` ids and float32 `[n, dim]` rows.
+One call's ids come dense, ragged or sparse; everything between sees only flat int64 `[n]` ids and float32 `[n, dim]`
+rows.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ class FlatIds:
 
     Attributes:
         ids: int64 `[n]`.
-        source: The tensor as it was given (dense or ragged), or the sparse
-            tensor without its pruned entries.
+        source: The tensor as it was given (dense or ragged), or the sparse tensor without its pruned entries.
         weights: `[n]` or None: of each id in its combination.
     """
 
@@ -45,12 +44,12 @@ def flatten_ids(
 ) -> FlatIds:
     """Flattens the ids of one call of the layer named `layer`.
 
-    Sparse integers below 0 are pruned, as in `tf.nn.safe_embedding_lookup_sparse`.
-    Under `mask_zero` a combiner leaves id 0, or the empty string, out.
+    Sparse integers below 0 are pruned, as in `tf.nn.safe_embedding_lookup_sparse`. Under `mask_zero` a combiner leaves
+    id 0, or the empty string, out.
 
     Raises:
-        BadIds: ids that are neither integers nor strings, strings for a fixed vocabulary
-            (`input_dim`), or weights that are not one for each id or have no meaning.
+        BadIds: ids that are neither integers nor strings, strings for a fixed vocabulary (`input_dim`), or weights that
+            are not one for each id or have no meaning.
         BadSpec: sparse ids without a combiner.
     """
     require_id_dtype(layer, inputs.dtype.name, input_dim)
@@ -108,8 +107,8 @@ def shape_rows(flat: FlatIds, rows: tf.Tensor, combiner: str | None, dim: int) -
         dim: Columns.
 
     Returns:
-        Without a combiner ids' shape + `[dim]` (ragged for ragged ids); with
-        one, ids' shape without its last axis + `[dim]`. No ids give zeros.
+        Without a combiner ids' shape + `[dim]` (ragged for ragged ids); with one, ids' shape without its last axis +
+        `[dim]`. No ids give zeros.
     """
     source = flat.source
     if combiner is None:

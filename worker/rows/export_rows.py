@@ -1,9 +1,8 @@
 """Rows of a store in an exported graph, which is run where there is no store.
 
-While a model is exported (`model.export`, `tf.saved_model.save`), a lookup becomes
-constants and operations of TensorFlow: all rows of a fixed table, or the rows
-of a table of any ids with their ids, sorted, to be searched. An id that has no
-row gets its initial value from the same bits as everywhere
+While a model is exported (`model.export`, `tf.saved_model.save`), a lookup becomes constants and operations of
+TensorFlow: all rows of a fixed table, or the rows of a table of any ids with their ids, sorted, to be searched. An id
+that has no row gets its initial value from the same bits as everywhere
 (`elastable.embedding_store.rows.initial_values`).
 """
 
@@ -61,9 +60,8 @@ def export_format() -> str | None:
 def integer_ids_in_export(layer: StoreLayer, inputs: TensorLike) -> TensorLike:
     """The ids as they are, but where Keras exports a subclassed model with float inputs, not knowing what it takes.
 
-    Beside what it exports by the signature that it is given, Keras traces a default
-    signature of floats. There small ids are cast, as Keras casts them; where floats
-    cannot hold all ids, the default signature fails when it is called.
+    Beside what it exports by the signature that it is given, Keras traces a default signature of floats. There small
+    ids are cast, as Keras casts them; where floats cannot hold all ids, the default signature fails when it is called.
 
     Raises:
         Unsupported: floats in what is exported itself; says how to give the signature.

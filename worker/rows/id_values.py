@@ -40,8 +40,8 @@ def as_int64(layer: str, values: tf.Tensor) -> tf.Tensor:
     Strings become their FarmHash `Fingerprint64`, as `elastable.embedding_store.native.ids.string_ids` says.
 
     Raises:
-        BadIds: a uint64 above 2**63 - 1, where the tensor has values. In a
-            graph it is `tf.errors.InvalidArgumentError` when the graph runs.
+        BadIds: a uint64 above 2**63 - 1, where the tensor has values. In a graph it is `tf.errors.InvalidArgumentError`
+            when the graph runs.
     """
     if values.dtype == tf.string:
         return tf.bitcast(tf.fingerprint(values), tf.int64)
@@ -62,9 +62,8 @@ def refuse_weights_unlike(layer: str, inputs: TensorLike, weights: TensorLike) -
     """Refuses weights that are not one for each id: with the ids flattened, they would weigh others.
 
     Raises:
-        BadIds: of another kind (ragged, sparse, dense) or static shape than the ids; or, where
-            both have values, of another raggedness. In a graph the latter is
-            `tf.errors.InvalidArgumentError` when the graph runs.
+        BadIds: of another kind (ragged, sparse, dense) or static shape than the ids; or, where both have values, of
+            another raggedness. In a graph the latter is `tf.errors.InvalidArgumentError` when the graph runs.
     """
     kinds = [_kind(value) for value in (inputs, weights)]
     if kinds[0] != kinds[1] and kinds != ["sparse", "dense"]:

@@ -19,8 +19,8 @@ def initializer_spec(
     """The distribution that a Keras initializer draws `[vocabulary_size, dim]` from.
 
     Raises:
-        Unsupported: an initializer that is no distribution by (id, column), or
-            one scaled by the vocabulary of a table that has none.
+        Unsupported: an initializer that is no distribution by (id, column), or one scaled by the vocabulary of a table
+            that has none.
     """
     kinds = keras.initializers
     known = (kinds.Zeros, kinds.Ones, kinds.Constant, kinds.RandomUniform, kinds.RandomNormal, kinds.TruncatedNormal)
@@ -73,8 +73,8 @@ def _scaled(layer: str, initializer: keras.Initializer, vocabulary_size: int | N
 def seed_of(initializer: keras.Initializer, otherwise: int) -> int:
     """The seed that a person gave the initializer, or `otherwise`.
 
-    Keras invents a random seed where none was given, which would differ in
-    every process; the config keeps only what was given.
+    Keras invents a random seed where none was given, which would differ in every process; the config keeps only what
+    was given.
     """
     return int(initializer.get_config()["seed"]) if was_seeded(initializer) else otherwise
 

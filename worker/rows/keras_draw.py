@@ -20,17 +20,16 @@ _DRAWN = "_elastable_drawn"
 def first_rows(layer: StoreLayer, unseeded: bool) -> Float32 | None:
     """All rows that a layer's table begins with, where they are not `initial_rows` of its spec.
 
-    They are those that the layer was given as `weights=`, or what Keras' own
-    layer would draw: of the initializer's seed, which Keras chooses where a
-    person gave none, by `keras.utils.set_random_seed` if that was called.
+    They are those that the layer was given as `weights=`, or what Keras' own layer would draw: of the initializer's
+    seed, which Keras chooses where a person gave none, by `keras.utils.set_random_seed` if that was called.
 
     Args:
         layer: A store-backed layer.
         unseeded: Whether an initializer without a seed of its own draws, too.
 
     Returns:
-        float32 `[input_dim, output_dim]`. None for rows that are not random, for
-        tables of any ids, and for more than `LARGEST_DRAW` elements.
+        float32 `[input_dim, output_dim]`. None for rows that are not random, for tables of any ids, and for more than
+        `LARGEST_DRAW` elements.
     """
     if layer.pretrained is not None:
         return np.asarray(layer.pretrained, np.float32)

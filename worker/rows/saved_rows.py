@@ -1,8 +1,7 @@
 """Rows of layers with tables in a store, as `model.save` and `save_weights` write them and as they are loaded again.
 
-An offloaded `keras.layers.Embedding` is written as the plain layer that it was:
-one array of all rows. An `et.Embedding` writes ids and rows with their slots,
-the table's spec and what it has counted.
+An offloaded `keras.layers.Embedding` is written as the plain layer that it was: one array of all rows. An
+`et.Embedding` writes ids and rows with their slots, the table's spec and what it has counted.
 """
 
 from __future__ import annotations
@@ -134,9 +133,8 @@ def save_table(layer: StoreLayer, store: SavedArrays) -> None:
 def load_table(layer: StoreLayer, store: SavedArrays) -> None:
     """Reads what `save_table` wrote.
 
-    A layer that has no store yet gets one of its own, one that has keeps it. Slots
-    are those of the file where it holds an optimizer like the layer's, as Keras
-    loads the optimizer with the weights.
+    A layer that has no store yet gets one of its own, one that has keeps it. Slots are those of the file where it holds
+    an optimizer like the layer's, as Keras loads the optimizer with the weights.
 
     Raises:
         BadInput: the file is of another table.

@@ -71,12 +71,12 @@ class StepScope:
 
     Attributes:
         layers: The layer of every call, in call order, as the plan saw them.
-        inverses: For every call an int32 `[n]` tensor of positions in its
-            table's BET; None for a call that could not be planned.
+        inverses: For every call an int32 `[n]` tensor of positions in its table's BET; None for a call that could not
+            be planned.
         bets: Table name -> float32 `[unique ids, dim]`, watched by the tape.
         lookup: What an unplanned call asks: (table, ids) -> rows.
-        tape: Watches the BETs of unplanned calls before they are used; a watch
-            after the use would yield no gradient at all.
+        tape: Watches the BETs of unplanned calls before they are used; a watch after the use would yield no gradient at
+            all.
         unplanned: (table, unique ids, BET) of every unplanned call.
     """
 

@@ -34,9 +34,8 @@ __all__ = ["StoreBacked"]
 class StoreBacked:
     """What every layer with its table in a store shares; mixed into Keras layers.
 
-    The layer has no Keras weights. Where its rows come from is decided at each
-    call: from the scope that stands (`elastable.worker.rows.scope`), else from the attached
-    source, else they are the initial values.
+    The layer has no Keras weights. Where its rows come from is decided at each call: from the scope that stands
+    (`elastable.worker.rows.scope`), else from the attached source, else they are the initial values.
     """
 
     name: str
@@ -80,8 +79,8 @@ class StoreBacked:
         """The table this layer needs.
 
         Args:
-            seed: Of the initial values, unless the initializer carries its own. None: Keras' global seed when the
-                layer was made, else 0.
+            seed: Of the initial values, unless the initializer carries its own. None: Keras' global seed when the layer
+                was made, else 0.
             optimizer: Of the rows.
         """
         spec = initializer_spec(self.name, self.embeddings_initializer, self.input_dim, self.output_dim)

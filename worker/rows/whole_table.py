@@ -16,8 +16,8 @@ __all__ = ["WholeTable"]
 class WholeTable:
     """All rows of a fixed table, looked up whenever they are used as a tensor.
 
-    Within a model's forward pass that is a lookup of every id, and gradients
-    reach every row, as where weights are tied. Its cost goes with the table.
+    Within a model's forward pass that is a lookup of every id, and gradients reach every row, as where weights are
+    tied. Its cost goes with the table.
 
     Args:
         layer: A layer whose table is in a store.

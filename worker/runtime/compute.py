@@ -91,9 +91,8 @@ class MicroBatchComputer:
         source: Where calls whose ids cannot be planned look rows up.
         specs: Of the tables.
         deadline_s: How long the source may be away when a step looks up ids that could not be planned.
-        keras_draws: Whether random layers draw on from where they are, as in
-            `model.fit`: for one process alone, which computes every micro-batch in
-            its order. False: by the job's seed and the micro-batch.
+        keras_draws: Whether random layers draw on from where they are, as in `model.fit`: for one process alone, which
+            computes every micro-batch in its order. False: by the job's seed and the micro-batch.
     """
 
     def __init__(

@@ -216,9 +216,8 @@ class Worker:
     def _rejoin(self, keep: bool = True) -> None:
         """Opens another session, with this master or the one in its place.
 
-        What is prepared may stay: a push names what it computed, so it counts
-        once whether the lease is still this worker's or not. Values do not:
-        they are read anew.
+        What is prepared may stay: a push names what it computed, so it counts once whether the lease is still this
+        worker's or not. Values do not: they are read anew.
 
         Raises:
             JobFailed: the master runs another job, or this one otherwise.

@@ -29,9 +29,8 @@ def source_for(source: RowSource, task: Task) -> RowSource:
 class RowsAhead:
     """Looks up at most one synchronous micro-batch ahead, in a thread of its own.
 
-    The rows are those of the micro-batch's own version: where that is yet to
-    be committed, the lookup waits at the source. So they are on their way
-    while the dense part of the version is.
+    The rows are those of the micro-batch's own version: where that is yet to be committed, the lookup waits at the
+    source. So they are on their way while the dense part of the version is.
 
     Args:
         source: Where rows are looked up.

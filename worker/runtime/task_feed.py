@@ -20,10 +20,9 @@ _FEW = 3  # evaluations at hand, below which the master is asked for more
 class TaskFeed:
     """Keeps a few prepared tasks ready, the earliest first.
 
-    Ahead of time go data and ids only, never values: rows and dense variables
-    are read when a task's version is there. The master is told what is held
-    whenever it is asked for more, so that an answer that was lost is given
-    again, and what is done elsewhere is dropped.
+    Ahead of time go data and ids only, never values: rows and dense variables are read when a task's version is there.
+    The master is told what is held whenever it is asked for more, so that an answer that was lost is given again, and
+    what is done elsewhere is dropped.
     """
 
     def __init__(self, master: MasterApi, incarnation: str, prepare: Callable[[Task], Prepared], ahead: int) -> None:
@@ -100,8 +99,7 @@ class TaskFeed:
         """Is told that a session was opened, perhaps with another master.
 
         Args:
-            keep: Whether what is prepared may be of use: the master is told of
-                it, and says what is not.
+            keep: Whether what is prepared may be of use: the master is told of it, and says what is not.
         """
         with self._changed:
             self._outside = False

@@ -1,8 +1,7 @@
 """What Keras computes on one batch: the model, its loss and its metrics.
 
-This is `keras.Model.train_step` without the gradient, and `test_step`. The id
-plan and the compiled steps both run it, so an embedding may be called wherever
-Keras runs a model's code: in `call`, `compute_loss`, `compute_metrics`, in what
+This is `keras.Model.train_step` without the gradient, and `test_step`. The id plan and the compiled steps both run it,
+so an embedding may be called wherever Keras runs a model's code: in `call`, `compute_loss`, `compute_metrics`, in what
 `add_loss` is given, and in activity regularizers.
 """
 

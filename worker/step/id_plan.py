@@ -1,9 +1,8 @@
 """The id plan: the part of a step that leads from a batch to ids, cut out and compiled.
 
-The whole step (model, loss and metrics) is traced once with its embedding calls
-recording the ids they are asked for and answering zeros. What those ids need,
-and nothing else, becomes a function of its own; so a worker knows every id of a
-micro-batch before, and apart from, the step.
+The whole step (model, loss and metrics) is traced once with its embedding calls recording the ids they are asked for
+and answering zeros. What those ids need, and nothing else, becomes a function of its own; so a worker knows every id of
+a micro-batch before, and apart from, the step.
 """
 
 from __future__ import annotations

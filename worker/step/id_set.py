@@ -23,8 +23,8 @@ class IdSets:
 
     Attributes:
         unique: Table name -> int64 `[u]`, sorted by first appearance.
-        inverses: For every planned embedding call, in call order, int32 `[n]`:
-            position i of the call reads row `inverses[call][i]` of its table's BET.
+        inverses: For every planned embedding call, in call order, int32 `[n]`: position i of the call reads row
+            `inverses[call][i]` of its table's BET.
     """
 
     unique: Mapping[str, Int64]
@@ -41,8 +41,7 @@ def make_id_sets(tables: Sequence[str], calls: Sequence[Int64], specs: Mapping[s
 
     Raises:
         TableNotFound: the store does not hold it, or lost it.
-        IdOutOfRange: an id that a fixed table does not have, naming table, id
-            and position.
+        IdOutOfRange: an id that a fixed table does not have, naming table, id and position.
     """
     unique: dict[str, Int64] = {}
     inverses: list[npt.NDArray[np.int32]] = [np.zeros(0, np.int32)] * len(calls)

@@ -1,10 +1,8 @@
 """What of a model is trained: Keras' `trainable`, as a job holds to it.
 
-Keras reads `trainable` when it traces its train function: at the first batch
-after `compile`, and again after `make_train_function(force=True)`. What was
-read is in force until then, whatever the flags of layers say meanwhile. A job
-does the same, so the flags that are in force are kept beside the model, and
-put on it while a step is traced.
+Keras reads `trainable` when it traces its train function: at the first batch after `compile`, and again after
+`make_train_function(force=True)`. What was read is in force until then, whatever the flags of layers say meanwhile. A
+job does the same, so the flags that are in force are kept beside the model, and put on it while a step is traced.
 """
 
 from __future__ import annotations

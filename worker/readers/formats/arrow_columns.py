@@ -24,9 +24,8 @@ class ColumnChoice:
         features: Names; None: all columns that are neither label nor weight.
         label: The target's name; None: batches are `(x,)`.
         weight: The sample weight's name, if there is one.
-        fill_null: Column -> value in place of nulls; [] makes empty lists of
-            them. Without one, nulls in a column of floats are NaN, and in any
-            other column an error.
+        fill_null: Column -> value in place of nulls; [] makes empty lists of them. Without one, nulls in a column of
+            floats are NaN, and in any other column an error.
     """
 
     features: Sequence[str] | None = None
@@ -93,9 +92,8 @@ def arrow_types(wanted: Mapping[str, str], known: Sequence[str], source: str) ->
 def to_arrays(table: pa.Table, fill_null: Mapping[str, object], source: str) -> dict[str, Leaf]:
     """The columns of an Arrow table.
 
-    Integers and booleans keep their type, floats become float32, strings (also
-    dictionary-encoded ones) object arrays of `str`, lists of one fixed size
-    `[records, size]`, and other lists ragged. No integer passes through a float.
+    Integers and booleans keep their type, floats become float32, strings (also dictionary-encoded ones) object arrays
+    of `str`, lists of one fixed size `[records, size]`, and other lists ragged. No integer passes through a float.
 
     Raises:
         BadInput: nulls where they cannot be, a uint64 above 2**63 - 1, other types.

@@ -80,8 +80,7 @@ class BlockReader(Reader):
         """The records at `indices`.
 
         Raises:
-            BadInput: an index out of range, a malformed block, a transform that
-                changes the number of records.
+            BadInput: an index out of range, a malformed block, a transform that changes the number of records.
         """
         rows = checked_indices(indices, len(self), self._name)
         columns = self._gather(rows)

@@ -41,8 +41,7 @@ class CsvIndex:
 def index_csv(file: DataFile, block_records: int, delimiter: str, has_header: bool) -> CsvIndex:
     """Finds the blocks of `block_records` records each (the last may have fewer).
 
-    A record ends with its line, unless within quotes; empty lines are no
-    records.
+    A record ends with its line, unless within quotes; empty lines are no records.
 
     Raises:
         BadInput: a quote that is never closed, or a file that cannot be read.

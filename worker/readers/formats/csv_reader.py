@@ -21,34 +21,30 @@ __all__ = ["CsvReader"]
 class CsvReader(BlockReader):
     """CSV files of one header as one record space, in the order given.
 
-    Each file is scanned once, when the reader is made, for where its records
-    begin. x is a dict of arrays: integers, float32, booleans, or object arrays
-    of `str`; dates and times stay strings. Types are those of the first block
-    of the first file, unless `column_types` says otherwise. Folders named
-    `key=value`, within a folder or glob that is given, are columns, too.
+    Each file is scanned once, when the reader is made, for where its records begin. x is a dict of arrays: integers,
+    float32, booleans, or object arrays of `str`; dates and times stay strings. Types are those of the first block of
+    the first file, unless `column_types` says otherwise. Folders named `key=value`, within a folder or glob that is
+    given, are columns, too.
 
     Args:
-        paths: A file, a glob, a folder, or several of them: paths of this
-            machine or URLs (`s3://`, `gs://`, `abfs://`, whatever fsspec opens).
-            Files of a folder or glob are read in the order of their paths.
+        paths: A file, a glob, a folder, or several of them: paths of this machine or URLs (`s3://`, `gs://`, `abfs://`,
+            whatever fsspec opens). Files of a folder or glob are read in the order of their paths.
         features: Columns that make up x; None: all but label and weight.
         label: Column of the target; None: batches are `(x,)`.
         weight: Column of the sample weights.
         transform: Batch -> batch, one record for each.
         delimiter: One ASCII character.
-        column_names: Names for files that have no header; None: the first
-            record names the columns.
+        column_names: Names for files that have no header; None: the first record names the columns.
         column_types: Column -> name of an Arrow type, such as "float64".
         fill_null: Column -> value in place of nulls ("", "NA", "NULL", ...).
-        filesystem: A `pyarrow.fs.FileSystem` or fsspec file system that the
-            paths are of; None: this machine's, or that of a path's URL.
+        filesystem: A `pyarrow.fs.FileSystem` or fsspec file system that the paths are of; None: this machine's, or that
+            of a path's URL.
         block_records: Records that are read and parsed together.
         cached_blocks: Parsed blocks that are kept.
 
     Raises:
-        BadInput: no records; a missing file or column; headers that differ; a
-            malformed record in the first block (later ones are met, with file
-            and line, when their block is read).
+        BadInput: no records; a missing file or column; headers that differ; a malformed record in the first block
+            (later ones are met, with file and line, when their block is read).
     """
 
     def __init__(

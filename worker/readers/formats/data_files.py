@@ -38,8 +38,7 @@ class DataFile:
         filesystem: A `pyarrow.fs.FileSystem`.
         path: Its path there.
         name: What errors call it: the path or URL.
-        partitions: (key, value) of each `key=value` folder that it was found
-            in, outermost first; None is Hive's null.
+        partitions: (key, value) of each `key=value` folder that it was found in, outermost first; None is Hive's null.
     """
 
     filesystem: arrow_fs.FileSystem
@@ -68,17 +67,16 @@ def find_files(
     """The files that `paths` name, in the order given; those of a folder or a glob sorted by path.
 
     Args:
-        paths: A file, a glob (`*`, `?`, `[...]` within a folder's name, `**`
-            for folders of any depth), a folder with all that lies in it, or
-            several of these. Paths of this machine, or URLs.
+        paths: A file, a glob (`*`, `?`, `[...]` within a folder's name, `**` for folders of any depth), a folder with
+            all that lies in it, or several of these. Paths of this machine, or URLs.
         kind: "Parquet" or "CSV", for messages.
         suffixes: What names of files in a folder may end in.
-        filesystem: A `pyarrow.fs.FileSystem` or an fsspec file system that all
-            paths are of; None: this machine's, or that of a path's URL.
+        filesystem: A `pyarrow.fs.FileSystem` or an fsspec file system that all paths are of; None: this machine's, or
+            that of a path's URL.
 
     Raises:
-        BadInput: no path, no such file, a folder with files of another kind, a
-            URL that nothing opens, a compressed file.
+        BadInput: no path, no such file, a folder with files of another kind, a URL that nothing opens, a compressed
+            file.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:

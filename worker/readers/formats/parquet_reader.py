@@ -24,32 +24,28 @@ _OPENED_TOGETHER = 16
 class ParquetReader(BlockReader):
     """Parquet files as one record space, in the order given.
 
-    x is a dict of arrays: see `arrow_columns.to_arrays` for their types; lists
-    are ragged. Strings are arrays of `str`, because dictionary codes would
-    change their meaning from one row group to the next. Folders named
-    `key=value`, within a folder or glob that is given, are columns, too, as in
-    Hive: int64 where all values are integers, else strings; a column of the
-    files goes before one of that name. Pages that carry a checksum are verified.
+    x is a dict of arrays: see `arrow_columns.to_arrays` for their types; lists are ragged. Strings are arrays of `str`,
+    because dictionary codes would change their meaning from one row group to the next. Folders named `key=value`,
+    within a folder or glob that is given, are columns, too, as in Hive: int64 where all values are integers, else
+    strings; a column of the files goes before one of that name. Pages that carry a checksum are verified.
 
     Args:
-        paths: A file, a glob, a folder, or several of them: paths of this
-            machine or URLs (`s3://`, `gs://`, `abfs://`, whatever fsspec opens).
-            Files of a folder or glob are read in the order of their paths.
+        paths: A file, a glob, a folder, or several of them: paths of this machine or URLs (`s3://`, `gs://`, `abfs://`,
+            whatever fsspec opens). Files of a folder or glob are read in the order of their paths.
         features: Columns that make up x; None: all but label and weight.
         label: Column of the target; None: batches are `(x,)`.
         weight: Column of the sample weights.
         transform: Batch -> batch, one record for each.
-        column_types: Column -> name of the Arrow type to read it as, such as
-            "int64" or "list<int64>"; a value that does not fit it is an error.
+        column_types: Column -> name of the Arrow type to read it as, such as "int64" or "list<int64>"; a value that
+            does not fit it is an error.
         fill_null: Column -> value in place of nulls.
-        filesystem: A `pyarrow.fs.FileSystem` or fsspec file system that the
-            paths are of; None: this machine's, or that of a path's URL.
+        filesystem: A `pyarrow.fs.FileSystem` or fsspec file system that the paths are of; None: this machine's, or that
+            of a path's URL.
         cached_row_groups: Decoded row groups that are kept.
 
     Raises:
-        BadInput: no records; a missing or broken file; a missing column; a
-            column of a type that cannot be read, or of different types in two
-            files.
+        BadInput: no records; a missing or broken file; a missing column; a column of a type that cannot be read, or of
+            different types in two files.
     """
 
     def __init__(
@@ -90,8 +86,7 @@ class ParquetReader(BlockReader):
         """Decodes a row group.
 
         Raises:
-            BadInput: a file that changed or is broken, nulls, or a value that
-                is not of the type wanted.
+            BadInput: a file that changed or is broken, nulls, or a value that is not of the type wanted.
         """
         place, group = self._places[block]
         file, fragment = self._files[place], self._fragments[place]

@@ -24,8 +24,8 @@ class RaggedArray:
     The model sees it as a `tf.RaggedTensor`.
 
     Attributes:
-        values: The elements of all records, one after another; an array
-            `[elements, ...]`, or another RaggedArray for lists of lists.
+        values: The elements of all records, one after another; an array `[elements, ...]`, or another RaggedArray for
+            lists of lists.
         splits: int64 `[records + 1]`, from 0 to `len(values)`, never falling.
 
     Raises:
@@ -65,8 +65,7 @@ class RaggedArray:
 class SparseArray:
     """Records of which only some places hold a value; the model sees it as a `tf.SparseTensor`.
 
-    Record i holds `values[splits[i]:splits[i + 1]]` at the places
-    `indices[splits[i]:splits[i + 1]]`.
+    Record i holds `values[splits[i]:splits[i + 1]]` at the places `indices[splits[i]:splits[i + 1]]`.
 
     Attributes:
         indices: int64 `[elements, rank - 1]`: where in its record a value lies.

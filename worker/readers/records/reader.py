@@ -23,8 +23,8 @@ whose first axis is the records. Ragged and sparse leaves are `RaggedArray` and
 class Reader(ABC):
     """Numbered records 0 .. len - 1, the same on every process of a job.
 
-    The order in which records are trained belongs to the job, not to the
-    reader: a reader only has to fetch the records it is asked for.
+    The order in which records are trained belongs to the job, not to the reader: a reader only has to fetch the records
+    it is asked for.
     """
 
     @abstractmethod
@@ -35,8 +35,7 @@ class Reader(ABC):
     def shuffle_block(self) -> int | None:
         """Records in a range that is read together; None, unless a reader says otherwise: any record is cheap.
 
-        A job shuffles such ranges, and the records within each, so that a
-        micro-batch touches few of them.
+        A job shuffles such ranges, and the records within each, so that a micro-batch touches few of them.
         """
         return None
 
@@ -69,8 +68,7 @@ class Reader(ABC):
             The records in the order of `indices`.
 
         Raises:
-            BadInput: an index outside `0 <= index < len`, or a source that
-                does not hold what it promised.
+            BadInput: an index outside `0 <= index < len`, or a source that does not hold what it promised.
         """
 
 

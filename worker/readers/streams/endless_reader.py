@@ -31,16 +31,14 @@ _READ_THROUGH = 16  # batches; to one further on, a stream that can be opened an
 class EndlessReader(Reader):
     """A stream of which an epoch is the next `steps_per_epoch` batches.
 
-    Nothing is stored but the last `keep_batches` batches. Records are trained
-    in the order of the stream, never shuffled; each counts once.
+    Nothing is stored but the last `keep_batches` batches. Records are trained in the order of the stream, never
+    shuffled; each counts once.
 
     Args:
-        batches: What `model.fit` takes as a stream (`StreamReader` has the
-            list), which is read once, from its beginning; or a function
-            `open(start)` that returns the stream from its batch number `start`
-            on, counted from 0, the same batches each time. A model file needs
-            such a function: its workers each read their share, and one that
-            starts again, or takes over from another, goes on where it has to.
+        batches: What `model.fit` takes as a stream (`StreamReader` has the list), which is read once, from its
+            beginning; or a function `open(start)` that returns the stream from its batch number `start` on, counted
+            from 0, the same batches each time. A model file needs such a function: its workers each read their share,
+            and one that starts again, or takes over from another, goes on where it has to.
         steps_per_epoch: Batches in an epoch.
         keep_batches: How many stay at hand, for what is computed again.
 
@@ -49,8 +47,8 @@ class EndlessReader(Reader):
         reopens: Whether the stream can be opened at any of its batches.
 
     Raises:
-        BadInput: no stream, one that ends, batches of other sizes or structure,
-            or a batch that is asked for again when it is kept no more.
+        BadInput: no stream, one that ends, batches of other sizes or structure, or a batch that is asked for again when
+            it is kept no more.
     """
 
     def __init__(

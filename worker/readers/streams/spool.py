@@ -22,9 +22,8 @@ _TEXT = "SUO"
 class Spool:
     """Appends `[n, ...]` parts of one array; `finish` makes it readable.
 
-    Numbers lie as they are, floats as float32; strings as UTF-8 or bytes, one
-    after another, beside their lengths. Files are unlinked from the start:
-    whatever ends the process, nothing is left of them.
+    Numbers lie as they are, floats as float32; strings as UTF-8 or bytes, one after another, beside their lengths.
+    Files are unlinked from the start: whatever ends the process, nothing is left of them.
 
     Args:
         name: What errors call it, as "x['user']".

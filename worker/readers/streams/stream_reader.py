@@ -39,32 +39,29 @@ class StreamReader(Reader):
     """What `model.fit` takes as a stream: a batched `tf.data.Dataset` (of TFRecord files, say), a
     `keras.utils.PyDataset`, a torch `DataLoader`, or any iterable of batches.
 
-    A job fetches records by number, in an order of its own, so the stream is
-    read to its end when the reader is made, a batch at a time, into files that
-    take as much room as the records as arrays and are gone with the process.
-    Every epoch sees these records: what the stream would do otherwise the next
-    time (augment at random, shuffle anew) it does once. Shuffling is the job's.
+    A job fetches records by number, in an order of its own, so the stream is read to its end when the reader is made, a
+    batch at a time, into files that take as much room as the records as arrays and are gone with the process. Every
+    epoch sees these records: what the stream would do otherwise the next time (augment at random, shuffle anew) it does
+    once. Shuffling is the job's.
 
-    In a model file every process makes its own reader, and all must see the
-    same records in the same order: leave shuffles out of the stream, or seed them.
+    In a model file every process makes its own reader, and all must see the same records in the same order: leave
+    shuffles out of the stream, or seed them.
 
     Args:
-        batches: Batches are x, (x,), (x, y) or (x, y, sample_weight): arrays, or
-            dict/tuple/list nests of them, whose first axis is the records. Ragged
-            and sparse tensors stay what they are; nothing is padded.
+        batches: Batches are x, (x,), (x, y) or (x, y, sample_weight): arrays, or dict/tuple/list nests of them, whose
+            first axis is the records. Ragged and sparse tensors stay what they are; nothing is padded.
         count: Batches to take at most, of a stream without an end; None: all.
         folder: Where the files lie; None: where the system keeps temporary ones.
-        shuffle_block: As of `Reader`. None is right while the files fit into
-            the memory that the system has left for them.
+        shuffle_block: As of `Reader`. None is right while the files fit into the memory that the system has left for
+            them.
 
     Attributes:
         batch_records: Records of the first batch.
         sizes: Records of each batch.
 
     Raises:
-        BadInput: no stream, one without an end or without records, batches that
-            differ in structure, shape or dtype, no room in `folder`; names the
-            batch, counted from 0.
+        BadInput: no stream, one without an end or without records, batches that differ in structure, shape or dtype, no
+            room in `folder`; names the batch, counted from 0.
     """
 
     def __init__(

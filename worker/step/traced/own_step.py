@@ -1,7 +1,7 @@
 """A model's own `train_step`, written with `et.step`, as the step of a worker.
 
-`step.apply` yields a gradient that is pushed, in the place of an update; the
-plan of the step says in which turn (`elastable.worker.step.traced.step_plan`).
+`step.apply` yields a gradient that is pushed, in the place of an update; the plan of the step says in which turn
+(`elastable.worker.step.traced.step_plan`).
 """
 
 from __future__ import annotations

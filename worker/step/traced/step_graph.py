@@ -1,8 +1,7 @@
 """What a traced step computes from what, and when: reads of variables and rows, and the changes between them.
 
-A `train_step` that applies gradients in turn reads some weights before an
-update and some after it. Each read has a position among the operations of the
-graph, and so has each change; whether a version holds what was read follows.
+A `train_step` that applies gradients in turn reads some weights before an update and some after it. Each read has a
+position among the operations of the graph, and so has each change; whether a version holds what was read follows.
 """
 
 from __future__ import annotations

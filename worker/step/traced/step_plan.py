@@ -1,15 +1,12 @@
 """The plan of a model's own `train_step`: which gradients it applies, and on which version each is computed.
 
-`step.apply` may be called several times, by several optimizers. Gradients of
-the same weights are one version, as are those of two tapes that were both open
-before the first `apply`. A gradient of weights that an earlier `apply` of the
-step has changed is computed on a version of its own: the step takes *turns*,
-and every micro-batch of it comes again in each, with the weights of the turn
-before. A worker computes in each turn what belongs to it.
+`step.apply` may be called several times, by several optimizers. Gradients of the same weights are one version, as are
+those of two tapes that were both open before the first `apply`. A gradient of weights that an earlier `apply` of the
+step has changed is computed on a version of its own: the step takes *turns*, and every micro-batch of it comes again in
+each, with the weights of the turn before. A worker computes in each turn what belongs to it.
 
-So the numbers are those of a loop that applies one gradient after the other to
-one batch of all records. What cannot be computed from the weights of one
-version is refused by name: it would need weights that are gone.
+So the numbers are those of a loop that applies one gradient after the other to one batch of all records. What cannot be
+computed from the weights of one version is refused by name: it would need weights that are gone.
 """
 
 from __future__ import annotations
