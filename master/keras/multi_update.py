@@ -20,7 +20,7 @@ __all__ = ["Apply", "DenseModel", "MultiUpdateState", "Steps", "dense_part"]
 
 
 class Apply(Protocol):
-    """One `step.apply`; see `elastable.worker.step.traced.step_plan.PlannedApply`."""
+    """One `step.apply`; see `elastable.worker.step.traced.step_trace.PlannedApply`."""
 
     @property
     def turn(self) -> int:

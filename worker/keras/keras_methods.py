@@ -1,9 +1,8 @@
-"""Methods of `keras.Model` that train, handed over for models with tables in a store.
+"""`keras.Model.fit` and `train_on_batch` for models with tables in a store.
 
-Keras' own train step knows nothing of a table in a store. So `keras.Model.fit` and `train_on_batch` are wrapped once,
-when the first store-backed layer is imported: for a model without such layers they are Keras' own; for one with them
-they are what the package above has registered. `evaluate`, `predict` and the others read rows through the layers, and
-stay Keras' own.
+Keras' own train step cannot train a table in a store. So both methods are wrapped once, when the first store-backed
+layer is imported: models without such layers run Keras' own method, models with them run what the package above has
+registered. `evaluate`, `predict` and the other methods stay Keras' own: they read rows through the layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who trains a model with tables in a store when a method of Keras is called; registered by the package above."""
+"""What runs instead of `keras.Model.fit` and `train_on_batch` for models with tables in a store."""
 
 from __future__ import annotations
 
@@ -9,26 +9,18 @@ from elastable.embedding_store.errors import Unsupported
 __all__ = ["Trainer", "register_trainers", "trainer"]
 
 Trainer = Callable[..., object]
-"""Takes the model and then what the method of Keras takes."""
+"""Takes the model and then the arguments of the Keras method."""
 
-_found: dict[str, Callable[[], Trainer]] = {}
+_trainers: dict[str, Callable[[], Trainer]] = {}
 
 
-def register_trainers(**named: Callable[[], Trainer]) -> None:
-    """Says who trains, by the name of the method of `keras.Model`.
-
-    Args:
-        named: Each loads what is called in the place of that method, when it is first called.
-    """
-    _found.update(named)
+def register_trainers(**loaders: Callable[[], Trainer]) -> None:
+    """Sets the replacement for methods of `keras.Model`, by name; each loader is called with the first call."""
+    _trainers.update(loaders)
 
 
 def trainer(name: str) -> Trainer:
-    """Who is called in the place of a method of `keras.Model`.
-
-    Raises:
-        Unsupported: nobody.
-    """
-    if name not in _found:
+    """The replacement for a method of `keras.Model`; raises `Unsupported` if none is registered."""
+    if name not in _trainers:
         raise Unsupported(f"model.{name} cannot train tables that live in a store: import elastable first")
-    return _found[name]()
+    return _trainers[name]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 import keras
 import numpy.typing as npt
@@ -13,15 +14,15 @@ from elastable.embedding_store.errors import BadSpec
 from elastable.embedding_store.rows.row_dtypes import rounded_rows
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.layers.embedding_arguments import (
-    optimizer_given,
+    initial_weights,
+    keras_optimizer_of,
+    membership_spec,
     order_of_keras,
     refuse_keras_only,
     require_size,
     require_table_dtype,
-    rows_given,
 )
 from elastable.worker.layers.integer_ids import take_integer_ids
-from elastable.worker.layers.membership import membership_config, membership_spec
 from elastable.worker.rows.combine import COMBINERS
 from elastable.worker.rows.saved_rows import load_table, refuse_legacy_file, save_table
 from elastable.worker.rows.store_backed import StoreBacked
@@ -140,8 +141,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
         self.admission = membership_spec(self.name, AdmissionSpec, admission, input_dim)
         self.eviction = membership_spec(self.name, EvictionSpec, eviction, input_dim)
         self.lazy = lazy
-        self.optimizer = None if optimizer is None else optimizer_given(self.name, optimizer)
-        self.pretrained = None if weights is None else rows_given(self.name, weights, input_dim, output_dim)
+        self.optimizer = None if optimizer is None else keras_optimizer_of(self.name, optimizer)
+        self.pretrained = None if weights is None else initial_weights(self.name, weights, input_dim, output_dim)
         if self.pretrained is not None:
             self.pretrained = rounded_rows(table_dtype or "float32", self.pretrained)
         self.supports_masking = mask_zero
@@ -201,8 +202,8 @@ class Embedding(StoreBacked, keras.layers.Layer):  # type: ignore[misc]
             "combiner": self.combiner,
             "table": self.table,
             "table_dtype": self.table_dtype,
-            "admission": membership_config(self.admission),
-            "eviction": membership_config(self.eviction),
+            "admission": None if self.admission is None else asdict(self.admission),
+            "eviction": None if self.eviction is None else asdict(self.eviction),
             "lazy": self.lazy,
             "optimizer": None if self.optimizer is None else keras.optimizers.serialize(self.optimizer),
         }

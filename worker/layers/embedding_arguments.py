@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeVar
+
 import keras
 import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec
 from elastable.embedding_store.errors import BadSpec, Unsupported
 
 __all__ = [
-    "optimizer_given",
+    "initial_weights",
+    "keras_optimizer_of",
+    "membership_spec",
     "order_of_keras",
     "refuse_keras_only",
     "require_size",
     "require_table_dtype",
-    "rows_given",
 ]
 
+Spec = TypeVar("Spec", AdmissionSpec, EvictionSpec)
 _TABLE_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -37,7 +43,7 @@ def order_of_keras(right: str) -> str:
     return f"the order is Keras' own, et.Embedding(input_dim, output_dim), input_dim=None for any int64 id: {right}"
 
 
-def rows_given(layer: str, weights: npt.ArrayLike, input_dim: int | None, output_dim: int) -> Float32:
+def initial_weights(layer: str, weights: npt.ArrayLike, input_dim: int | None, output_dim: int) -> Float32:
     """The rows that Keras' argument `weights` means: an array, or a list of one."""
     only = weights[0] if isinstance(weights, list) and len(weights) == 1 else weights
     rows = np.ascontiguousarray(only, dtype=np.float32)
@@ -64,7 +70,7 @@ def require_size(layer: str, argument: str, value: object) -> None:
         raise BadSpec(f"embedding layer {layer!r}: {argument} must be a positive integer, got {value!r}")
 
 
-def optimizer_given(layer: str, optimizer: object) -> keras.optimizers.Optimizer:
+def keras_optimizer_of(layer: str, optimizer: object) -> keras.optimizers.Optimizer:
     """The Keras optimizer that an instance, a name or a config stands for.
 
     Args:
@@ -81,3 +87,31 @@ def optimizer_given(layer: str, optimizer: object) -> keras.optimizers.Optimizer
             f"embedding layer {layer!r}: optimizer {optimizer!r} is no Keras optimizer ({error}); give an instance "
             'such as keras.optimizers.Adagrad(0.1), a name such as "adagrad", or the config of an optimizer'
         ) from error
+
+
+def membership_spec(layer: str, kind: type[Spec], value: object, input_dim: int | None) -> Spec | None:
+    """The `admission` or `eviction` of a layer as a spec.
+
+    Args:
+        layer: Its name, for errors.
+        kind: `AdmissionSpec` or `EvictionSpec`.
+        value: None, a spec of that kind, or a dict of its fields.
+        input_dim: The layer's vocabulary; a fixed one allows neither.
+
+    Raises:
+        BadSpec: anything else, fields that cannot be, or a fixed vocabulary.
+    """
+    argument = "admission" if kind is AdmissionSpec else "eviction"
+    told = f"embedding layer {layer!r}: {argument}"
+    if value is None:
+        return None
+    if input_dim is not None:
+        raise BadSpec(f"{told} is for tables of any ids: leave input_dim out (it is {input_dim})")
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise BadSpec(f"{told} must be None or an et.{kind.__name__}, got {value!r}")
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise BadSpec(f"{told}: {dict(value)} are no fields of et.{kind.__name__}: {error}") from error

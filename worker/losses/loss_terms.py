@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from elastable.master.api import DivisorKind
+from elastable.worker.keras.graphs import ancestors
 from elastable.worker.losses.reductions import RecordedLoss
 
 __all__ = ["LossTerm", "averaged", "loss_terms", "summed"]
@@ -213,23 +214,12 @@ class _Walk:
         """Whether the size of the batch went into a value by arithmetic: as in `sum(x / batch_size)`."""
         return any(
             operation.type in _ARITHMETIC and any(self.depends(part) == _SHAPE for part in operation.inputs)
-            for operation in _ancestors(tensor)
+            for operation in ancestors(tensor)
         )
 
     def _is_trained(self, tensor: tf.Tensor) -> bool:
         """Whether a value is computed from rows or variables, and so has a gradient of its own."""
         return any(
             operation.type.startswith(_READS) or any(part.ref() in self._rows for part in operation.outputs)
-            for operation in _ancestors(tensor)
+            for operation in ancestors(tensor)
         )
-
-
-def _ancestors(tensor: tf.Tensor) -> list[tf.Operation]:
-    """The operations that a tensor is computed by, its own first."""
-    waiting, found = [tensor.op], {}
-    while waiting:
-        operation = waiting.pop()
-        if operation.name not in found:
-            found[operation.name] = operation
-            waiting.extend(part.op for part in operation.inputs)
-    return list(found.values())

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
 from elastable.master.api import DivisorKind
+from elastable.worker.keras.graphs import ancestors
 
 __all__ = ["RecordedLoss", "recorded_losses"]
 
@@ -100,16 +101,7 @@ def _counts_records(values: tf.Tensor) -> bool:
     """Whether the number of values is the number of records, times a constant."""
     if values.shape.rank is None or any(size is None for size in values.shape[1:]):
         return False
-    waiting, seen = [values.op], set()
-    while waiting:
-        operation = waiting.pop()
-        if operation.name in seen:
-            continue
-        seen.add(operation.name)
-        if operation.type.startswith(_SIZED_BY_DATA):
-            return False
-        waiting.extend(tensor.op for tensor in operation.inputs)
-    return True
+    return not any(operation.type.startswith(_SIZED_BY_DATA) for operation in ancestors(values))
 
 
 # As it is written: AutoGraph would convert it, as it converts what a model calls.

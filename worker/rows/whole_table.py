@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -11,6 +14,15 @@ from elastable.worker.rows.saved_rows import all_rows, load_all_rows, require_al
 from elastable.worker.rows.store_layer import StoreLayer
 
 __all__ = ["WholeTable"]
+
+
+def _on_rows(operate: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """A method that applies an operator to the rows as a tensor."""
+
+    def method(self: WholeTable, *others: object) -> tf.Tensor:
+        return operate(self.value, *others)
+
+    return method
 
 
 class WholeTable:
@@ -63,33 +75,12 @@ class WholeTable:
     def __len__(self) -> int:
         return require_all_rows(self._layer)
 
-    def __getitem__(self, where: object) -> tf.Tensor:
-        return self.value[where]
-
-    def __matmul__(self, other: object) -> tf.Tensor:
-        return self.value @ other
-
-    def __rmatmul__(self, other: object) -> tf.Tensor:
-        return other @ self.value
-
-    def __mul__(self, other: object) -> tf.Tensor:
-        return self.value * other
-
-    __rmul__ = __mul__
-
-    def __add__(self, other: object) -> tf.Tensor:
-        return self.value + other
-
-    __radd__ = __add__
-
-    def __sub__(self, other: object) -> tf.Tensor:
-        return self.value - other
-
-    def __rsub__(self, other: object) -> tf.Tensor:
-        return other - self.value
-
-    def __truediv__(self, other: object) -> tf.Tensor:
-        return self.value / other
-
-    def __neg__(self) -> tf.Tensor:
-        return -self.value
+    __getitem__ = _on_rows(operator.getitem)
+    __matmul__ = _on_rows(operator.matmul)
+    __rmatmul__ = _on_rows(lambda rows, other: other @ rows)
+    __mul__ = __rmul__ = _on_rows(operator.mul)
+    __add__ = __radd__ = _on_rows(operator.add)
+    __sub__ = _on_rows(operator.sub)
+    __rsub__ = _on_rows(lambda rows, other: other - rows)
+    __truediv__ = _on_rows(operator.truediv)
+    __neg__ = _on_rows(operator.neg)

@@ -8,7 +8,7 @@ a micro-batch before, and apart from, the step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import keras
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadIds, ModelError
+from elastable.worker.keras.graphs import ancestors, is_stateful
 from elastable.worker.keras.seeds import layers_of
 from elastable.worker.keras.structures import BatchSpec, TensorBatch
 from elastable.worker.rows.scope import PLANNED_ROWS, EmbeddingCall, PlanScope, entered, refuse_inner_call
@@ -28,9 +29,6 @@ from elastable.worker.step.traced.own_step import overrides, rehearse
 __all__ = ["IdPlan", "plan_ids"]
 
 _log = logging.getLogger(__name__)
-
-#: Operations that keep state and yet give the same answer for the same input.
-_CONSTANT_STATE = ("Placeholder", "LookupTable", "HashTable", "VarHandleOp", "AnonymousHashTable", "Assert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,29 +114,13 @@ def plan_ids(model: keras.Model, spec: BatchSpec, training: bool) -> IdPlan:
     if not fetched:
         return IdPlan(layers, planned, None)
     feeds = wrapped.inputs[: len(flat_spec(spec))]
-    return IdPlan(layers, planned, _pruned(wrapped, feeds, fetched))
-
-
-def _pruned(
-    wrapped: tf.types.experimental.ConcreteFunction, feeds: Sequence[tf.Tensor], fetched: Sequence[tf.Tensor]
-) -> Callable[..., list[tf.Tensor]]:
     # Only what the ids need survives: no dropout, no moving averages, no rows.
-    pruned: Callable[..., list[tf.Tensor]] = wrapped.prune(list(feeds), list(fetched))
-    return pruned
+    return IdPlan(layers, planned, wrapped.prune(list(feeds), fetched))
 
 
 def _is_plannable(call: EmbeddingCall) -> bool:
-    """Whether ids come from the batch alone: from no row, variable or chance."""
-    waiting, seen = [call.ids.op], set()
-    while waiting:
-        operation = waiting.pop()
-        if operation.name in seen:
-            continue
-        seen.add(operation.name)
-        if operation.type == "Identity" and PLANNED_ROWS in operation.name.rsplit("/", 1)[-1]:
-            return False
-        stateful = operation.op_def is not None and operation.op_def.is_stateful
-        if stateful and not operation.type.startswith(_CONSTANT_STATE):
-            return False
-        waiting.extend(tensor.op for tensor in operation.inputs)
-    return True
+    """Whether ids come from the batch alone, and from no row, variable or random number."""
+    return not any(
+        is_stateful(operation) or (operation.type == "Identity" and PLANNED_ROWS in operation.name.rsplit("/", 1)[-1])
+        for operation in ancestors(call.ids)
+    )

@@ -106,8 +106,7 @@ class ModelStep(Generic[Output]):
 
     def _forward(self, batch: TensorBatch, scope: StepScope) -> tuple[tf.Tensor, tf.Tensor | None]:
         """The loss, and the penalty on rows that comes to it (None: there is none); with metrics updated from reset."""
-        for metric in self._model.metrics:
-            metric.reset_state()
+        self._model.reset_metrics()
         with entered(scope):
             done = forward(self._model, batch, self._training)
             penalty = self._penalty(scope.bets)
@@ -147,8 +146,7 @@ class EvaluateStep(ModelStep[list[tf.Tensor]]):
         batch, bets, inverses, _ = self._unpack(flat)
         scope = StepScope(self._plan.layers, inverses, bets, self._lookup)
         if overrides(self._model, "test_step"):
-            for metric in self._model.metrics:
-                metric.reset_state()
+            self._model.reset_metrics()
             with entered(scope):
                 self._model.test_step(batch)
         else:

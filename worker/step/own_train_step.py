@@ -64,8 +64,7 @@ class OwnTrainStep(TrainStep):
         data = flat[: len(flat_spec(self._spec))]
         with self._states_of_turn() as values, recorded_losses() as recorded:
             set_seeds(self._seed_states, self._seed, micro_batch)
-            for metric in self._model.metrics:
-                metric.reset_state()
+            self._model.reset_metrics()
             gathering = Gathering(
                 self._model, self._steps.applies, self._turn, scope, self._average, recorded, data, list(bets.values())
             )

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Array", "Leaf", "RaggedArray", "SparseArray", "concatenated", "map_values", "ranges", "taken"]
+__all__ = ["Array", "Leaf", "RaggedArray", "SparseArray", "concatenated", "map_values", "ranges", "splits_of", "taken"]
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -50,7 +50,7 @@ class RaggedArray:
     @classmethod
     def of_lengths(cls, values: Array | RaggedArray, lengths: Array) -> RaggedArray:
         """Records of `lengths` `[records]` elements each."""
-        return cls(values, _splits(np.asarray(lengths, np.int64)))
+        return cls(values, splits_of(np.asarray(lengths, np.int64)))
 
     def __len__(self) -> int:
         return len(self.splits) - 1
@@ -100,7 +100,7 @@ def taken(leaf: Leaf, rows: Int64) -> Leaf:
             values = taken(leaf.values, elements)
             assert not isinstance(values, SparseArray)
             return RaggedArray.of_lengths(values, lengths)
-        return SparseArray(leaf.indices[elements], leaf.values[elements], _splits(lengths), leaf.shape)
+        return SparseArray(leaf.indices[elements], leaf.values[elements], splits_of(lengths), leaf.shape)
     return np.asarray(leaf[rows])
 
 
@@ -116,7 +116,7 @@ def concatenated(leaves: Sequence[Leaf]) -> Leaf:
         return SparseArray(
             np.concatenate([leaf.indices for leaf in sparse]),
             np.concatenate([leaf.values for leaf in sparse]),
-            _splits(np.concatenate([np.diff(leaf.splits) for leaf in sparse])),
+            splits_of(np.concatenate([np.diff(leaf.splits) for leaf in sparse])),
             tuple(max(sizes) for sizes in zip(*(leaf.shape for leaf in sparse), strict=True)),
         )
     return np.concatenate([leaf for leaf in leaves if isinstance(leaf, np.ndarray)])
@@ -140,5 +140,6 @@ def ranges(starts: Int64, lengths: Int64) -> Int64:
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(total)
 
 
-def _splits(lengths: Int64) -> Int64:
+def splits_of(lengths: Int64) -> Int64:
+    """int64 `[records + 1]`: where the elements of records of these lengths begin and end."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

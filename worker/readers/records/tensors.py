@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.rows.checks import as_ids
-from elastable.worker.readers.records.ragged import Array, RaggedArray, SparseArray
+from elastable.worker.readers.records.ragged import Array, RaggedArray, SparseArray, splits_of
 
 __all__ = ["from_lists", "from_tensor"]
 
@@ -88,5 +88,4 @@ def _from_coordinates(indices: Array, values: Array, shape: Array) -> SparseArra
     indices = indices.astype(np.int64, copy=False)
     order = np.lexsort(indices.T[::-1])
     records = np.bincount(indices[:, 0], minlength=int(shape[0]))
-    splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(records, dtype=np.int64)])
-    return SparseArray(indices[order, 1:], values[order], splits, tuple(map(int, shape[1:])))
+    return SparseArray(indices[order, 1:], values[order], splits_of(records), tuple(map(int, shape[1:])))

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from elastable.embedding_store.errors import BadInput
-from elastable.worker.readers.records.ragged import Leaf, RaggedArray, SparseArray, ranges
+from elastable.worker.readers.records.ragged import Array, Leaf, RaggedArray, SparseArray, ranges, splits_of
 from elastable.worker.readers.records.reader import Int64
 from elastable.worker.readers.streams.spool import Spool
 
@@ -51,44 +51,58 @@ class _DenseSpool(Spool):
         super().append(part)
 
 
-class _RaggedSpool:
+class _ListSpool:
+    """Records that are lists: how long each is, and spools of the elements of all."""
+
+    def __init__(self, name: str, folder: Path, *elements: AnySpool) -> None:
+        self._name, self._elements = name, elements
+        self._lengths = _DenseSpool(name, folder, np.empty(0, np.int64))
+        self._splits: Int64 = np.zeros(1, np.int64)
+
+    def finish(self, records: int) -> None:
+        self._lengths.finish(records)
+        self._splits = splits_of(self._lengths.take(np.arange(records, dtype=np.int64)))
+        for spool in self._elements:
+            spool.finish(int(self._splits[-1]))
+
+    def close(self) -> None:
+        for spool in (self._lengths, *self._elements):
+            spool.close()
+
+    def _append(self, splits: Int64, *elements: Array | RaggedArray) -> None:
+        for spool, part in zip(self._elements, elements, strict=True):
+            spool.append(part)
+        self._lengths.append(np.diff(splits))
+
+    def _take(self, rows: Int64) -> tuple[Int64, list[Leaf]]:
+        """The lengths of the records, and their elements from each spool."""
+        starts = self._splits[rows]
+        lengths = self._splits[rows + 1] - starts
+        positions = ranges(starts, lengths)
+        return lengths, [spool.take(positions) for spool in self._elements]
+
+
+class _RaggedSpool(_ListSpool):
     def __init__(self, name: str, folder: Path, first: RaggedArray) -> None:
-        self._name = name
-        self._lengths = Spool(name, folder, np.empty(0, np.int64))
-        self._values = spool_for(name, folder, first.values)
-        self._starts: Int64 = np.zeros(1, np.int64)
+        super().__init__(name, folder, spool_for(name, folder, first.values))
 
     def append(self, part: Leaf) -> None:
         if not isinstance(part, RaggedArray):
             raise BadInput(f"{self._name} is a {type(part).__name__}, and was ragged before; make all batches alike")
-        self._values.append(part.values)
-        self._lengths.append(np.diff(part.splits))
-
-    def finish(self, records: int) -> None:
-        self._lengths.finish(records)
-        self._starts = _starts(self._lengths, records)
-        self._values.finish(int(self._starts[-1]))
-
-    def close(self) -> None:
-        self._lengths.close()
-        self._values.close()
+        self._append(part.splits, part.values)
 
     def take(self, rows: Int64) -> RaggedArray:
-        starts = self._starts[rows]
-        lengths = self._starts[rows + 1] - starts
-        values = self._values.take(ranges(starts, lengths))
+        lengths, (values,) = self._take(rows)
         assert not isinstance(values, SparseArray)
         return RaggedArray.of_lengths(values, lengths)
 
 
-class _SparseSpool:
+class _SparseSpool(_ListSpool):
     def __init__(self, name: str, folder: Path, first: SparseArray) -> None:
-        self._name = name
         self._shape = first.shape
-        self._lengths = Spool(name, folder, np.empty(0, np.int64))
-        self._indices = Spool(name, folder, first.indices)
-        self._values = Spool(name, folder, first.values)
-        self._starts: Int64 = np.zeros(1, np.int64)
+        super().__init__(
+            name, folder, _DenseSpool(name, folder, first.indices), _DenseSpool(name, folder, first.values)
+        )
 
     def append(self, part: Leaf) -> None:
         if not isinstance(part, SparseArray) or len(part.shape) != len(self._shape):
@@ -98,28 +112,10 @@ class _SparseSpool:
             )
         # Batches made of ragged ones are as wide as their longest record.
         self._shape = tuple(map(max, self._shape, part.shape))
-        self._values.append(part.values)
-        self._indices.append(part.indices)
-        self._lengths.append(np.diff(part.splits))
-
-    def finish(self, records: int) -> None:
-        self._lengths.finish(records)
-        self._starts = _starts(self._lengths, records)
-        self._values.finish(int(self._starts[-1]))
-        self._indices.finish(int(self._starts[-1]))
-
-    def close(self) -> None:
-        for spool in (self._lengths, self._indices, self._values):
-            spool.close()
+        self._append(part.splits, part.indices, part.values)
 
     def take(self, rows: Int64) -> SparseArray:
-        starts = self._starts[rows]
-        lengths = self._starts[rows + 1] - starts
-        elements = ranges(starts, lengths)
-        splits = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-        return SparseArray(self._indices.take(elements), self._values.take(elements), splits, self._shape)
-
-
-def _starts(lengths: Spool, records: int) -> Int64:
-    found = lengths.take(np.arange(records, dtype=np.int64))
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(found, dtype=np.int64)])
+        lengths, (indices, values) = self._take(rows)
+        assert isinstance(indices, np.ndarray)
+        assert isinstance(values, np.ndarray)
+        return SparseArray(indices, values, splits_of(lengths), self._shape)

@@ -23,7 +23,7 @@ from elastable.worker.losses.loss_terms import loss_terms
 from elastable.worker.losses.reductions import RecordedLoss
 from elastable.worker.rows.scope import StepScope
 from elastable.worker.rows.store_layer import StoreLayer
-from elastable.worker.step.traced.step_trace import Trained
+from elastable.worker.step.traced.step_trace import PlannedApply, Trained
 from elastable.worker.step.traced.tape_scope import seen_by_tapes
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "Collector",
     "Gathering",
     "OwnStepScope",
-    "Planned",
     "collecting",
     "current_collector",
     "overrides",
@@ -160,26 +159,6 @@ class Applied:
     rows: dict[int, Gradient]
 
 
-class Planned(Protocol):
-    """What a `step.apply` is to do; see `elastable.worker.step.traced.step_plan.PlannedApply`."""
-
-    @property
-    def turn(self) -> int:
-        """In which it is computed."""
-
-    @property
-    def layers(self) -> tuple[keras.Layer, ...]:
-        """Whose lookups it trains."""
-
-    @property
-    def variables(self) -> tuple[keras.Variable, ...]:
-        """Those that it trains."""
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """Those that it trains."""
-
-
 @dataclass(slots=True)
 class Gathering:
     """Collects the gradients of one turn of a step.
@@ -196,7 +175,7 @@ class Gathering:
     """
 
     model: keras.Model
-    planned: Sequence[Planned]
+    planned: Sequence[PlannedApply]
     turn: int
     scope: OwnStepScope
     average: str | None

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
+from elastable.worker.keras.graphs import is_stateful
+
 __all__ = ["Change", "Reads", "StepGraph", "here", "stale_reads"]
 
 #: Operations that take a variable and do not read its value.
 _NO_READ = ("VariableShape", "VarIsInitializedOp", "Assign", "DestroyResourceOp")
-#: Stateful operations that give the same number wherever they run.
-_CONSTANT_STATE = ("Placeholder", "LookupTable", "HashTable", "VarHandleOp", "AnonymousHashTable", "Assert")
 _CALLS = ("If", "While", "Case", "PartitionedCall", "StatefulPartitionedCall")
 
 
@@ -119,10 +119,7 @@ class StepGraph:
 
 
 def _draws(operation: tf.Operation) -> bool:
-    stateful = operation.op_def is not None and operation.op_def.is_stateful
-    return stateful and operation.type not in ("ReadVariableOp", "ResourceGather") and not operation.type.startswith(
-        _CONSTANT_STATE
-    )  # fmt: skip
+    return is_stateful(operation) and operation.type not in ("ReadVariableOp", "ResourceGather")
 
 
 def stale_reads(reads: Reads, turn: int, applied: Sequence[Change], assigned: Sequence[Change] = ()) -> list[Hashable]:

@@ -12,7 +12,7 @@ computed from the weights of one version is refused by name: it would need weigh
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import keras
@@ -25,33 +25,10 @@ from elastable.worker.rows.scope import entered
 from elastable.worker.step.tensor_specs import flat_spec, pack_flat
 from elastable.worker.step.traced.own_step import collecting, overrides, refuse_own_updates
 from elastable.worker.step.traced.step_graph import Change, Reads, StepGraph, stale_reads
-from elastable.worker.step.traced.step_trace import StepTrace, metric_updates
+from elastable.worker.step.traced.step_trace import PlannedApply, StepTrace, metric_updates
 from elastable.worker.step.traced.tape_scope import seen_by_tapes
 
-__all__ = ["PlannedApply", "StepPlan", "plan_step"]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedApply:
-    """One `step.apply` of a step.
-
-    Attributes:
-        turn: In which it is computed, and its update made.
-        optimizer: The Keras optimizer of the update.
-        roots: The layers that were named, or the model.
-        layers: With all that they contain.
-        weights: The trainable weights of the layers: what the optimizer is built for.
-        variables: Those that the loss reaches: what the update changes.
-        tables: Names of the tables that it reaches.
-    """
-
-    turn: int
-    optimizer: keras.optimizers.Optimizer
-    roots: tuple[keras.Layer, ...]
-    layers: tuple[keras.Layer, ...]
-    weights: tuple[keras.Variable, ...]
-    variables: tuple[keras.Variable, ...]
-    tables: tuple[str, ...]
+__all__ = ["StepPlan", "plan_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +92,8 @@ class _Planner:
 
     def __init__(self, model: keras.Model, graph: tf.Graph, trace: StepTrace) -> None:
         self._model, self._trace = model, trace
-        changed = {id(variable) for apply in trace.applies for variable in apply.variables}
+        self._applies = [apply for apply, _, _ in trace.applies]
+        changed = {id(variable) for apply in self._applies for variable in apply.variables}
         self._variables = tuple(weight for weight in model.weights if id(weight) in changed)
         self._states = tuple(weight for weight in model.weights if id(weight) not in changed)
         metrics = model.metrics_variables
@@ -131,7 +109,7 @@ class _Planner:
         if several:
             self._refuse_two_owners()
             self._refuse_optimizers()
-        reads = [self._graph.reads(apply.gradients) for apply in self._trace.applies]
+        reads = [self._graph.reads(gradients) for _, gradients, _ in self._trace.applies]
         applied = self._turns(reads)
         begins = [0, *(before.position for before, change in pairwise(applied) if change.turn > before.turn)]
         drawn: list[set[str]] = [set() for _ in begins]
@@ -143,12 +121,7 @@ class _Planner:
         metrics = [self._counted(name, given, applied, drawn) for name, given in self._trace.metrics]
         self._refuse_drawn_twice(drawn)
         return StepPlan(
-            applies=tuple(
-                PlannedApply(
-                    change.turn, each.optimizer, each.roots, each.layers, each.weights, each.variables, each.tables
-                )
-                for each, change in zip(self._trace.applies, applied, strict=True)
-            ),
+            applies=tuple(replace(each, turn=change.turn) for each, change in zip(self._applies, applied, strict=True)),
             metrics=tuple(metrics),
             assigned=tuple(change.turn for change in self._assigned),
             states=self._states,
@@ -159,7 +132,7 @@ class _Planner:
     def _turns(self, reads: Sequence[Reads]) -> list[Change]:
         """The update of every apply: in the turn before, where it can be computed there, else in one of its own."""
         applied: list[Change] = []
-        for number, (apply, found) in enumerate(zip(self._trace.applies, reads, strict=True)):
+        for number, ((apply, _, position), found) in enumerate(zip(self._trace.applies, reads, strict=True)):
             keys = frozenset([*map(id, apply.variables), *apply.tables])
             turn = applied[-1].turn if applied else 0
             together: set[Hashable] = set().union(*(change.keys for change in applied if change.turn == turn))
@@ -169,7 +142,7 @@ class _Planner:
                 stale_now = stale_reads(found, turn, applied)
                 if stale_now:
                     self._refuse_passed(number + 1, stale_now)
-            applied.append(Change(keys, apply.position, turn))
+            applied.append(Change(keys, position, turn))
         return applied
 
     def _assignments(self, begins: Sequence[int], applied: Sequence[Change], drawn: list[set[str]]) -> list[Change]:
@@ -249,7 +222,7 @@ class _Planner:
         """Raises where a table has two optimizers, or an optimizer trains other layers than before."""
         owners: dict[str, keras.optimizers.Optimizer] = {}
         trained: dict[int, tuple[keras.Layer, ...]] = {}
-        for apply in self._trace.applies:
+        for apply in self._applies:
             if trained.setdefault(id(apply.optimizer), apply.roots) != apply.roots:
                 raise Unsupported(
                     f"model {self._model.name!r}: the optimizer {apply.optimizer.name!r} is given for other layers "
@@ -266,7 +239,7 @@ class _Planner:
 
     def _refuse_optimizers(self) -> None:
         """Raises where an optimizer says what is one for a whole model and its whole training."""
-        applies = self._trace.applies
+        applies = self._applies
         own = [layer.optimizer for apply in applies for layer in apply.layers if hasattr(layer, "table_spec")]
         for optimizer in [*(apply.optimizer for apply in applies), *own]:
             asked = None
@@ -282,9 +255,9 @@ class _Planner:
                 )
 
     def _is_several(self) -> bool:
-        first = self._trace.applies[0]
+        first = self._applies[0]
         whole = {id(weight) for weight in self._model.trainable_weights}
-        one = len(self._trace.applies) == 1 and first.optimizer is self._model.optimizer
+        one = len(self._applies) == 1 and first.optimizer is self._model.optimizer
         return not (one and whole == {id(weight) for weight in first.variables})
 
     def _name(self, key: Hashable) -> str:

@@ -19,7 +19,7 @@ from elastable.worker.step.traced.step_graph import here
 from elastable.worker.step.traced.tape_scope import seen_by_tapes
 from elastable.worker.step.trainable import is_trained
 
-__all__ = ["StepTrace", "TracedApply", "Trained", "metric_updates"]
+__all__ = ["PlannedApply", "StepTrace", "Trained", "metric_updates"]
 
 Trained: TypeAlias = keras.Layer | Sequence[keras.Layer] | None
 """What a `step.apply` trains (`of=`): a layer or several; None: the whole model."""
@@ -58,24 +58,27 @@ def metric_updates(model: keras.Model, count: Callable[[keras.metrics.Metric, ob
             del metric.__dict__["update_state"]
 
 
-@dataclass(slots=True)
-class TracedApply:
-    """One `step.apply` as it was traced.
+@dataclass(frozen=True, slots=True)
+class PlannedApply:
+    """One `step.apply` of a step.
 
     Attributes:
-        optimizer, roots, layers, weights, variables, tables: As of `step_plan.PlannedApply`.
-        gradients: Tensors of the graph.
-        position: Operations that were there then.
+        turn: The turn that computes it and makes its update; 0 until the step is planned.
+        optimizer: The Keras optimizer of the update.
+        roots: The layers passed as `of=`, or the model.
+        layers: The roots with all layers they contain.
+        weights: The trainable weights of the layers: what the optimizer is built for.
+        variables: The weights that the loss reaches: what the update changes.
+        tables: Names of the tables that the loss reaches.
     """
 
+    turn: int
     optimizer: keras.optimizers.Optimizer
     roots: tuple[keras.Layer, ...]
     layers: tuple[keras.Layer, ...]
     weights: tuple[keras.Variable, ...]
     variables: tuple[keras.Variable, ...]
     tables: tuple[str, ...]
-    gradients: Sequence[Gradient]
-    position: int
 
 
 @dataclass(slots=True)
@@ -84,13 +87,13 @@ class StepTrace:
 
     Attributes:
         model: A built model.
-        applies: Every `step.apply`.
+        applies: (the apply, its gradients, its position in the graph) for every `step.apply`.
         metrics: (name, arguments) of every update of a metric.
         lookups: Name of the operation that yields the rows of a call -> (table, operations that were there then).
     """
 
     model: keras.Model
-    applies: list[TracedApply] = field(default_factory=list)
+    applies: list[tuple[PlannedApply, Sequence[Gradient], int]] = field(default_factory=list)
     metrics: list[tuple[str, object]] = field(default_factory=list)
     lookups: dict[str, tuple[Hashable, int]] = field(default_factory=dict)
     _seen: list[tuple[StoreLayer, tf.Tensor]] = field(default_factory=list)
@@ -147,8 +150,8 @@ class StepTrace:
                 "`with et.step(self)`"
             )
         gradients = [found for found in (*dense, *rows) if found is not None]
-        found = TracedApply(chosen, roots, layers, weights, reached, tuple(tables), gradients, here())
-        self.applies.append(found)
+        apply = PlannedApply(0, chosen, roots, layers, weights, reached, tuple(tables))
+        self.applies.append((apply, gradients, here()))
 
     def _refuse_strangers(self, weights: Sequence[keras.Variable]) -> None:
         known = {id(weight) for weight in self.model.weights}
