@@ -48,78 +48,75 @@ class OptimizerStep:
 
 
 class DensePart(Protocol):
-    """What a master needs of the dense part of a model. Used by one thread at a time."""
+    """What a master needs of the dense part of a model. Used by one thread at a time.
+
+    Attributes:
+        variables: Trainable variables, in model order.
+        states: Non-trainable variables, in model order.
+        frozen_tables: Tables that the next step leaves alone.
+        may_overflow: Whether gradients may hold NaN or Inf: then `overflow` is called instead of `apply`.
+    """
+
+    variables: tuple[TensorSpec, ...]
+    states: tuple[TensorSpec, ...]
+    frozen_tables: tuple[str, ...]
 
     @property
-    def variables(self) -> tuple[TensorSpec, ...]:
-        """Trainable variables, in model order."""
-
-    @property
-    def states(self) -> tuple[TensorSpec, ...]:
-        """Non-trainable variables, in model order."""
-
-    @property
-    def frozen_tables(self) -> tuple[str, ...]:
-        """Tables that take no step on from the version."""
+    def may_overflow(self) -> bool: ...
 
     def steps(self, version: int) -> tuple[OptimizerStep, ...]:
-        """The steps of optimizers that lead on from `version`. What is called after it, is of this version."""
+        """The optimizer steps that lead on from `version`, to which all later calls refer."""
 
     def snapshot(self, version: int) -> DenseSnapshot:
-        """Copies of all variables and states."""
+        """Read-only copies of all variables and states."""
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
-        """One optimizer step with gradients that are clipped already, at that share of the learning rate.
+        """One optimizer step.
 
-        States are taken as they are.
+        Args:
+            gradients: Of every variable, in model order, clipped; those of frozen variables are ignored.
+            states: New values of every state, in model order.
+            rate_share: The factor of this step's learning rate, weight decay included.
         """
-
-    @property
-    def may_overflow(self) -> bool:
-        """Whether gradients may hold NaN or Inf: then `overflow` is called in the place of `apply`."""
 
     def overflow(self, states: Sequence[Tensor]) -> None:
         """Takes the states, and no step."""
 
     def skip(self) -> None:
-        """Counts a step that changes nothing."""
+        """Counts a step that changes nothing, so that schedules follow the version."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that belongs to a version, by key; read-only."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `tensors` gave."""
+        """Restores what `tensors` returned."""
 
 
-class NoDense:
-    """The dense part of a parameter server without a model."""
+class NoDense(DensePart):
+    """The dense part of a parameter server without a model: no variables, and nothing to change."""
 
     variables: tuple[TensorSpec, ...] = ()
     states: tuple[TensorSpec, ...] = ()
     frozen_tables: tuple[str, ...] = ()
+    may_overflow = False
 
     def steps(self, version: int) -> tuple[OptimizerStep, ...]:
-        """One, of no optimizer."""
         return (OptimizerStep(),)
 
     def snapshot(self, version: int) -> DenseSnapshot:
-        """No variables, no states."""
         return DenseSnapshot(version, (), ())
 
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
-        """Changes nothing."""
-
-    may_overflow = False
+        pass
 
     def overflow(self, states: Sequence[Tensor]) -> None:
-        """Changes nothing."""
+        pass
 
     def skip(self) -> None:
-        """Changes nothing."""
+        pass
 
     def tensors(self) -> dict[str, Tensor]:
-        """None."""
         return {}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Changes nothing."""
+        pass

@@ -17,6 +17,7 @@ from elastable.master.api import (
     JobSpec,
     JobStatus,
     Lease,
+    MasterApi,
     Push,
     PushOutcome,
     PushReply,
@@ -37,13 +38,12 @@ from elastable.master.tasks.sessions import LocalSession, Sessions
 __all__ = ["BareMaster"]
 
 
-class BareMaster:
-    """Every push is one commit, with the learning rates of the tables' own optimizers.
+class BareMaster(MasterApi):
+    """Commits every push at once, with the learning rates of the tables' own optimizers.
 
-    Keeps `elastable.master.api.MasterApi`. There are no tasks and no dense variables;
-    `stop` makes leases come back finished. In a store that keeps records the
-    sequences of clients stand with the version: a server that takes over from
-    one that died knows every push that was committed.
+    There are no tasks and no dense variables; after `stop` leases are returned as finished. A store that keeps
+    records keeps the clients' sequences with the version: a server that takes over
+    knows every push that was committed.
 
     Args:
         store: Where tables are created and rows change.
@@ -73,7 +73,6 @@ class BareMaster:
         return Progress() if record is None else VersionRecord.from_bytes(record).progress
 
     def join(self, worker: WorkerIdentity) -> Session:
-        """Opens a session; it holds no leases."""
         with self._lock:
             self._sessions.open(worker)
         return LocalSession(self.job, lambda: self._leave(worker.incarnation), lambda: not self._stopped)
@@ -83,7 +82,6 @@ class BareMaster:
             self._sessions.close(incarnation)
 
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
-        """No tasks, ever; `finished` once `stop` was called."""
         give_up = time.monotonic() + wait_s
         with self._lock:
             while not self._stopped and (left := give_up - time.monotonic()) > 0:
@@ -91,17 +89,9 @@ class BareMaster:
             return Lease(finished=self._stopped)
 
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
-        """The current version, without variables."""
         return DenseSnapshot(self._store.version(), (), ())
 
     def report_gradient(self, push: Push) -> PushReply:
-        """Commits the push.
-
-        Raises:
-            BadInput and its kinds: the push does not fit; nothing has changed.
-            NotFinite: NaN or Inf, unless the job skips such pushes.
-            StoreFailed, Unavailable: the store failed until the deadline.
-        """
         name = push.id
         if not isinstance(name, AsyncPushId):
             raise BadInput("a parameter server without a model takes pushes named by (incarnation, sequence)")
@@ -135,14 +125,12 @@ class BareMaster:
         return self._tables
 
     def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
-        """Stale: nothing is evaluated here."""
         return PushOutcome.STALE
 
     def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
-        """Nothing: one client's failure is not another's."""
+        """Does nothing: one client's failure is not another's."""
 
     def status(self) -> JobStatus:
-        """Version, and who is connected."""
         with self._lock:
             workers = tuple(
                 WorkerStatus(identity, 0, self._pushes.get(identity.incarnation, 0)) for identity in self._sessions
@@ -162,7 +150,6 @@ class BareMaster:
             )
 
     def stop(self, reason: str) -> None:
-        """Tells everybody who asks that it is over."""
         with self._lock:
             self._stopped = True
             self._lock.notify_all()

@@ -9,28 +9,21 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.errors import Unsupported
-from elastable.master.api import DenseSnapshot, Tensor
+from elastable.master.api import Tensor
 from elastable.master.commits.clipping import Clipping
 from elastable.master.commits.dense_part import OptimizerStep, TableStep
-from elastable.master.keras.dense_tensors import DenseTensors, copied, tensor_specs
-from elastable.master.keras.discovery import table_optimizers
+from elastable.master.keras.dense_tensors import DenseTensors
 from elastable.master.keras.keras_optimizer import clipping_of, learning_rate_of, optimizer_of
 from elastable.master.keras.keras_update import KerasUpdate
 
 __all__ = ["DenseState"]
 
 
-class DenseState:
+class DenseState(DenseTensors):
     """A Keras model's dense variables, changed by the model's own optimizer.
 
-    Variables are the weights that the optimizer knows: those that are trainable
-    now or were when it was built. States are all other weights (no metric and
-    no seed of a random layer). The optimizer's own clipping is left out: the
-    master clips dense gradients and tables together.
-
-    Attributes:
-        trained: Keras variables that the optimizer knows, in model order.
-        frozen_tables: Tables that take no step.
+    Variables are the weights that are trainable now or were when the optimizer was built. The optimizer's own
+    clipping is left out: the master clips dense gradients and tables together.
 
     Args:
         model: A compiled and built model.
@@ -48,18 +41,12 @@ class DenseState:
         if not self._optimizer.built:
             self._optimizer.build(trainable)
         known = {id(variable) for variable in self._optimizer._trainable_variables}
-        self._weights = list(model.weights)
-        self.trained = [weight for weight in self._weights if id(weight) in known]
-        self._states = [weight for weight in self._weights if id(weight) not in known]
-        # A loss scale that changes goes to the workers as one more state, and comes back as it went.
-        self._told = [*self._states, *([] if self._update.scale is None else [self._update.scale])]
+        trained = [weight for weight in model.weights if id(weight) in known]
+        states = [weight for weight in model.weights if id(weight) not in known]
+        # A changing loss scale goes to the workers as one more state, and comes back unchanged.
+        super().__init__(model, trained, states, [] if self._update.scale is None else [self._update.scale])
         self.hold(trainable)
-        self._own = table_optimizers(model)
-        self.variables = tensor_specs(self.trained)
-        self.states = tensor_specs(self._told)
         self._traced_rate: object = None
-        # States of the last snapshot; None: they have changed since.
-        self._standing: tuple[Tensor, ...] | None = None
 
     def hold(
         self,
@@ -68,12 +55,12 @@ class DenseState:
         flags: bytes = b"",
         any_table: bool = True,
     ) -> None:
-        """From the next version on a step moves these variables, and tables that are not frozen.
+        """From the next version on a step changes these variables, and the tables that are not frozen.
 
         Args:
             trainable: Keras variables, of those in `trained`.
             frozen_tables: Tables that take no step.
-            flags: What workers are told of it (`DenseSnapshot.trainable`).
+            flags: What workers get of it (`DenseSnapshot.trainable`).
             any_table: Whether any table is trained. Where nothing is, Keras takes no step and counts none.
 
         Raises:
@@ -106,39 +93,16 @@ class DenseState:
 
     def table_steps(self) -> Mapping[str, TableStep]:
         """Schedules count the job's steps, as the model's optimizer does."""
-        for optimizer in self._own.values():
+        for optimizer in self._table_optimizers.values():
             optimizer.iterations.assign(self._update.number())
-        return {table: TableStep(learning_rate_of(own), clipping_of(own)) for table, own in self._own.items()}
+        return {
+            table: TableStep(learning_rate_of(own), clipping_of(own)) for table, own in self._table_optimizers.items()
+        }
 
     def steps(self, version: int) -> tuple[OptimizerStep, ...]:
-        """One, of the model's optimizer."""
         return (OptimizerStep(self.step(), self.learning_rate(), self.clipping, self.table_steps()),)
 
-    def snapshot(self, version: int) -> DenseSnapshot:
-        """Read-only copies of all variables and states."""
-        self._standing = tuple(copied(variable) for variable in self._told)
-        return DenseSnapshot(
-            version,
-            tuple(copied(variable) for variable in self.trained),
-            self._standing,
-            tuple(spec.name for spec in self.variables),
-            tuple(spec.name for spec in self.states),
-            self._flags,
-        )
-
-    def rewind(self) -> None:
-        """Makes the states those of the version again: a worker that shares the model moves them as it computes."""
-        for variable, value in zip(self._states, self._standing or (), strict=False):
-            variable.assign(value)
-
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
-        """One step of the Keras optimizer; `iterations` grows by one.
-
-        Args:
-            gradients: Of every variable, in model order, clipped; those of frozen ones are left aside.
-            states: New values of every state, in model order.
-            rate_share: What the learning rate of this step is multiplied by, weight decay included.
-        """
         rate, whole = self._update.rate, rate_share == 1.0
         if rate is not self._traced_rate:
             # A schedule is part of the compiled function: one that a callback puts in place means another.
@@ -147,7 +111,7 @@ class DenseState:
             self._applies[whole] = self._compiled(whole)
         share = () if whole else (np.float32(rate_share),)
         self._applies[whole](*(tf.constant(tensor) for tensor in (*gradients, *states, *share)))
-        self._standing = None
+        self._snapshot_states = None
 
     @property
     def may_overflow(self) -> bool:
@@ -155,14 +119,11 @@ class DenseState:
         return self._update.scale is not None
 
     def overflow(self, states: Sequence[Tensor]) -> None:
-        """What takes the place of `apply` where the gradient is not finite: no step, and a smaller loss scale."""
-        for state, value in zip(self._states, states, strict=False):
-            state.assign(value)
+        """Replaces `apply` where the gradient is not finite: no step, and a smaller loss scale."""
+        self._take_states(states)
         self._update.overflow()
-        self._standing = None
 
     def skip(self) -> None:
-        """Counts a step that changes nothing, so that schedules go by the version."""
         self.rewind()
         if self._counts:
             self._update.count()
@@ -171,28 +132,13 @@ class DenseState:
         """What Keras does at the end of `fit`: trained variables become their moving averages, if they have some."""
         self._update.finalize_averages([self.trained[number] for number in self._active])
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint must hold: variables, states, optimizer variables, by kind and place."""
-        return self._kept().tensors()
-
-    def weights(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        """As of `DenseTensors`."""
-        return self._kept().weights(tensors)
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """As of `DenseTensors`."""
-        self._kept().restore(tensors)
-        self._standing = None
-
-    def _kept(self) -> DenseTensors:
-        return DenseTensors(
-            self._weights, self.trained, self._states, self._optimizer.variables, list(self._own.values())
-        )
+    def _optimizer_variables(self) -> Sequence[keras.Variable]:
+        return list(self._optimizer.variables)
 
     def _compiled(self, whole: bool) -> Callable[..., None]:
         """A step at the learning rate as it is, or (not `whole`) at a share of it, which is one more argument."""
-        told = (*self.variables, *self.states)
-        signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in told]
+        specs = (*self.variables, *self.states)
+        signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in specs]
         count, active, counts = len(self.trained), self._active, self._counts
 
         def apply(*tensors: tf.Tensor) -> None:

@@ -1,7 +1,8 @@
-"""The tensors of a model's dense part, as checkpoints and records hold them: by kind and place."""
+"""The variables of a model's dense part: read for workers and checkpoints, and restored."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -9,68 +10,99 @@ import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.errors import CheckpointError
-from elastable.master.api import Tensor
+from elastable.master.api import DenseSnapshot, Tensor
+from elastable.master.commits.dense_part import DensePart
+from elastable.master.keras.discovery import table_optimizers
 from elastable.master.push_check import TensorSpec
 
 __all__ = ["DenseTensors", "copied", "tensor_specs"]
 
-#: What tensors of a version are, as their keys begin; learning rates are those of tables' own optimizers, which a
-#: callback may assign.
+#: How the keys of a version's tensors begin; the learning rates are those of the optimizers of single tables, which
+#: a callback may assign.
 _KINDS = ("variables", "states", "optimizer", "table_learning_rates")
 
 
-class DenseTensors:
-    """Reads and writes them.
+class DenseTensors(DensePart):
+    """What every dense part of a Keras model shares: its variables, read and written.
+
+    Variables are the weights that an optimizer changes; states are all other weights (no metric and no seed of a
+    random layer).
+
+    Attributes:
+        trained: Keras variables that an optimizer knows, in model order.
 
     Args:
-        weights: All of the model, in the order of `model.get_weights()`.
-        trained: Those that an optimizer changes, in model order.
-        states: All others.
-        optimizer: Variables of the optimizers.
-        own: Keras optimizers that tables have of their own.
+        model: A built model.
+        trained: See the attribute.
+        states: Its other weights, in model order.
+        reported: What workers get besides the states, as one more state each.
     """
 
     def __init__(
         self,
-        weights: Sequence[keras.Variable],
+        model: keras.Model,
         trained: Sequence[keras.Variable],
         states: Sequence[keras.Variable],
-        optimizer: Sequence[keras.Variable],
-        own: Sequence[keras.Optimizer],
+        reported: Sequence[keras.Variable] = (),
     ) -> None:
-        self._weights = weights
-        rates = [each._learning_rate for each in own if isinstance(each._learning_rate, keras.Variable)]
-        # By place: Keras counts names up with every model made in a process.
-        self._by_key = {
-            f"{kind}/{place:05d}": variable
-            for kind, found in zip(_KINDS, (trained, states, optimizer, rates), strict=True)
-            for place, variable in enumerate(found)
-        }
+        self._weights = list(model.weights)
+        self.trained, self._states = list(trained), list(states)
+        self._reported = [*self._states, *reported]
+        self._table_optimizers = table_optimizers(model)
+        self.variables, self.states = tensor_specs(self.trained), tensor_specs(self._reported)
+        self.frozen_tables: tuple[str, ...] = ()
+        self._flags = b""
+        # States of the last snapshot; None: they have changed since.
+        self._snapshot_states: tuple[Tensor, ...] | None = None
+
+    @abstractmethod
+    def _optimizer_variables(self) -> Sequence[keras.Variable]:
+        """Of all optimizers of the model, in the order in which checkpoints keep them."""
+
+    def snapshot(self, version: int) -> DenseSnapshot:
+        self._snapshot_states = tuple(copied(variable) for variable in self._reported)
+        return DenseSnapshot(
+            version,
+            tuple(copied(variable) for variable in self.trained),
+            self._snapshot_states,
+            tuple(spec.name for spec in self.variables),
+            tuple(spec.name for spec in self.states),
+            self._flags,
+        )
+
+    def rewind(self) -> None:
+        """Makes the states those of the version again: a worker that shares the model changes them as it computes."""
+        for variable, value in zip(self._states, self._snapshot_states or (), strict=False):
+            variable.assign(value)
+
+    def _take_states(self, values: Sequence[Tensor]) -> None:
+        for variable, value in zip(self._states, values, strict=False):
+            variable.assign(value)
+        self._snapshot_states = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint must hold: variables, states, optimizer variables, by kind and place."""
-        return {key: copied(variable) for key, variable in self._by_key.items()}
+        return {key: copied(variable) for key, variable in self._by_key().items()}
 
     def weights(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        """The model's weights of what `tensors` gave, in the order of `model.get_weights()`.
+        """The model's weights among what `tensors` returned, in the order of `model.get_weights()`.
 
         Raises:
             CheckpointError: a tensor is missing.
         """
-        places = {id(variable): key for key, variable in self._by_key.items()}
-        keys = [places[id(weight)] for weight in self._weights]
+        key_of = {id(variable): key for key, variable in self._by_key().items()}
+        keys = [key_of[id(weight)] for weight in self._weights]
         if missing := [key for key in keys if key not in tensors]:
             raise CheckpointError(f"the checkpoint lacks {missing[0]}: it is of another model")
         return [tensors[key] for key in keys]
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes back what `tensors` gave; entries of other kinds are left alone.
+        """Restores what `tensors` returned; entries of other kinds are ignored.
 
         Raises:
             CheckpointError: a tensor is missing, of another shape or dtype, or not
                 of the model; nothing has been changed.
         """
-        targets = self._by_key
+        targets = self._by_key()
         for key, tensor in tensors.items():
             if key.partition("/")[0] in _KINDS and key not in targets:
                 raise CheckpointError(
@@ -89,6 +121,19 @@ class DenseTensors:
                 )
         for key, variable in targets.items():
             variable.assign(tensors[key])
+        self._snapshot_states = None
+
+    def _by_key(self) -> dict[str, keras.Variable]:
+        optimizers = self._table_optimizers.values()
+        rates = [each._learning_rate for each in optimizers if isinstance(each._learning_rate, keras.Variable)]
+        # By position: Keras counts names up with every model made in a process.
+        return {
+            f"{kind}/{position:05d}": variable
+            for kind, found in zip(
+                _KINDS, (self.trained, self._states, self._optimizer_variables(), rates), strict=True
+            )
+            for position, variable in enumerate(found)
+        }
 
 
 def tensor_specs(variables: Sequence[keras.Variable]) -> tuple[TensorSpec, ...]:

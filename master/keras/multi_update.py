@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,65 +10,44 @@ import keras
 import numpy as np
 
 from elastable.embedding_store.errors import Unsupported
-from elastable.master.api import DenseSnapshot, Tensor
+from elastable.master.api import Tensor
 from elastable.master.commits.dense_part import OptimizerStep
 from elastable.master.keras.dense import DenseState
-from elastable.master.keras.dense_tensors import DenseTensors, copied, tensor_specs
-from elastable.master.keras.discovery import table_optimizers
+from elastable.master.keras.dense_tensors import DenseTensors
 
 __all__ = ["Apply", "DenseModel", "MultiUpdateState", "Steps", "dense_part"]
 
 
 class Apply(Protocol):
-    """One `step.apply`; see `elastable.worker.step.traced.step_trace.PlannedApply`."""
+    """One `step.apply`; see `elastable.worker.step.traced.step_trace.PlannedApply`, which says what each member is."""
 
     @property
-    def turn(self) -> int:
-        """In which its update is made."""
-
+    def turn(self) -> int: ...
     @property
-    def optimizer(self) -> keras.Optimizer:
-        """A Keras optimizer."""
-
+    def optimizer(self) -> keras.Optimizer: ...
     @property
-    def layers(self) -> tuple[keras.Layer, ...]:
-        """Whose weights and tables it trains."""
-
+    def layers(self) -> tuple[keras.Layer, ...]: ...
     @property
-    def weights(self) -> tuple[keras.Variable, ...]:
-        """What the optimizer is built for."""
-
+    def weights(self) -> tuple[keras.Variable, ...]: ...
     @property
-    def variables(self) -> tuple[keras.Variable, ...]:
-        """Those that the update changes."""
-
+    def variables(self) -> tuple[keras.Variable, ...]: ...
     @property
-    def tables(self) -> tuple[str, ...]:
-        """Those that the update changes."""
+    def tables(self) -> tuple[str, ...]: ...
 
 
 class Steps(Protocol):
     """What a step of a model does; see `elastable.worker.step.traced.step_plan.StepPlan`."""
 
     @property
-    def applies(self) -> Sequence[Apply]:
-        """Every update, in order."""
-
+    def applies(self) -> Sequence[Apply]: ...
     @property
-    def turns(self) -> int:
-        """Versions that a step makes."""
-
+    def turns(self) -> int: ...
     @property
-    def several(self) -> bool:
-        """Whether it is anything but one update of the whole model by the optimizer of `compile()`."""
-
+    def several(self) -> bool: ...
     @property
-    def variables(self) -> tuple[keras.Variable, ...]:
-        """Weights that an update changes, in model order."""
-
+    def variables(self) -> tuple[keras.Variable, ...]: ...
     @property
-    def states(self) -> tuple[keras.Variable, ...]:
-        """All others."""
+    def states(self) -> tuple[keras.Variable, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +67,8 @@ class _Part:
         return list(self.layers)
 
 
-class MultiUpdateState:
-    """Keeps `elastable.master.commits.dense_part.DensePart`: on version v the updates of turn v % turns are made.
+class MultiUpdateState(DenseTensors):
+    """A dense part whose step from version v makes the updates of turn v % turns.
 
     Variables are the weights that any update changes; states are all others.
 
@@ -104,19 +83,14 @@ class MultiUpdateState:
     may_overflow = False
 
     def __init__(self, model: keras.Model, steps: Steps) -> None:
+        super().__init__(model, steps.variables, steps.states)
         self._steps = steps
-        self._weights = list(model.weights)
-        self.trained, self._states = list(steps.variables), list(steps.states)
-        self.variables, self.states = tensor_specs(self.trained), tensor_specs(self._states)
         self._updates = [DenseState(_Part(each.optimizer, each.layers, each.weights)) for each in steps.applies]
         self._tables = tuple(sorted(layer.table_name for layer in model._flatten_layers() if _in_store(layer)))
-        self._own = table_optimizers(model)
-        places = {id(variable): place for place, variable in enumerate(self.trained)}
-        self._places = [tuple(places[id(variable)] for variable in each.variables) for each in steps.applies]
+        position = {id(variable): number for number, variable in enumerate(self.trained)}
+        self._positions = [tuple(position[id(variable)] for variable in each.variables) for each in steps.applies]
         self._known = {id(weight) for weight in model.trainable_weights}
-        self._known_tables = {table for each in steps.applies for table in each.tables}
         self._turn = 0
-        self._standing: tuple[Tensor, ...] | None = None
         self.hold(model.trainable_weights)
 
     def hold(
@@ -126,7 +100,7 @@ class MultiUpdateState:
         flags: bytes = b"",
         any_table: bool = True,
     ) -> None:
-        """As of `DenseState`.
+        """See `DenseState.hold`.
 
         Raises:
             Unsupported: something is unfrozen that was frozen when the step was planned.
@@ -141,22 +115,22 @@ class MultiUpdateState:
         for update, planned in zip(self._updates, self._steps.applies, strict=True):
             active = [variable for variable in planned.variables if id(variable) in wanted]
             update.hold(active, any_table=any(table not in frozen_tables for table in planned.tables))
+        self._set_frozen()
 
-    @property
-    def frozen_tables(self) -> tuple[str, ...]:
-        """Those that are frozen, and those that no update of this turn changes."""
+    def _set_frozen(self) -> None:
+        """Frozen are the tables that `hold` named, and those that no update of this turn changes."""
         trained = {table for at in self._now() for table in self._steps.applies[at].tables}
-        return tuple(table for table in self._tables if table in self._frozen or table not in trained)
+        self.frozen_tables = tuple(table for table in self._tables if table in self._frozen or table not in trained)
 
     def steps(self, version: int) -> tuple[OptimizerStep, ...]:
-        """Of the optimizers of this turn."""
         self._turn = version % self._steps.turns
+        self._set_frozen()
         found = []
         for at in self._now():
             update, tables = self._updates[at], self._steps.applies[at].tables
             own = {table: each for table, each in update.table_steps().items() if table in tables}
             found.append(
-                OptimizerStep(update.step(), update.learning_rate(), update.clipping, own, self._places[at], tables)
+                OptimizerStep(update.step(), update.learning_rate(), update.clipping, own, self._positions[at], tables)
             )
         _refuse_other_numbers([step for step in found if step.tables])
         return tuple(found)
@@ -164,43 +138,22 @@ class MultiUpdateState:
     def _now(self) -> list[int]:
         return [at for at, each in enumerate(self._steps.applies) if each.turn == self._turn]
 
-    def snapshot(self, version: int) -> DenseSnapshot:
-        """Read-only copies of all variables and states."""
-        self._standing = tuple(copied(variable) for variable in self._states)
-        return DenseSnapshot(
-            version,
-            tuple(copied(variable) for variable in self.trained),
-            self._standing,
-            tuple(spec.name for spec in self.variables),
-            tuple(spec.name for spec in self.states),
-            self._flags,
-        )
-
-    def rewind(self) -> None:
-        """As of `DenseState`."""
-        for variable, value in zip(self._states, self._standing or (), strict=False):
-            variable.assign(value)
-
     def apply(self, gradients: Sequence[Tensor], states: Sequence[Tensor], rate_share: float = 1.0) -> None:
-        """One step of every optimizer of this turn; arguments as of `DenseState.apply`."""
         for at in self._now():
             update, of_variable = self._updates[at], {
-                id(self.trained[place]): gradients[place] for place in self._places[at]
+                id(self.trained[place]): gradients[place] for place in self._positions[at]
             }  # fmt: skip
             given = [
                 of_variable.get(id(variable), np.zeros(spec.shape, spec.dtype))
                 for variable, spec in zip(update.trained, update.variables, strict=True)
             ]
             update.apply(given, (), rate_share)
-        for variable, value in zip(self._states, states, strict=True):
-            variable.assign(value)
-        self._standing = None
+        self._take_states(states)
 
     def overflow(self, states: Sequence[Tensor]) -> None:
         """Never called: no optimizer of several scales its loss."""
 
     def skip(self) -> None:
-        """Counts a step, of every optimizer of this turn, that changes nothing."""
         self.rewind()
         for at in self._now():
             self._updates[at].skip()
@@ -208,23 +161,9 @@ class MultiUpdateState:
     def finalize_averages(self) -> None:
         """Nothing: no optimizer of several keeps averages."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """As of `DenseTensors`; the optimizers' variables in the order in which the step comes to them."""
-        return self._kept().tensors()
-
-    def weights(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
-        """As of `DenseTensors`."""
-        return self._kept().weights(tensors)
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """As of `DenseTensors`."""
-        self._kept().restore(tensors)
-        self._standing = None
-
-    def _kept(self) -> DenseTensors:
+    def _optimizer_variables(self) -> Sequence[keras.Variable]:
         optimizers = {id(each.optimizer): each.optimizer for each in self._steps.applies}
-        variables = [variable for optimizer in optimizers.values() for variable in optimizer.variables]
-        return DenseTensors(self._weights, self.trained, self._states, variables, list(self._own.values()))
+        return [variable for optimizer in optimizers.values() for variable in optimizer.variables]
 
 
 DenseModel = DenseState | MultiUpdateState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from elastable.master.api import JobSpec, WorkerIdentity
+from elastable.master.api import JobSpec, Session, WorkerIdentity
 
 __all__ = ["LocalSession", "Sessions"]
 
@@ -42,8 +42,8 @@ class Sessions:
         return count == 1
 
 
-class LocalSession:
-    """A session in the master's own process; see `elastable.master.api.Session`."""
+class LocalSession(Session):
+    """A session in the master's own process."""
 
     def __init__(self, job: JobSpec, leave: Callable[[], None], master_alive: Callable[[], bool]) -> None:
         self._job = job
@@ -53,15 +53,12 @@ class LocalSession:
 
     @property
     def job(self) -> JobSpec:
-        """The job joined."""
         return self._job
 
     def alive(self) -> bool:
-        """False once it was closed, or the master is gone."""
         return not self._closed and self._master_alive()
 
     def close(self) -> None:
-        """Leaves; closing twice is harmless."""
         if not self._closed:
             self._closed = True
             self._leave()

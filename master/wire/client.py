@@ -102,21 +102,14 @@ class MasterClient(MasterApi):
         return self._store
 
     def join(self, worker: WorkerIdentity) -> RemoteSession:
-        """Opens the worker's session; it lasts until `close`, or until the connection breaks.
-
-        Raises:
-            Unavailable, DeadlineExceeded: naming address and deadline.
-        """
         request = master_pb2.JoinRequest(incarnation=worker.incarnation, host=worker.host, pid=worker.pid)
         return self._connection.call(lambda timeout: RemoteSession(self._join(request), self.address, timeout))
 
     def lease_tasks(self, incarnation: str, want: int, wait_s: float, holding: Collection[Task] | None = None) -> Lease:
-        """Up to `want` tasks, waiting up to `wait_s` seconds for the first; see `MasterApi.lease_tasks`."""
         request = lease_request(incarnation, want, _wait_ms(wait_s), holding)
         return lease_from_message(self._call(self._stub.LeaseTasks, request, wait_s))
 
     def pull_dense(self, incarnation: str, version: int | None, wait_s: float) -> DenseSnapshot | None:
-        """The dense variables of `version`; see `MasterApi.pull_dense`."""
         request = master_pb2.PullDenseRequest(incarnation=incarnation, version=version, wait_ms=_wait_ms(wait_s))
 
         def attempt(timeout: float) -> DenseSnapshot | None:
@@ -142,20 +135,13 @@ class MasterClient(MasterApi):
         self._gradients.share_memory()
 
     def report_gradient(self, push: Push) -> PushReply:
-        """Hands a micro-batch's gradients in; safe to repeat.
-
-        Raises:
-            BadGradient: an array that the wire has no place for; nothing was sent.
-        """
         return push_reply_from_message(self._gradients.send(push))
 
     def report_evaluation(self, report: EvaluationReport) -> PushOutcome:
-        """Hands an evaluated micro-batch's metric state in; safe to repeat."""
         reply = self._connection.call(lambda timeout: self._report(evaluation_frames(report), timeout))
         return outcome_from_message(reply.outcome)
 
     def report_failure(self, incarnation: str, error: BaseException, fatal: bool) -> None:
-        """Tells why a worker fails; `fatal` where every worker would."""
         kind, message = type(error).__name__, str(error)
         self._call(
             self._stub.ReportFailure,
@@ -163,11 +149,9 @@ class MasterClient(MasterApi):
         )
 
     def status(self) -> JobStatus:
-        """How far the job is."""
         return status_from_message(self._call(self._stub.GetStatus, master_pb2.GetStatusRequest()))
 
     def stop(self, reason: str) -> None:
-        """Ends the job cleanly after the version in work."""
         self._call(self._stub.StopJob, master_pb2.StopJobRequest(reason=reason))
 
     def close(self) -> None:

@@ -92,14 +92,12 @@ class LocalFiles(CheckpointFiles):
         self.address = str(home)
 
     def names(self, folder: str = "") -> list[str]:
-        """As in `CheckpointFiles.names`."""
         try:
             return sorted(os.listdir(self._home / folder))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """As in `CheckpointFiles.sizes`."""
         try:
             with os.scandir(self._home / folder) as found:
                 return {entry.name: entry.stat().st_size for entry in found}
@@ -107,7 +105,6 @@ class LocalFiles(CheckpointFiles):
             return {}
 
     def read(self, path: str) -> Bytes:
-        """As in `CheckpointFiles.read`."""
         with (self._home / path).open("rb", buffering=0) as file:
             content = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
             done = 0
@@ -117,13 +114,11 @@ class LocalFiles(CheckpointFiles):
             return content[:done]
 
     def begin(self, name: str) -> str:
-        """As in `CheckpointFiles.begin`."""
         draft = f"{_DRAFT}{uuid.uuid4().hex}"
         (self._home / draft).mkdir(parents=True)
         return draft
 
     def write(self, path: str, parts: Sequence[Part]) -> None:
-        """As in `CheckpointFiles.write`."""
         number = os.open(self._home / path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             for part in parts:
@@ -135,24 +130,20 @@ class LocalFiles(CheckpointFiles):
             os.close(number)
 
     def commit(self, draft: str, name: str, manifest: Sequence[Part]) -> None:
-        """As in `CheckpointFiles.commit`."""
         self.write(f"{draft}/{MANIFEST}", manifest)
         self._sync_folder(draft)
         self._rename(draft, name)
         self._sync_folder("")
 
     def remove(self, name: str) -> None:
-        """As in `CheckpointFiles.remove`."""
         going = f"{_GOING}{uuid.uuid4().hex}"
         self._rename(name, going)
         self._delete(going)
 
     def drafts(self) -> list[str]:
-        """As in `CheckpointFiles.drafts`."""
         return [name for name in self.names() if name.startswith((_DRAFT, _GOING))]
 
     def discard(self, draft: str) -> None:
-        """As in `CheckpointFiles.discard`."""
         going = f"{_GOING}{uuid.uuid4().hex}"
         try:
             # A writer that is not dead after all finds nothing to rename into its place, rather than a half of it.
@@ -162,7 +153,6 @@ class LocalFiles(CheckpointFiles):
         self._delete(going)
 
     def probe(self) -> None:
-        """As in `CheckpointFiles.probe`."""
         self._home.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._home):
             return

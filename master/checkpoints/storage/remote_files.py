@@ -53,12 +53,9 @@ class RemoteFiles(CheckpointFiles):
         self.address = address
 
     def names(self, folder: str = "") -> list[str]:
-        """As in `CheckpointFiles.names`."""
         return sorted(self.sizes(folder))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """As in `CheckpointFiles.sizes`."""
-
         def listed() -> list[dict[str, str | int]]:
             try:
                 # What another process wrote is not in what this one remembers.
@@ -75,30 +72,25 @@ class RemoteFiles(CheckpointFiles):
         return {name.rpartition("/")[2]: size for name, size in entries if name != at}
 
     def read(self, path: str) -> Bytes:
-        """As in `CheckpointFiles.read`."""
         with _as_os_errors(path):
             return np.frombuffer(self._system.cat_file(self._at(path)), np.uint8)
 
     def begin(self, name: str) -> str:
-        """As in `CheckpointFiles.begin`: the folder is the place itself."""
-        with _as_os_errors(name):
+        with _as_os_errors(name):  # the draft is the checkpoint's own folder
             self._system.makedirs(self._at(name), exist_ok=True)
         return name
 
     def write(self, path: str, parts: Sequence[Part]) -> None:
-        """As in `CheckpointFiles.write`: the file is there once it is closed, whole."""
         with _as_os_errors(path), self._system.open(self._at(path), "wb") as file:
             for part in parts:
                 file.write(part)
 
     def commit(self, draft: str, name: str, manifest: Sequence[Part]) -> None:
-        """As in `CheckpointFiles.commit`."""
         with _as_os_errors(name):
             # In one call: an upload that breaks off leaves no manifest, and not the beginning of one.
             self._system.pipe_file(self._at(f"{name}/{MANIFEST}"), b"".join(manifest))
 
     def remove(self, name: str) -> None:
-        """As in `CheckpointFiles.remove`."""
         with _as_os_errors(name):
             self._system.rm_file(self._at(f"{name}/{MANIFEST}"))
         self._remove_files(name)
@@ -108,11 +100,9 @@ class RemoteFiles(CheckpointFiles):
             self._system.rm(self._at(folder), recursive=True)
 
     def drafts(self) -> list[str]:
-        """As in `CheckpointFiles.drafts`: folders of checkpoints without a manifest."""
         return [name for name in self.names() if version_named(name) and MANIFEST not in self.names(name)]
 
     def discard(self, draft: str) -> None:
-        """As in `CheckpointFiles.discard`."""
         try:
             # A manifest that was written although its writing failed goes first.
             self.remove(draft) if MANIFEST in self.names(draft) else self._remove_files(draft)
@@ -120,7 +110,6 @@ class RemoteFiles(CheckpointFiles):
             return
 
     def probe(self) -> None:
-        """As in `CheckpointFiles.probe`."""
         path = self._at(f".probe-{uuid.uuid4().hex}")
         with _as_os_errors(path):
             self._system.pipe_file(path, b"probe")
