@@ -46,7 +46,7 @@ run: $(RUN_STAMP) ## train the flights example: one master, two workers
 test: $(TEST_STAMP) ## run all tests against real servers (ARGS= narrows them; ARGS="-n 0" runs them one by one)
 	$(pytest) $(ARGS)
 
-test-fast: $(TEST_STAMP) ## run what needs neither servers nor processes, in a minute
+test-fast: $(TEST_STAMP) ## run what needs neither servers nor processes, in under a minute
 	$(pytest) --quick $(FAST_TESTS) $(ARGS)
 
 test-slow: $(TEST_STAMP) ## hours: all tests in random order with random draws, then chaos, soak and fuzz at length
@@ -85,9 +85,9 @@ wheel: $(BIN)/python ## build dist/elastable-*.whl
 	@rm -rf build/lib
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
-coverage: $(DEV_STAMP) ## run all tests and report what they do not reach, in build/coverage (ARGS= narrows them)
+coverage: $(DEV_STAMP) ## run all tests, report what they do not reach, and hold the floor (ARGS= narrows them, without a floor)
 	@mkdir -p build/coverage
-	$(pytest) --cov --cov-report=html --cov-report=term:skip-covered $(ARGS)
+	$(pytest) --cov --cov-report=html --cov-report=term:skip-covered $(if $(ARGS),--cov-fail-under=0) $(ARGS)
 
 chaos: $(TEST_STAMP) ## hundreds of seeded schedules of faults on real processes (ARGS="--kind redis --seed 17")
 	$(BIN)/python -m tests.chaos $(ARGS)

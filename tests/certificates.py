@@ -1,4 +1,4 @@
-"""Certificates for tests, made anew by an authority that nobody else knows."""
+"""Certificates for tests, issued by a new private authority."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKEN = "s3cret-0123456789abcdef"
 
 
 class Authority:
-    """A certificate authority and what it signed, as PEM files in a folder of its own."""
+    """A certificate authority and what it signed, as PEM files in a new folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)

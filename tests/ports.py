@@ -14,7 +14,7 @@ _PORTS = range(12_000, 32_000)
 
 
 def free_port() -> int:
-    """A port of this host at which nobody listens; it is asked for anew until one is free."""
+    """A free port of this host."""
     while True:
         port = SystemRandom().choice(_PORTS)
         try:

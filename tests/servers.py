@@ -1,4 +1,4 @@
-"""Real Redis and Valkey servers for tests: on free ports, in directories of their own, always stopped."""
+"""Real Redis and Valkey servers for tests: on free ports, in separate directories, always stopped."""
 
 from __future__ import annotations
 

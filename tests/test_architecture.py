@@ -145,7 +145,7 @@ def circles() -> list[list[str]]:
 
 
 def test_no_modules_need_each_other() -> None:
-    """Also where an import stands inside a function: that hides a circle from Python, and not from a reader."""
+    """Imports inside functions count: they hide a cycle from Python, not from a reader."""
     told = [
         f"{MODULES[module].relative_to(ROOT)}:{imports()[module][other]} imports {other}"
         for circle in circles()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.order import DEAREST, ROOT
+from tests.plugins.skips import MAY_BE_SKIPPED
 
 pytestmark = pytest.mark.process
 
@@ -110,6 +111,10 @@ class TestSkips:
         suite.makepyfile(self.SKIPS.format("this store says that a lookup may meet a commit halfway"))
         monkeypatch.setenv("CI", "true")
         suite.runpytest_inprocess().assert_outcomes(skipped=1)
+
+    def test_every_reason_of_the_list_is_that_of_a_test(self) -> None:
+        sources = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if "plugins" not in str(path))
+        assert [reason for reason in MAY_BE_SKIPPED if reason not in sources] == []
 
 
 class TestQuick:

@@ -1,4 +1,4 @@
-"""A side that tests let run in a process of its own."""
+"""A contender that tests run in a separate process."""
 
 from __future__ import annotations
 

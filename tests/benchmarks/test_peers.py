@@ -1,4 +1,4 @@
-"""Peers race in processes of their own; who is absent or fails is told so, and never remembered."""
+"""Peers race in separate processes; a missing or failing one is reported and never recorded."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _looked(store: Store, me: Reader, number: int, without: str) -> Reader:
 
 
 def read_pinned(store: Store, me: Pinner, without: str) -> Iterator[tuple[Store, Pinner]]:
-    """As `write`, of who pins a version and reads it later."""
+    """Like `write`, for a reader that pins a version and reads it later."""
     if me.at == "look":
         yield store, replace(me, at="pin", version=store.version)
     elif me.at == "pin":

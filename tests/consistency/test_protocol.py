@@ -46,7 +46,7 @@ def explore(scene: str, without: str = "") -> int:
 
 
 def _require_end(world: World) -> None:
-    """Nobody can go on: whoever owned the store last has made all its versions, each once."""
+    """Nothing is left to do: the last owner of the store has made all its versions, each once."""
     owner = next(p for p in world.processes if isinstance(p, Writer) and p.name == world.store.owner[0])
     if owner.at != "done" or world.store.version < owner.last:
         raise Broken(f"the last owner ended as {owner.at!r} at version {world.store.version}")

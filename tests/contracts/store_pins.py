@@ -45,7 +45,7 @@ def read(source: Snapshot, version: int | None = None) -> dict[str, bytes]:
 
 
 def whole(source: Snapshot, tables: Iterable[str] = ("cities", "people")) -> dict[str, object]:
-    """Everything that a store or a pin tells of some tables."""
+    """Everything that a store or a pin says about some tables."""
     found: dict[str, object] = {}
     for name in tables:
         rows = rows_by_id(source, name, 7)  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def commit(store: EmbeddingStore, updates: dict[str, TableUpdate], rate: float |
 
 
 def rows_by_id(store: EmbeddingStore, table: str, block_rows: int = 65_536) -> dict[int, tuple[bytes, bytes]]:
-    """Every row of its own: id -> the bytes of weights and slots."""
+    """Every stored row: id -> the bytes of weights and slots."""
     found: dict[int, tuple[bytes, bytes]] = {}
     for block in store.scan(table, block_rows):
         assert len(block.ids) <= block_rows
@@ -60,7 +60,7 @@ FAILS = 404.0
 
 
 class BlockSign(RowOptimizer):
-    """Not fused: `w -= lr sign(g)`, counting a row's updates; it wants a block of its own."""
+    """Not fused: `w -= lr sign(g)`, counting a row's updates; it needs a separate block."""
 
     fused = False
     whole_rows = False  # said, so that the encoding partition takes it

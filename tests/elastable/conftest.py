@@ -1,4 +1,4 @@
-"""One trained job that the command's tests look at from all sides."""
+"""One trained job that many tests inspect."""
 
 from __future__ import annotations
 

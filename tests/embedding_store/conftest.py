@@ -1,4 +1,4 @@
-"""Servers of a test's own, to be killed and restarted."""
+"""Servers for one test, to be killed and restarted."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 @pytest.fixture
 def durable(server_binary: Path, tmp_path: Path) -> Iterator[Server]:
-    """A server of the test's own that keeps what it confirmed."""
+    """A server for this test alone that keeps what it confirmed."""
     with running_server(server_binary, tmp_path / "durable", DURABLE) as server:
         yield server
 
 
 @pytest.fixture
 def fleeting(server_binary: Path, tmp_path: Path) -> Iterator[Server]:
-    """A server of the test's own that forgets everything when it ends."""
+    """A server for this test alone that forgets everything when it ends."""
     with running_server(server_binary, tmp_path / "fleeting") as server:
         yield server

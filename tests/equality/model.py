@@ -44,11 +44,11 @@ class _SlowReader(NumpyReader):
 
 
 def data(split: str) -> Any:
-    """6,400 training records."""
+    """The first of the training records, which are enough for 50 versions."""
     if split != "train":
         return None
     x, y = records(int(os.environ["EQUALITY_VOCABULARY"]))
-    return _SlowReader(x, y)
+    return _SlowReader({name: column[: RECORDS // 2] for name, column in x.items()}, y[: RECORDS // 2])
 
 
 def build(words: Any, other_words: Any, single: Any, bag: Any, optimizer: str, random: bool) -> keras.Model:

@@ -1,4 +1,4 @@
-"""The flights example: nothing is known too early, and the split is the one that is told."""
+"""The flights example: no feature is known too early, and the split is the documented one."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.preloaded.client import run_preloaded
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "replicas" / "train.py"
@@ -14,17 +14,10 @@ EXAMPLE = ROOT / "examples" / "replicas" / "train.py"
 
 def run(replicas: int, *options: str) -> str:
     """What the example prints on so many replicas."""
-    command = [sys.executable, str(EXAMPLE)]
+    words = [str(EXAMPLE), "--width", "96", *options]
     if replicas > 1:
-        command = [sys.executable, "-m", "elastable", "replicas", "-n", str(replicas), str(EXAMPLE)]
-    ran = subprocess.run(
-        [*command, "--width", "96", *options],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"},
-        check=False,
-    )
+        words = ["-m", "elastable", "replicas", "-n", str(replicas), *words]
+    ran = run_preloaded(words, ROOT, {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"})
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 

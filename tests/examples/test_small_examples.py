@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
 
 import elastable as et
 from elastable.worker.models.model_file import load_model_file
+from tests.preloaded.client import run_preloaded
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,12 +29,7 @@ def test_the_minimal_model_learns() -> None:
 
 
 def test_the_notebook_runs() -> None:
-    ran = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "notebook_fit.py")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"},
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    ran = run_preloaded([str(ROOT / "examples" / "notebook_fit.py")], ROOT, environment)
     assert ran.returncode == 0, ran.stderr
     assert "parameters exported" in ran.stdout

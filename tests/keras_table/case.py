@@ -43,7 +43,7 @@ class Different(AssertionError):
 
 
 def verdict(case: Case) -> str:
-    """What stands in the table.
+    """The text of the second column of the table.
 
     Raises:
         Different: the two sides differ.

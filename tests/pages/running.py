@@ -41,7 +41,7 @@ class PageRun:
     """
 
     def __init__(self, folder: Path, redis_server: Callable[[str], str]) -> None:
-        """`redis_server` starts the server that stands for a host name, once a name, and returns its URL."""
+        """`redis_server` starts one server per host name and returns its URL."""
         self._folder = folder
         self._redis_server = redis_server
         self._names: dict[str, Any] = {"__name__": "page"}
@@ -113,7 +113,7 @@ class PageRun:
         tomllib.loads(text)
 
     def _run_proto(self, block: Block, text: str) -> None:
-        """An excerpt: its lines stand in a file of proto/."""
+        """An excerpt: its lines are in a file of proto/."""
         sources = [_squeezed(file.read_text()) for file in (ROOT / "proto").rglob("*.proto")]
         assert any(_squeezed(text) in source for source in sources), f"{block} is not in proto/"
 

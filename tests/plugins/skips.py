@@ -1,4 +1,4 @@
-"""In CI a skipped test is a failure, unless its reason stands here."""
+"""In CI a skipped test is a failure, unless its reason is listed here."""
 
 from __future__ import annotations
 

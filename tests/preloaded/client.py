@@ -51,7 +51,7 @@ os.kill(os.getpid(), -code)
 
 @functools.cache
 def preloaded_python() -> Path:
-    """An executable that stands for this Python; the server that it asks is started with the first call.
+    """An executable that replaces this Python; the first call starts the server that it asks for processes.
 
     It takes `-m MODULE`, `-c PROGRAM` or a file, with arguments. Beside it lie the `elastable` command and `mpiexec`.
     """

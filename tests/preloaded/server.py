@@ -118,7 +118,7 @@ class _Forks:
         return self._child
 
     def _end(self) -> None:
-        """Stdin has closed: whoever started the server is gone."""
+        """Stdin has closed: the process that started the server is gone."""
         self._over = True
         for pid in self._processes.values():
             os.kill(pid, signal.SIGKILL)

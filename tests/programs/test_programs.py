@@ -1,4 +1,4 @@
-"""Whole programs as new users type them, each with plain Keras beside it: the same final numbers.
+"""Whole programs as new users type them, each compared with plain Keras: the same final numbers.
 
 A program is a function of one argument: how an embedding layer is made, and how a model is trained. Plain Keras takes
 its layers with dense gradients of repeated ids where the optimizer needs it (docs/lazy.md): `SGD` does not.
@@ -90,7 +90,7 @@ def two_towers(fit: Fit) -> Any:
 
 
 def multi_task(fit: Fit) -> Any:
-    """Two outputs with losses, weights and metrics of their own."""
+    """Two outputs, each with its own loss, weight and metrics."""
     data = records()
     ids = {name: keras.Input((), dtype="int64", name=name) for name in ("user", "item")}
     rows = [

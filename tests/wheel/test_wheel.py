@@ -1,4 +1,4 @@
-"""What a built wheel installs, and what runs with which extra, beside a program's own modules of our folders' names."""
+"""What a built wheel installs, and what runs with which extra, next to a program's modules named like our folders."""
 
 from __future__ import annotations
 

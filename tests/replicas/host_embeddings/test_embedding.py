@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from elastable.replicas.host_embeddings.optimizer_spec import (
     HostEmbeddingOptimizerSpec,
     HostEmbeddingSGDGAOptimizerSpec,
 )
+from tests.preloaded.client import run_preloaded
 
 ROWS, DIM = 20, 6
 _random = np.random.default_rng(0)
@@ -154,7 +153,7 @@ def test_tape_loops_of_replicas_train_as_one_on_the_joined_batch(replicas: int, 
 def test_fit_of_replicas_within_compiled_functions() -> None:
     """Three threads wait for each other on TensorFlow's threads, of which a process of its own has enough."""
     program = Path(__file__).with_name("fit_of_replicas.py")
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300, check=False)
+    done = run_preloaded([str(program)], program.parents[3])
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["differences"] <= 2e-6
