@@ -1,8 +1,6 @@
-"""How numba kernels are compiled: no GIL, no fast-math, cached on disk.
+"""How numba kernels are compiled: without the GIL, without fast-math, cached on disk.
 
-numba's cache watches only the file that a kernel stands in. So a kernel calls
-only kernels of its own file (and those of this one and of `turns`, which change no value):
-otherwise a cached caller would go on running an old callee.
+A kernel may call kernels of any file: see `kernel_cache`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from elastable.embedding_store.native.shipped_kernels import read_shipped
+from elastable.embedding_store.native.kernel_cache import keep_on_disk
 
 if TYPE_CHECKING:
     from llvmlite.ir import IRBuilder, Value
@@ -37,9 +35,7 @@ __all__ = [
     "stores_in_order",
 ]
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+F = TypeVar("F", bound=Callable[..., object])
 
 PREFETCH_VALUES = 128  # of a long row: the processor sees a run by itself
 LINE_VALUES = 16  # float32 in a cache line of 64 bytes
@@ -50,31 +46,37 @@ _FEWEST_AHEAD, _MOST_AHEAD = 8, 48
 
 
 def kernel(function: F) -> F:
-    """Compiles `function` at its first call, or loads it from numba's cache.
+    """Compiles `function` at its first call, or loads what an earlier process compiled.
 
     Arithmetic is IEEE, in the order written (no fast-math, no fused
     multiply-add), so results do not depend on the machine. Division by zero
     gives Inf or NaN, as in numpy. `NUMBA_CACHE_DIR` names another folder for
-    the cache, which need not be writable if it holds the kernels already.
+    the compiled code, which need not be writable if it holds the kernels already.
     """
-    try:
-        compiled: F = numba.njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:
-        # No cache folder can be written (a read-only container): what one holds is read, and the
-        # rest is compiled anew in each process, some seconds in all.
-        compiled = numba.njit(**_OPTIONS)(function)
-        read_shipped(compiled)
-    return compiled
+    return _compiled(function, fastmath=False)
+
+
+def summing_kernel(function: F) -> F:
+    """As `kernel`, but sums are taken in any order, in as many lanes as the processor has.
+
+    NaN and Inf stay what they are. How the sum over one pair of vectors is
+    taken does not depend on which others are in the call, so a pair has the
+    same sum to the bit wherever it is computed, on machines of one kind; other
+    processors may differ in the last bit, as with any BLAS.
+    """
+    return _compiled(function, fastmath={"reassoc", "nsz", "contract"})
 
 
 def inlined(function: F) -> F:
-    """A function that becomes part of each kernel (of its own file) that calls it, for that call's constants.
-
-    So a loop can be compiled once for each of some lengths that are known, and
-    once for any.
-    """
-    inside: F = numba.njit(inline="always", **_OPTIONS)(function)
+    """A function that LLVM copies into each kernel that calls it, for the constants of that call."""
+    inside: F = numba.njit(forceinline=True, nogil=True, error_model="numpy", fastmath=False)(function)
     return inside
+
+
+def _compiled(function: F, fastmath: bool | set[str]) -> F:
+    compiled: F = numba.njit(nogil=True, error_model="numpy", fastmath=fastmath)(function)
+    keep_on_disk(compiled)
+    return compiled
 
 
 @intrinsic  # type: ignore[untyped-decorator]

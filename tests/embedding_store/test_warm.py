@@ -59,7 +59,7 @@ def test_a_warm_process_compiles_nothing_more(size: int | None) -> None:
 
 def signatures() -> dict[str, int]:
     """Of every kernel of the package that has been compiled."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("embedding_store.")]
+    modules = [module for name, module in sys.modules.items() if name.startswith("elastable.embedding_store.")]
     return {
         f"{module.__name__}.{name}": len(kernel.signatures)
         for module in modules

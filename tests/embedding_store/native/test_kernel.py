@@ -41,7 +41,7 @@ def test_kernels_run_whatever_can_be_written(tmp_path: Path, writable: str) -> N
     assert (ran.returncode, ran.stdout) == (0, "[5, 9]\n"), ran.stderr
     cached = {"package": blocked, "home": home}.get(writable)
     if cached is not None:
-        assert list(cached.rglob("indexer._unique-*.nbi"))
+        assert list(cached.rglob("indexer._unique-*.nbc"))
 
 
 COUNTED = f"""
