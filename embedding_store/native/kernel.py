@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numba
+import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba.core import cgutils, types
@@ -24,21 +25,25 @@ if TYPE_CHECKING:
     from numba.core.typing.context import BaseContext as TypingContext
 
 __all__ = [
-    "LINE_VALUES",
-    "PREFETCH_VALUES",
+    "by_whole_lines",
     "inlined",
     "kernel",
     "loads_in_order",
     "prefetch",
+    "prefetch_columns",
     "prefetch_distance",
     "prefetch_line",
     "stores_in_order",
+    "summing_inlined",
+    "summing_kernel",
 ]
 
+A = TypeVar("A")
 F = TypeVar("F", bound=Callable[..., object])
 
-PREFETCH_VALUES = 128  # of a long row: the processor sees a run by itself
-LINE_VALUES = 16  # float32 in a cache line of 64 bytes
+_PREFETCH_VALUES = 128  # of a long row: the processor sees a run by itself
+_LINE_VALUES = 16  # float32 in a cache line of 64 bytes
+_ANY_ORDER = {"reassoc", "nsz", "contract"}
 # Of each array that a row's update reads and writes. Measured on 2 M rows: rows of 8 to 32 values are updated up to
 # twice as fast as with 8 rows ahead, rows of 64 and more no slower.
 _VALUES_AHEAD = 768
@@ -64,13 +69,40 @@ def summing_kernel(function: F) -> F:
     same sum to the bit wherever it is computed, on machines of one kind; other
     processors may differ in the last bit, as with any BLAS.
     """
-    return _compiled(function, fastmath={"reassoc", "nsz", "contract"})
+    return _compiled(function, fastmath=_ANY_ORDER)
 
 
 def inlined(function: F) -> F:
     """A function that LLVM copies into each kernel that calls it, for the constants of that call."""
     inside: F = numba.njit(forceinline=True, nogil=True, error_model="numpy", fastmath=False)(function)
     return inside
+
+
+def summing_inlined(function: F) -> F:
+    """A function that becomes part of each `summing_kernel` that calls it.
+
+    Before LLVM sees it: LLVM would first reorder the function by itself, and the sums of one kernel would not be those
+    of another that is written without the function.
+    """
+    inside: F = numba.njit(inline="always", nogil=True, error_model="numpy", fastmath=_ANY_ORDER)(function)
+    return inside
+
+
+def by_whole_lines(rows: Callable[[int, A], None]) -> Callable[[int, A], None]:
+    """A function `rows(length, arguments)` compiled twice: for rows of whole cache lines, and for any others.
+
+    Of whole lines the compiler knows that vectors come out even, which pays where computation and not memory is the
+    limit. The result is to be made a kernel, or to be inlined.
+    """
+    some = inlined(rows)
+
+    def choose(length: int, arguments: A) -> None:
+        if length % _LINE_VALUES == 0:
+            some(length // _LINE_VALUES * _LINE_VALUES, arguments)
+        else:
+            some(length, arguments)
+
+    return choose
 
 
 def _compiled(function: F, fastmath: bool | set[str]) -> F:
@@ -122,17 +154,23 @@ loads_in_order = _fence("acquire")
 """`loads_in_order()`: what is read after it is at least as new as what was read before it."""
 
 
-@kernel
-def prefetch(array: npt.NDArray[Any], row: Any) -> None:
-    """Asks for the cache lines of `array[row]`; any row will do, also one that is not there.
+@inlined
+def prefetch(array: npt.NDArray[Any], row: int | np.integer) -> None:
+    """Asks for the cache lines of `array[row]`; any row will do, even one that does not exist.
 
     Of long rows only the first 128 values: the processor sees a run by itself.
     """
-    for column in range(0, min(array.shape[1], PREFETCH_VALUES), LINE_VALUES):
+    prefetch_columns(array, row, array.shape[1])
+
+
+@inlined
+def prefetch_columns(array: npt.NDArray[Any], row: int | np.integer, columns: int) -> None:
+    """As `prefetch`, of the first columns of a row."""
+    for column in range(0, min(columns, _PREFETCH_VALUES), _LINE_VALUES):
         prefetch_line(array, row, column)
 
 
-@kernel
+@inlined
 def prefetch_distance(dim: int) -> int:
-    """How many rows before its turn a row of `dim` values is to be asked for, where rows are updated."""
+    """How many rows ahead of the update a row of `dim` values is asked for."""
     return max(_FEWEST_AHEAD, min(_MOST_AHEAD, _VALUES_AHEAD // dim))

@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import pickle
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -20,7 +18,7 @@ from types import CodeType, FunctionType, ModuleType
 
 import numba
 import numpy as np
-from numba.core import caching, serialize
+from numba.core import caching
 from numba.core.base import BaseContext
 from numba.core.codegen import Codegen
 from numba.core.compiler import CompileResult
@@ -34,16 +32,18 @@ _EXTERNAL = frozenset({"builtins", "itertools", "llvmlite", "math", "numba", "nu
 """Packages whose versions, not their sources, decide what is compiled; numba names the llvmlite that it runs with."""
 
 
-def keep_on_disk(kernel: Dispatcher) -> None:
+def keep_on_disk(kernel: Callable[..., object]) -> None:
     """Makes a kernel load what an earlier process compiled, and save what it compiles.
 
     The files lie where numba's own would: in `NUMBA_CACHE_DIR`, in the `__pycache__` next to the source, or below the
     home. A folder that cannot be written is read all the same, so that an image with a read-only root file system can
     bring its kernels. Without any folder, every process compiles anew.
     """
+    function = _function(kernel)
+    assert function is not None
     for place in (caching.CompileResultCacheImpl, _ReadOnlyPlace):
         with suppress(RuntimeError):  # numba's: no such folder
-            kernel._cache = _KernelCache(place(kernel.py_func), kernel.py_func)
+            setattr(kernel, "_cache", _KernelCache(place(function), function, _options(kernel)))  # noqa: B010 - numba's own place
             return
 
 
@@ -61,9 +61,12 @@ class _ReadOnlyPlace(caching.CompileResultCacheImpl):  # type: ignore[misc]
 class _KernelCache(caching.NullCache):  # type: ignore[misc]
     """One file per kernel, signature and processor; a file of older sources is replaced."""
 
-    def __init__(self, place: caching.CompileResultCacheImpl, function: FunctionType) -> None:
-        self._place, self._function = place, function
+    def __init__(
+        self, place: caching.CompileResultCacheImpl, function: FunctionType, options: list[tuple[str, str]]
+    ) -> None:
+        self._place, self._function, self._options = place, function, options
         self._folder = Path(place.locator.get_cache_path())
+        self._files = caching.IndexDataCacheFile(str(self._folder), place.filename_base, None)  # without its index
         _contents(function.__code__.co_filename)  # as they are imported, not as they are when it is first called
 
     @property
@@ -76,7 +79,7 @@ class _KernelCache(caching.NullCache):  # type: ignore[misc]
         target_context.refresh()
         stem, sources = self._names(sig, target_context.codegen())
         try:
-            saved = pickle.loads((self._folder / f"{stem}.{sources}.nbc").read_bytes())
+            saved = self._files._load_data(f"{stem}.{sources}.nbc")
         except FileNotFoundError:
             return None
         return self._place.rebuild(target_context, saved)
@@ -85,19 +88,17 @@ class _KernelCache(caching.NullCache):  # type: ignore[misc]
         """Saves a compiled kernel, if the folder can be written."""
         if isinstance(self._place, _ReadOnlyPlace) or not self._place.check_cachable(data):
             return
+        self._place.locator.ensure_cache_path()
         stem, sources = self._names(sig, data.codegen)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        target = self._folder / f"{stem}.{sources}.nbc"
-        fresh = target.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(serialize.dumps(self._place.reduce(data)))
-        fresh.replace(target)  # a reader sees all of it or nothing
+        name = f"{stem}.{sources}.nbc"
+        self._files._save_data(name, self._place.reduce(data))  # a reader sees all of it or nothing
         for older in self._folder.glob(f"{stem}.*.nbc"):
-            if older != target:
+            if older.name != name:
                 older.unlink(missing_ok=True)
 
     def _names(self, signature: Signature, codegen: Codegen) -> tuple[str, str]:
         """The kernel with its signature and its processor, and the digest of its sources."""
-        variant = (signature, codegen.magic_tuple(), numba.__version__, sys.version_info[:2], _captured(self._function))
+        variant = signature, self._options, codegen.magic_tuple(), numba.__version__, _captured(self._function)
         return f"{self._place.filename_base}.{_digest(repr(variant))}", sources_of(self._function)
 
 
@@ -105,7 +106,7 @@ def sources_of(function: FunctionType) -> str:
     """A digest of all that decides what a function is compiled to, but for its signature and the processor.
 
     These are the files of the function and of each function, kernel and intrinsic that it reaches by a name or a
-    closure, and the values of the constants among those names.
+    closure, what these are compiled with, and the values of the constants among those names.
     """
     files, constants, seen = set[str](), set[str](), set[int]()
     waiting = [function]
@@ -119,6 +120,7 @@ def sources_of(function: FunctionType) -> str:
             inner = _function(value)
             if inner is not None:
                 waiting.append(inner)
+                constants.add(f"{name}: {_options(value)}")
             elif inspect.isclass(value):
                 if _package(value) not in _EXTERNAL:
                     files.add(inspect.getfile(value))
@@ -161,6 +163,12 @@ def _function(value: object) -> FunctionType | None:
     elif isinstance(value, _Intrinsic):
         value = value._defn
     return value if isinstance(value, FunctionType) else None
+
+
+def _options(value: object) -> list[tuple[str, str]]:
+    """What a kernel is compiled with: sums in any order or not, merged into its caller or not."""
+    options = getattr(value, "targetoptions", {}).items()
+    return sorted((name, repr(sorted(option) if isinstance(option, set) else option)) for name, option in options)
 
 
 def _constant(value: object) -> str:

@@ -8,7 +8,6 @@ says `lazy=False` makes up for that: see `elastable.embedding_store.optimizers.d
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,12 +19,11 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.update_batch import UpdateBatch
-from elastable.embedding_store.errors import BadSpec
 
 if TYPE_CHECKING:
     from elastable.embedding_store.optimizers.dense_replay.dense_form import DenseForm
 
-__all__ = ["KERAS_BLOCK", "Factory", "RowOptimizer", "SlotSpec", "hyperparameters", "require_share"]
+__all__ = ["KERAS_BLOCK", "Factory", "RowOptimizer", "SlotSpec"]
 
 KERAS_BLOCK = "keras"
 """Name in specs of the optimizers that Keras itself runs; the master registers them."""
@@ -75,7 +73,7 @@ class RowOptimizer(ABC):
 
     @property
     def told_name(self) -> str:
-        """Its name, as messages tell it."""
+        """Its name in messages."""
         return self.spec.name
 
     def slot_width(self, dim: int) -> int:
@@ -106,26 +104,3 @@ class RowOptimizer(ABC):
 
 Factory = Callable[[OptimizerSpec], RowOptimizer]
 """Makes an optimizer of its spec; raises `BadSpec` for hyperparameters that it does not know."""
-
-
-def hyperparameters(spec: OptimizerSpec, defaults: Mapping[str, float]) -> dict[str, float]:
-    """All hyperparameters of a fused optimizer, the spec's over the defaults.
-
-    Raises:
-        BadSpec: a name without a default, or a value that is not finite.
-    """
-    given = dict(spec.hyperparameters)
-    for name, value in given.items():
-        if name not in defaults:
-            raise BadSpec(
-                f"optimizer {spec.name!r}: unknown hyperparameter {name!r} (known: {', '.join(sorted(defaults))})"
-            )
-        if not math.isfinite(value):
-            raise BadSpec(f"optimizer {spec.name!r}: {name} must be finite, got {value}")
-    return {**defaults, **given}
-
-
-def require_share(spec: OptimizerSpec, name: str, value: float) -> None:
-    """Raises `BadSpec` unless 0 <= value <= 1."""
-    if not 0.0 <= value <= 1.0:
-        raise BadSpec(f"optimizer {spec.name!r}: {name} must lie from 0 to 1, got {value}")

@@ -30,8 +30,9 @@ def scaled(step):
     return run
 """
 CHAIN = """
-from elastable.embedding_store.native.kernel import inlined, kernel
+from elastable.embedding_store.native.kernel import kernel
 from formulas.callee import added
+from formulas.options import inlined
 
 
 @inlined
@@ -50,6 +51,11 @@ from elastable.embedding_store.native.kernel import kernel
 @kernel
 def added(value):
     return value + 1.0
+"""
+OPTIONS = """
+import numba
+
+inlined = numba.njit(forceinline=True, error_model="numpy")
 """
 PROGRAM = """
 from formulas.caller import caller, scaled
@@ -74,7 +80,14 @@ def run(folder: Path) -> list[float]:
 def package(tmp_path: Path) -> Path:
     folder = tmp_path / "formulas"
     folder.mkdir()
-    sources = {"__init__": "", "constants": "FACTOR = 10.0\n", "callee": CALLEE, "chain": CHAIN, "caller": CALLER}
+    sources = {
+        "__init__": "",
+        "constants": "FACTOR = 10.0\n",
+        "callee": CALLEE,
+        "chain": CHAIN,
+        "caller": CALLER,
+        "options": OPTIONS,
+    }
     for name, text in sources.items():
         (folder / f"{name}.py").write_text(text)
     return folder
@@ -90,6 +103,9 @@ def test_a_kernel_follows_the_sources_of_what_it_calls(package: Path) -> None:
 
     (package / "constants.py").write_text("FACTOR = 100.0\n")
     assert run(package.parent) == [300.0, 3.0, 2.0, 0, 1, 1]
+
+    (package / "options.py").write_text(OPTIONS.replace("forceinline=True", "fastmath=True"))
+    assert run(package.parent) == [300.0, 3.0, 2.0, 0, 0, 1]
 
 
 def test_a_file_is_kept_for_each_specialisation_and_replaced_when_sources_change(package: Path) -> None:

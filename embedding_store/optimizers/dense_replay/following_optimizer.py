@@ -43,7 +43,8 @@ class CatchUpOptimizer(RowOptimizer):
         if self._adam is not None and present.cubic:
             rows = (weights, batch.weight_positions, slots)
             _, which = present.reach(*rows, batch.positions)
-            table, scalars = (which, present.coefficients, stamp), self._adam.scalars(batch.step, batch.rate)
+            rate, (decay,) = np.float32(batch.rate), self._adam.single("weight_decay")
+            table, scalars = (which, present.coefficients, stamp), (rate, decay, self._adam.scalars(batch.step, rate))
             update_adam(*rows, slots.view(np.int32), batch.positions, batch.gradients, *table, *scalars)
             return
         many = max(64, PIECE_BYTES // (4 * (weights.shape[1] + slots.shape[1])))

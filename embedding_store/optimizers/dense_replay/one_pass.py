@@ -1,7 +1,6 @@
 """What Adam is used for most, in one pass over memory: rows read, and rows caught up and updated.
 
-The arithmetic is that of `kernels` and of `elastable.embedding_store.optimizers.fused.adam`, value by
-value. It holds where one polynomial of degree 3 stands for all steps missed,
+It holds where one polynomial of degree 3 stands for all steps missed,
 as with Adam's usual betas, and beta_1 slot comes first, the divisor second.
 """
 
@@ -10,12 +9,19 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.native.kernel import inlined, kernel, prefetch, prefetch_distance, prefetch_line
-from elastable.embedding_store.optimizers.dense_replay.replay_kernels import Int32
+from elastable.embedding_store.native.kernel import (
+    by_whole_lines,
+    inlined,
+    kernel,
+    prefetch,
+    prefetch_distance,
+    prefetch_line,
+)
+from elastable.embedding_store.native.update_kernel import Scalars
+from elastable.embedding_store.optimizers.dense_replay.replay_kernels import Int32, cubic, shrunk
+from elastable.embedding_store.optimizers.fused.adam import adam_step
 
 __all__ = ["read_cubic", "update_adam"]
-
-_SMALLEST = np.float32(1.2e-38)
 
 
 @kernel
@@ -34,7 +40,7 @@ def read_cubic(
 ) -> None:
     """out[i] = the weights at positions[i], none of which is negative, as of the step of the coefficients.
 
-    Arguments are as of `kernels.move_rows`; the divisor's root divides.
+    Arguments are as of `replay_kernels.move_rows`; the divisor's root divides.
     """
     c, at, dim, one = coefficients, 1 + factors, weights.shape[1], np.float32(1)
     far, end, last = prefetch_distance(dim), len(positions) - 1, slots.shape[1] - 1
@@ -50,55 +56,37 @@ def read_cubic(
         for j in range(dim):
             x = np.sqrt(v[j]) * centre
             y = one / (x + epsilon)
-            u = x * y
-            o[j] = w[j] * kept + m[j] * y * (m0 - u * (m1 - u * (m2 - u * m3)))
+            o[j] = w[j] * kept + m[j] * y * cubic(x * y, m0, m1, m2, m3)
 
 
-@inlined
 def _adam_rows(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    steps: Int32,
-    positions: Int64,
-    gradients: Float32,
-    which: Int64,
-    c: Float32,
-    stamp: int,
     dim: int,
-    rate: np.float32,
-    decay: np.float32,
-    alpha: np.float32,
-    share_1: np.float32,
-    share_2: np.float32,
-    epsilon: np.float32,
+    arguments: tuple[
+        Float32, Int64, Float32, Int32, Int64, Float32, Int64, Float32, int, np.float32, np.float32, Scalars
+    ],
 ) -> None:
-    one, zero = np.float32(1), np.float32(0)
+    weights, places, slots, steps, positions, gradients, which, c, stamp, rate, decay, scalars = arguments
+    epsilon, one = scalars[3], np.float32(1)
     far, end, last = prefetch_distance(dim), len(positions) - 1, slots.shape[1] - 1
     for i in range(len(positions)):
         prefetch(weights, places[min(i + far, end)])
         prefetch(slots, positions[min(i + far, end)])
         prefetch_line(slots, positions[min(i + far, end)], last)
-        w = weights[places[i]]
-        momenta = slots[positions[i], :dim]
-        velocities = slots[positions[i], dim:]
+        w, momenta, velocities = weights[places[i]], slots[positions[i], :dim], slots[positions[i], dim:]
         g, row = gradients[i], which[i]
         kept, factor_1, factor_2, centre = c[row, 0], c[row, 1], c[row, 2], c[row, 3]
         m0, m1, m2, m3 = c[row, 4], c[row, 5], c[row, 6], c[row, 7]
         for j in range(dim):
-            y = one / (np.sqrt(velocities[j]) * centre + epsilon)
-            u = np.sqrt(velocities[j]) * centre * y
-            x = w[j] * kept + momenta[j] * y * (m0 - u * (m1 - u * (m2 - u * m3)))
-            m, v = momenta[j] * factor_1, velocities[j] * factor_2
-            m = m if abs(m) > _SMALLEST else zero
-            v = v if abs(v) > _SMALLEST else zero
-            m = m + (g[j] - m) * share_1
-            v = v + (g[j] * g[j] - v) * share_2
-            momenta[j] = m
-            velocities[j] = v
-            x = x - x * decay * rate
-            w[j] = x - m * alpha / (np.sqrt(v) + epsilon)
+            x = np.sqrt(velocities[j]) * centre
+            y = one / (x + epsilon)
+            x = w[j] * kept + momenta[j] * y * cubic(x * y, m0, m1, m2, m3)
+            m, v = shrunk(momenta[j], factor_1), shrunk(velocities[j], factor_2)
+            w[j], momenta[j], velocities[j] = _step(x - x * decay * rate, g[j], m, v, rate, scalars)
         steps[positions[i], last] = stamp
+
+
+_step = inlined(adam_step)
+_adam = inlined(by_whole_lines(_adam_rows))
 
 
 @kernel
@@ -114,23 +102,16 @@ def update_adam(
     stamp: int,
     rate: np.float32,
     decay: np.float32,
-    alpha: np.float32,
-    share_1: np.float32,
-    share_2: np.float32,
-    epsilon: np.float32,
+    scalars: Scalars,
 ) -> None:
     """Catches rows up, and takes Adam's step on them.
 
     Args:
-        weights, places, slots, positions, which, coefficients: As of `kernels.move_rows`, of all rows.
+        weights, places, slots, positions, which, coefficients: As of `replay_kernels.move_rows`, of all rows.
         steps: int32, the memory of the slots.
         gradients: float32 `[n, dim]`.
         stamp: The step that rows are caught up to then.
-        rate, decay, alpha, share_1, share_2, epsilon: As of `fused.adam`.
+        rate, decay, scalars: As of `fused.update_kernel`, of Adam.
     """
-    dim, c = gradients.shape[1], coefficients
-    p, g, e = positions, gradients, epsilon
-    if dim == 64:
-        _adam_rows(weights, places, slots, steps, p, g, which, c, stamp, 64, rate, decay, alpha, share_1, share_2, e)
-    else:
-        _adam_rows(weights, places, slots, steps, p, g, which, c, stamp, dim, rate, decay, alpha, share_1, share_2, e)
+    rows = (weights, places, slots, steps, positions, gradients)
+    _adam(gradients.shape[1], (*rows, which, coefficients, stamp, rate, decay, scalars))

@@ -8,6 +8,8 @@ over columns stands in a kernel by itself: LLVM runs these many columns at a tim
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -27,14 +29,19 @@ __all__ = [
     "OF_STEPS",
     "UNTOUCHED",
     "Int32",
+    "cubic",
     "missing_rows",
     "move_rows",
     "rows_behind",
     "shrink_slots",
+    "shrunk",
     "stamp_rows",
 ]
 
 Int32 = npt.NDArray[np.int32]
+
+Columns = Callable[[Float32, Float32, Float32, Float32, int, np.float32], None]
+"""Moves a row: `columns(weights, moving slot, divisor, coefficients, where its segments begin, epsilon)`."""
 
 UNTOUCHED, CAUGHT_UP, OF_STEPS = 0, 1, 2
 """Rows of a table of coefficients: see `rows_behind`."""
@@ -100,119 +107,114 @@ def missing_rows(which: Int64, known: Bytes, found: Int64) -> int:
 
 
 @inlined
-def _decayed(weights: Float32, places: Int64, which: Int64, c: Float32) -> None:
-    dim = weights.shape[1]
-    for i in range(len(which)):
-        w, kept = weights[places[i]], c[which[i], 0]
-        for j in range(dim):
-            w[j] = w[j] * kept
+def cubic(u: np.float32, a: np.float32, b: np.float32, c: np.float32, d: np.float32) -> np.float32:
+    """The polynomial of degree 3 that stands for a segment of missed steps."""
+    return a - u * (b - u * (c - u * d))
 
 
 @inlined
-def _linear(
-    weights: Float32, places: Int64, slots: Float32, positions: Int64, which: Int64, c: Float32, at: int, moving: int
-) -> None:
-    dim, end = weights.shape[1], len(which) - 1
-    far = prefetch_distance(dim)
-    for i in range(len(which)):
-        prefetch(weights, places[min(i + far, end)])
-        prefetch(slots, positions[min(i + far, end)])
-        w, m = weights[places[i]], slots[positions[i], moving * dim : (moving + 1) * dim]
-        kept, shift = c[which[i], 0], c[which[i], at + 1]
-        for j in range(dim):
-            w[j] = w[j] * kept + m[j] * shift
+def shrunk(slot: np.float32, factor: np.float32) -> np.float32:
+    """A slot multiplied by its factor, or 0."""
+    x = slot * factor
+    return x if abs(x) > _SMALLEST else np.float32(0)
 
 
 @inlined
-def _standing(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    positions: Int64,
-    which: Int64,
-    c: Float32,
-    at: int,
-    moving: int,
-    divisor: int,
-    epsilon: np.float32,
-) -> None:
-    """The divisor's root stands still."""
-    dim, end = weights.shape[1], len(which) - 1
-    far = prefetch_distance(dim)
-    for i in range(len(which)):
-        prefetch(weights, places[min(i + far, end)])
-        prefetch(slots, positions[min(i + far, end)])
-        w, m = weights[places[i]], slots[positions[i], moving * dim : (moving + 1) * dim]
-        v = slots[positions[i], divisor * dim : (divisor + 1) * dim]
-        kept, shift = c[which[i], 0], c[which[i], at + 1]
-        for j in range(dim):
-            w[j] = w[j] * kept + m[j] * shift / (np.sqrt(v[j]) + epsilon)
+def _decayed(w: Float32, m: Float32, v: Float32, c: Float32, at: int, epsilon: np.float32) -> None:
+    kept = c[0]
+    for j in range(len(w)):
+        w[j] = w[j] * kept
 
 
 @inlined
-def _cubic(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    positions: Int64,
-    which: Int64,
-    c: Float32,
-    at: int,
-    moving: int,
-    divisor: int,
-    root: bool,
-    epsilon: np.float32,
-) -> None:
-    dim, end, one = weights.shape[1], len(which) - 1, np.float32(1)
-    far = prefetch_distance(dim)
-    for i in range(len(which)):
-        prefetch(weights, places[min(i + far, end)])
-        prefetch(slots, positions[min(i + far, end)])
-        w, m = weights[places[i]], slots[positions[i], moving * dim : (moving + 1) * dim]
-        v = slots[positions[i], divisor * dim : (divisor + 1) * dim]
-        row, kept = which[i], c[which[i], 0]
-        for s in range(at, c.shape[1], 5):
-            centre, m0, m1, m2, m3 = c[row, s], c[row, s + 1], c[row, s + 2], c[row, s + 3], c[row, s + 4]
-            for j in range(dim):
-                x = (np.sqrt(v[j]) if root else v[j]) * centre
+def _linear(w: Float32, m: Float32, v: Float32, c: Float32, at: int, epsilon: np.float32) -> None:
+    kept, shift = c[0], c[at + 1]
+    for j in range(len(w)):
+        w[j] = w[j] * kept + m[j] * shift
+
+
+@inlined
+def _constant_root(w: Float32, m: Float32, v: Float32, c: Float32, at: int, epsilon: np.float32) -> None:
+    """The divisor's root does not change."""
+    kept, shift = c[0], c[at + 1]
+    for j in range(len(w)):
+        w[j] = w[j] * kept + m[j] * shift / (np.sqrt(v[j]) + epsilon)
+
+
+def _of_degree_3(divisor: Callable[[np.float32], np.float32]) -> Columns:
+    @inlined
+    def columns(w: Float32, m: Float32, v: Float32, c: Float32, at: int, epsilon: np.float32) -> None:
+        kept, one = c[0], np.float32(1)
+        for s in range(at, len(c), 5):
+            centre, m0, m1, m2, m3 = c[s], c[s + 1], c[s + 2], c[s + 3], c[s + 4]
+            for j in range(len(w)):
+                x = divisor(v[j]) * centre
                 y = one / (x + epsilon)
-                u = x * y
-                w[j] = w[j] * kept + m[j] * y * (m0 - u * (m1 - u * (m2 - u * m3)))
+                w[j] = w[j] * kept + m[j] * y * cubic(x * y, m0, m1, m2, m3)
             kept = one
 
+    return columns
 
-@inlined
-def _seventh(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    positions: Int64,
-    which: Int64,
-    c: Float32,
-    at: int,
-    moving: int,
-    divisor: int,
-    root: bool,
-    epsilon: np.float32,
-) -> None:
-    dim, end, one = weights.shape[1], len(which) - 1, np.float32(1)
-    far = prefetch_distance(dim)
-    for i in range(len(which)):
-        prefetch(weights, places[min(i + far, end)])
-        prefetch(slots, positions[min(i + far, end)])
-        w, m = weights[places[i]], slots[positions[i], moving * dim : (moving + 1) * dim]
-        v = slots[positions[i], divisor * dim : (divisor + 1) * dim]
-        row, kept = which[i], c[which[i], 0]
-        for s in range(at, c.shape[1], 9):
-            centre, m0, m1, m2, m3 = c[row, s], c[row, s + 1], c[row, s + 2], c[row, s + 3], c[row, s + 4]
-            m4, m5, m6, m7 = c[row, s + 5], c[row, s + 6], c[row, s + 7], c[row, s + 8]
-            for j in range(dim):
-                x = (np.sqrt(v[j]) if root else v[j]) * centre
+
+def _of_degree_7(divisor: Callable[[np.float32], np.float32]) -> Columns:
+    @inlined
+    def columns(w: Float32, m: Float32, v: Float32, c: Float32, at: int, epsilon: np.float32) -> None:
+        kept, one = c[0], np.float32(1)
+        for s in range(at, len(c), 9):
+            centre, m0, m1, m2, m3 = c[s], c[s + 1], c[s + 2], c[s + 3], c[s + 4]
+            m4, m5, m6, m7 = c[s + 5], c[s + 6], c[s + 7], c[s + 8]
+            for j in range(len(w)):
+                x = divisor(v[j]) * centre
                 y = one / (x + epsilon)
                 u = x * y
-                high = m4 - u * (m5 - u * (m6 - u * m7))
-                w[j] = w[j] * kept + m[j] * y * (m0 - u * (m1 - u * (m2 - u * (m3 - u * high))))
+                w[j] = w[j] * kept + m[j] * y * cubic(u, m0, m1, m2, m3 - u * cubic(u, m4, m5, m6, m7))
             kept = one
+
+    return columns
+
+
+@inlined
+def _root(value: np.float32) -> np.float32:
+    root: np.float32 = np.sqrt(value)
+    return root
+
+
+@inlined
+def _itself(value: np.float32) -> np.float32:
+    return value
+
+
+def _over_rows(columns: Columns) -> Callable[..., None]:
+    """The loop over rows around what moves the columns of one."""
+
+    @inlined
+    def rows(
+        weights: Float32,
+        places: Int64,
+        slots: Float32,
+        positions: Int64,
+        which: Int64,
+        c: Float32,
+        at: int,
+        moving: int,
+        divisor: int,
+        epsilon: np.float32,
+    ) -> None:
+        dim, end = weights.shape[1], len(which) - 1
+        ahead = prefetch_distance(dim)
+        for i in range(len(which)):
+            prefetch(weights, places[min(i + ahead, end)])
+            prefetch(slots, positions[min(i + ahead, end)])
+            s = slots[positions[i]]
+            m, v = s[moving * dim : (moving + 1) * dim], s[divisor * dim : (divisor + 1) * dim]
+            columns(weights[places[i]], m, v, c[which[i]], at, epsilon)
+
+    return rows
+
+
+_decay, _move, _move_by_constant_root = _over_rows(_decayed), _over_rows(_linear), _over_rows(_constant_root)
+_move_cubic, _move_cubic_by_root = _over_rows(_of_degree_3(_itself)), _over_rows(_of_degree_3(_root))
+_move_seventh, _move_seventh_by_root = _over_rows(_of_degree_7(_itself)), _over_rows(_of_degree_7(_root))
 
 
 @kernel
@@ -245,19 +247,19 @@ def move_rows(
     """
     c, at = coefficients, 1 + factors
     if moving < 0:
-        _decayed(weights, places, which, c)
+        _decay(weights, places, slots, positions, which, c, at, 0, 0, epsilon)
     elif divisor < 0:
-        _linear(weights, places, slots, positions, which, c, at, moving)
+        _move(weights, places, slots, positions, which, c, at, moving, 0, epsilon)
     elif degree == 0:
-        _standing(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
+        _move_by_constant_root(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
     elif degree == 3 and root:
-        _cubic(weights, places, slots, positions, which, c, at, moving, divisor, True, epsilon)
+        _move_cubic_by_root(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
     elif degree == 3:
-        _cubic(weights, places, slots, positions, which, c, at, moving, divisor, False, epsilon)
+        _move_cubic(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
     elif root:
-        _seventh(weights, places, slots, positions, which, c, at, moving, divisor, True, epsilon)
+        _move_seventh_by_root(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
     else:
-        _seventh(weights, places, slots, positions, which, c, at, moving, divisor, False, epsilon)
+        _move_seventh(weights, places, slots, positions, which, c, at, moving, divisor, epsilon)
 
 
 @kernel
@@ -270,8 +272,7 @@ def shrink_slots(slots: Float32, positions: Int64, which: Int64, coefficients: F
         for i in range(len(positions)):
             part, factor = slots[positions[i], k * dim : (k + 1) * dim], coefficients[which[i], 1 + k]
             for j in range(dim):
-                x = part[j] * factor
-                part[j] = x if abs(x) > _SMALLEST else np.float32(0)
+                part[j] = shrunk(part[j], factor)
 
 
 @kernel

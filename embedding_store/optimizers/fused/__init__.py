@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from elastable.embedding_store.optimizers.base import Factory
 from elastable.embedding_store.optimizers.fused.adadelta import Adadelta
 from elastable.embedding_store.optimizers.fused.adagrad import Adagrad
-from elastable.embedding_store.optimizers.fused.adam import Adam
+from elastable.embedding_store.optimizers.fused.adam import Adam, AdamW
 from elastable.embedding_store.optimizers.fused.adamax import Adamax
 from elastable.embedding_store.optimizers.fused.ftrl import Ftrl
 from elastable.embedding_store.optimizers.fused.lion import Lion
@@ -28,7 +28,7 @@ FUSED: Mapping[str, Factory] = {
     "adagrad": Adagrad,
     "adam": Adam,
     "adamax": Adamax,
-    "adamw": Adam,
+    "adamw": AdamW,
     "ftrl": Ftrl,
     "lion": Lion,
     "nadam": Nadam,

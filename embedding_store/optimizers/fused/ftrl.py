@@ -4,138 +4,84 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.errors import BadSpec
-from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters
+from elastable.embedding_store.native.kernel import inlined
+from elastable.embedding_store.native.update_kernel import Scalars, update_kernel
+from elastable.embedding_store.optimizers.base import SlotSpec
+from elastable.embedding_store.optimizers.fused.kernel_optimizer import KernelOptimizer, hyperparameters
 
 __all__ = ["Ftrl"]
 
-_DEFAULTS = {
-    "learning_rate": 0.001,
-    "learning_rate_power": -0.5,
-    "initial_accumulator_value": 0.1,
-    "l1_regularization_strength": 0.0,
-    "l2_regularization_strength": 0.0,
-    "l2_shrinkage_regularization_strength": 0.0,
-    "beta": 0.0,
-    "weight_decay": 0.0,
-}
+
+@inlined
+def _regularised(
+    w: np.float32,
+    g: np.float32,
+    linear: np.float32,
+    grown: np.float32,
+    before: np.float32,
+    rate: np.float32,
+    scalars: Scalars,
+) -> tuple[np.float32, np.float32]:
+    """New weight and linear term; `grown` and `before` are powers of the accumulator after and before the step."""
+    l1, l2_twice, shrinkage_twice = scalars
+    linear = linear + ((g + shrinkage_twice * w) - (grown - before) / rate * w)
+    clipped = min(max(linear, -l1), l1)
+    return (clipped - linear) / (grown / rate + l2_twice), linear
 
 
-class Ftrl(RowOptimizer):
+def _root_step(
+    w: np.float32, g: np.float32, square: np.float32, linear: np.float32, rate: np.float32, scalars: Scalars
+) -> tuple[np.float32, np.float32, np.float32]:
+    """The usual power of -1/2: a root, which IEEE fixes to the bit."""
+    grown = square + g * g
+    weight, linear = _regularised(w, g, linear, np.sqrt(grown), np.sqrt(square), rate, scalars)
+    return weight, grown, linear
+
+
+def _power_step(
+    w: np.float32, g: np.float32, square: np.float32, linear: np.float32, rate: np.float32, scalars: Scalars
+) -> tuple[np.float32, np.float32, np.float32]:
+    grown, power = square + g * g, scalars[3]
+    # In double and rounded once: float32 library powers differ between machines.
+    after, before = np.float32(np.float64(grown) ** power), np.float32(np.float64(square) ** power)
+    weight, linear = _regularised(w, g, linear, after, before, rate, scalars[:3])
+    return weight, grown, linear
+
+
+_ROOT, _POWER = update_kernel(_root_step, 2), update_kernel(_power_step, 2)
+
+
+class Ftrl(KernelOptimizer):
     """Keras' Ftrl; slots are the accumulator of squared gradients and the linear term."""
 
+    defaults = hyperparameters(
+        learning_rate=0.001,
+        learning_rate_power=-0.5,
+        initial_accumulator_value=0.1,
+        l1_regularization_strength=0.0,
+        l2_regularization_strength=0.0,
+        l2_shrinkage_regularization_strength=0.0,
+        beta=0.0,
+        weight_decay=0.0,
+    )
+
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
-        if values["initial_accumulator_value"] < 0:
-            raise BadSpec(
-                f"optimizer 'ftrl': initial_accumulator_value {values['initial_accumulator_value']} is below 0"
-            )
-        if values["learning_rate_power"] > 0:
-            raise BadSpec(f"optimizer 'ftrl': learning_rate_power {values['learning_rate_power']} is above 0")
-        self.spec = spec
-        self.default_learning_rate = values["learning_rate"]
-        self.slots = (SlotSpec("accumulator", values["initial_accumulator_value"]), SlotSpec("linear"))
-        self._values = values
-        self._decay = np.float32(values["weight_decay"])
-
-    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
-        values, rate = self._values, np.float32(batch.rate)
-        l2 = np.float32(values["l2_regularization_strength"]) + np.float32(values["beta"]) / (np.float32(2) * rate)
-        scalars = (
-            np.float32(values["l1_regularization_strength"]),
-            np.float32(2) * l2,
-            np.float32(2 * values["l2_shrinkage_regularization_strength"]),
+        super().__init__(spec)
+        accumulator, power = (
+            self.hyperparameters[name] for name in ("initial_accumulator_value", "learning_rate_power")
         )
-        arguments = (
-            weights,
-            batch.weight_positions,
-            slots,
-            batch.positions,
-            batch.gradients,
-            rate,
-            self._decay,
-            *scalars,
-        )
-        power = -values["learning_rate_power"]
-        if power == 0.5:
-            _ftrl_root(*arguments)
-        else:
-            _ftrl_power(*arguments, power)
+        if accumulator < 0:
+            raise BadSpec(f"optimizer 'ftrl': initial_accumulator_value {accumulator} is below 0")
+        if power > 0:
+            raise BadSpec(f"optimizer 'ftrl': learning_rate_power {power} is above 0")
+        self.slots = (SlotSpec("accumulator", accumulator), SlotSpec("linear"))
+        self._power = -power
+        self.kernel = _ROOT if self._power == 0.5 else _POWER
 
-
-@kernel
-def _new_weight(
-    linear: np.float32, grown: np.float32, rate: np.float32, l1: np.float32, l2_twice: np.float32
-) -> np.float32:
-    clipped = min(max(linear, -l1), l1)
-    return (clipped - linear) / (grown / rate + l2_twice)
-
-
-@kernel
-def _ftrl_root(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    positions: Int64,
-    gradients: Float32,
-    rate: np.float32,
-    decay: np.float32,
-    l1: np.float32,
-    l2_twice: np.float32,
-    shrinkage_twice: np.float32,
-) -> None:
-    """The usual power of -1/2: a root, which IEEE fixes to the bit."""
-    count, dim = gradients.shape
-    far = prefetch_distance(dim)
-    for i in range(count):
-        ahead = min(i + far, count - 1)
-        prefetch(weights, places[ahead])
-        prefetch(slots, positions[ahead])
-        w = weights[places[i]]
-        squares = slots[positions[i], :dim]
-        linears = slots[positions[i], dim:]
-        g = gradients[i]
-        for j in range(dim):
-            x = w[j] - w[j] * decay * rate
-            accumulator = squares[j] + g[j] * g[j]
-            grown, before = np.sqrt(accumulator), np.sqrt(squares[j])
-            linear = linears[j] + ((g[j] + shrinkage_twice * x) - (grown - before) / rate * x)
-            squares[j] = accumulator
-            linears[j] = linear
-            w[j] = _new_weight(linear, grown, rate, l1, l2_twice)
-
-
-@kernel
-def _ftrl_power(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    positions: Int64,
-    gradients: Float32,
-    rate: np.float32,
-    decay: np.float32,
-    l1: np.float32,
-    l2_twice: np.float32,
-    shrinkage_twice: np.float32,
-    power: float,
-) -> None:
-    count, dim = gradients.shape
-    for i in range(count):
-        w = weights[places[i]]
-        squares = slots[positions[i], :dim]
-        linears = slots[positions[i], dim:]
-        g = gradients[i]
-        for j in range(dim):
-            x = w[j] - w[j] * decay * rate
-            accumulator = squares[j] + g[j] * g[j]
-            # In double and rounded once: float32 library powers differ between machines.
-            grown = np.float32(np.float64(accumulator) ** power)
-            before = np.float32(np.float64(squares[j]) ** power)
-            linear = linears[j] + ((g[j] + shrinkage_twice * x) - (grown - before) / rate * x)
-            squares[j] = accumulator
-            linears[j] = linear
-            w[j] = _new_weight(linear, grown, rate, l1, l2_twice)
+    def scalars(self, step: int, rate: np.float32) -> Scalars:
+        l1, l2, beta = self.single("l1_regularization_strength", "l2_regularization_strength", "beta")
+        shrinkage_twice = np.float32(2 * self.hyperparameters["l2_shrinkage_regularization_strength"])
+        found = l1, np.float32(2) * (l2 + beta / (np.float32(2) * rate)), shrinkage_twice
+        return found if self._power == 0.5 else (*found, self._power)

@@ -6,59 +6,51 @@ from functools import lru_cache
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
-from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.native.update_kernel import Scalars, update_kernel
+from elastable.embedding_store.optimizers.base import SlotSpec
+from elastable.embedding_store.optimizers.fused.kernel_optimizer import KernelOptimizer, hyperparameters
 from elastable.embedding_store.optimizers.fused.power import float32_power
 
 __all__ = ["Nadam"]
 
-_DEFAULTS = {"learning_rate": 0.001, "beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7, "weight_decay": 0.0}
 _ONE = np.float32(1)
 
 
-class Nadam(RowOptimizer):
+def _step(
+    w: np.float32, g: np.float32, m: np.float32, v: np.float32, rate: np.float32, scalars: Scalars
+) -> tuple[np.float32, np.float32, np.float32]:
+    share_1, share_2, u_next, correction_next, share_now, correction_now, correction_2, epsilon = scalars
+    m = m + (g - m) * share_1
+    v = v + (g * g - v) * share_2
+    m_hat = u_next * m / correction_next + share_now * g / correction_now
+    return w - m_hat * rate / (np.sqrt(v / correction_2) + epsilon), m, v
+
+
+class Nadam(KernelOptimizer):
     """Adam with Nesterov momentum and the momentum schedule of Dozat (2016).
 
     Keras keeps the running product of the schedule in a variable; here it is
     computed anew from the step, so the optimizer holds no state.
     """
 
-    def __init__(self, spec: OptimizerSpec) -> None:
-        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
-        require_share(spec, "beta_1", values["beta_1"])
-        require_share(spec, "beta_2", values["beta_2"])
-        self.spec = spec
-        self.default_learning_rate = values["learning_rate"]
-        self.slots = (SlotSpec("momentum"), SlotSpec("velocity"))
-        self._beta_1, self._beta_2 = values["beta_1"], values["beta_2"]
-        self._epsilon = np.float32(values["epsilon"])
-        self._decay = np.float32(values["weight_decay"])
+    defaults = hyperparameters(learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7, weight_decay=0.0)
+    shares = ("beta_1", "beta_2")
+    slots = (SlotSpec("momentum"), SlotSpec("velocity"))
+    kernel = staticmethod(update_kernel(_step, 2))
 
-    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
-        u, u_next = _schedule(self._beta_1, batch.step + 1), _schedule(self._beta_1, batch.step + 2)
-        product = momentum_product(self._beta_1, batch.step + 1)
-        scalars = (
-            _ONE - np.float32(self._beta_1),
-            _ONE - np.float32(self._beta_2),
+    def scalars(self, step: int, rate: np.float32) -> Scalars:
+        beta_1, beta_2 = self.hyperparameters["beta_1"], self.hyperparameters["beta_2"]
+        u, u_next = _schedule(beta_1, step + 1), _schedule(beta_1, step + 2)
+        product = _momentum_product(beta_1, step + 1)
+        return (
+            _ONE - np.float32(beta_1),
+            _ONE - np.float32(beta_2),
             u_next,
             _ONE - product * u_next,
             _ONE - u,
             _ONE - product,
-            _ONE - float32_power(self._beta_2, batch.step + 1),
-            self._epsilon,
-        )
-        _nadam(
-            weights,
-            batch.weight_positions,
-            slots,
-            batch.positions,
-            batch.gradients,
-            np.float32(batch.rate),
-            self._decay,
-            *scalars,
+            _ONE - float32_power(beta_2, step + 1),
+            *self.single("epsilon"),
         )
 
 
@@ -68,7 +60,7 @@ def _schedule(beta_1: float, step: int) -> np.float32:
 
 
 @lru_cache(maxsize=64)
-def momentum_product(beta_1: float, steps: int) -> np.float32:
+def _momentum_product(beta_1: float, steps: int) -> np.float32:
     """The product of the momenta of steps 1 to `steps`, folded in float32 as Keras folds it."""
     decays = (_ONE - np.float32(0.5) * float32_power(0.96, t) for t in range(1, steps + 1))
     product = _ONE
@@ -77,41 +69,3 @@ def momentum_product(beta_1: float, steps: int) -> np.float32:
         if product == 0 or (decay == 1 and np.float32(beta_1) == 1):
             break
     return product
-
-
-@kernel
-def _nadam(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    positions: Int64,
-    gradients: Float32,
-    rate: np.float32,
-    decay: np.float32,
-    share_1: np.float32,
-    share_2: np.float32,
-    u_next: np.float32,
-    correction_next: np.float32,
-    share_now: np.float32,
-    correction_now: np.float32,
-    correction_2: np.float32,
-    epsilon: np.float32,
-) -> None:
-    count, dim = gradients.shape
-    far = prefetch_distance(dim)
-    for i in range(count):
-        ahead = min(i + far, count - 1)
-        prefetch(weights, places[ahead])
-        prefetch(slots, positions[ahead])
-        w = weights[places[i]]
-        momenta = slots[positions[i], :dim]
-        velocities = slots[positions[i], dim:]
-        g = gradients[i]
-        for j in range(dim):
-            m = momenta[j] + (g[j] - momenta[j]) * share_1
-            v = velocities[j] + (g[j] * g[j] - velocities[j]) * share_2
-            momenta[j] = m
-            velocities[j] = v
-            m_hat = u_next * m / correction_next + share_now * g[j] / correction_now
-            x = w[j] - w[j] * decay * rate
-            w[j] = x - m_hat * rate / (np.sqrt(v / correction_2) + epsilon)

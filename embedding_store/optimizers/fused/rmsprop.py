@@ -4,189 +4,79 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
-from elastable.embedding_store.contract.update_batch import UpdateBatch
-from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters, require_share
+from elastable.embedding_store.native.update_kernel import Scalars, update_kernel
+from elastable.embedding_store.optimizers.base import SlotSpec
+from elastable.embedding_store.optimizers.fused.kernel_optimizer import KernelOptimizer, hyperparameters
 
 __all__ = ["RMSprop"]
 
-_DEFAULTS = {
-    "learning_rate": 0.001,
-    "rho": 0.9,
-    "momentum": 0.0,
-    "epsilon": 1e-7,
-    "centered": 0.0,
-    "weight_decay": 0.0,
-}
+# A kernel each: with the cases as branches in the loop over columns, LLVM does not vectorise it.
 
 
-class RMSprop(RowOptimizer):
+def _plain_step(
+    w: np.float32, g: np.float32, v: np.float32, rate: np.float32, scalars: Scalars
+) -> tuple[np.float32, np.float32]:
+    rho, share, epsilon, _ = scalars
+    v = rho * v + share * (g * g)
+    return w - rate * g / np.sqrt(v + epsilon), v
+
+
+def _momentum_step(
+    w: np.float32, g: np.float32, v: np.float32, change: np.float32, rate: np.float32, scalars: Scalars
+) -> tuple[np.float32, np.float32, np.float32]:
+    rho, share, epsilon, momentum = scalars
+    v = rho * v + share * (g * g)
+    change = momentum * change + rate * g / np.sqrt(v + epsilon)
+    return w - change, v, change
+
+
+def _centered_step(
+    w: np.float32, g: np.float32, v: np.float32, mean: np.float32, rate: np.float32, scalars: Scalars
+) -> tuple[np.float32, np.float32, np.float32]:
+    rho, share, epsilon, _ = scalars
+    v = rho * v + share * (g * g)
+    mean = rho * mean + share * g
+    return w - rate * g / np.sqrt(v - mean * mean + epsilon), v, mean
+
+
+def _centered_momentum_step(
+    w: np.float32,
+    g: np.float32,
+    v: np.float32,
+    change: np.float32,
+    mean: np.float32,
+    rate: np.float32,
+    scalars: Scalars,
+) -> tuple[np.float32, np.float32, np.float32, np.float32]:
+    rho, share, epsilon, momentum = scalars
+    v = rho * v + share * (g * g)
+    mean = rho * mean + share * g
+    change = momentum * change + rate * g / np.sqrt(v - mean * mean + epsilon)
+    return w - change, v, change, mean
+
+
+_PLAIN, _MOMENTUM = update_kernel(_plain_step, 1), update_kernel(_momentum_step, 2)
+_CENTERED, _CENTERED_MOMENTUM = update_kernel(_centered_step, 2), update_kernel(_centered_momentum_step, 3)
+
+
+class RMSprop(KernelOptimizer):
     """`v = rho v + (1 - rho) g²; w -= lr g / sqrt(v + epsilon)`.
 
     Centered subtracts the square of the averaged gradient from v; momentum
     averages the steps.
     """
 
+    defaults = hyperparameters(learning_rate=0.001, rho=0.9, momentum=0.0, epsilon=1e-7, centered=0.0, weight_decay=0.0)
+    shares = ("rho", "momentum")
+
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
-        require_share(spec, "rho", values["rho"])
-        require_share(spec, "momentum", values["momentum"])
-        self.spec = spec
-        self.default_learning_rate = values["learning_rate"]
-        has_momentum, self._centered = values["momentum"] > 0, bool(values["centered"])
-        names = ["velocity"] + ["momentum"] * has_momentum + ["average_gradient"] * self._centered
+        super().__init__(spec)
+        momentum, centered = self.hyperparameters["momentum"] > 0, bool(self.hyperparameters["centered"])
+        names = ["velocity"] + ["momentum"] * momentum + ["average_gradient"] * centered
         self.slots = tuple(SlotSpec(name) for name in names)
-        self._rho = values["rho"]
-        self._momentum = np.float32(values["momentum"])
-        self._epsilon = np.float32(values["epsilon"])
-        self._decay = np.float32(values["weight_decay"])
+        self.kernel = ((_PLAIN, _CENTERED), (_MOMENTUM, _CENTERED_MOMENTUM))[momentum][centered]
 
-    def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
-        scalars = (np.float32(self._rho), np.float32(1 - self._rho), self._epsilon)
-        arguments = (
-            weights,
-            batch.weight_positions,
-            slots,
-            batch.positions,
-            batch.gradients,
-            np.float32(batch.rate),
-            self._decay,
-            *scalars,
-        )
-        # A kernel each: with the cases as branches in the loop over columns, LLVM does not vectorise it.
-        if self._momentum > 0:
-            (_centered_momentum if self._centered else _with_momentum)(*arguments, self._momentum)
-        else:
-            (_centered if self._centered else _plain)(*arguments)
-
-
-@kernel
-def _plain(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    positions: Int64,
-    gradients: Float32,
-    rate: np.float32,
-    decay: np.float32,
-    rho: np.float32,
-    share: np.float32,
-    epsilon: np.float32,
-) -> None:
-    count, dim = gradients.shape
-    far = prefetch_distance(dim)
-    for i in range(count):
-        ahead = min(i + far, count - 1)
-        prefetch(weights, places[ahead])
-        prefetch(slots, positions[ahead])
-        w = weights[places[i]]
-        s = slots[positions[i]]
-        g = gradients[i]
-        for j in range(dim):
-            v = rho * s[j] + share * (g[j] * g[j])
-            s[j] = v
-            x = w[j] - w[j] * decay * rate
-            w[j] = x - rate * g[j] / np.sqrt(v + epsilon)
-
-
-@kernel
-def _with_momentum(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    positions: Int64,
-    gradients: Float32,
-    rate: np.float32,
-    decay: np.float32,
-    rho: np.float32,
-    share: np.float32,
-    epsilon: np.float32,
-    momentum: np.float32,
-) -> None:
-    count, dim = gradients.shape
-    far = prefetch_distance(dim)
-    for i in range(count):
-        ahead = min(i + far, count - 1)
-        prefetch(weights, places[ahead])
-        prefetch(slots, positions[ahead])
-        w = weights[places[i]]
-        squares = slots[positions[i], :dim]
-        changes = slots[positions[i], dim:]
-        g = gradients[i]
-        for j in range(dim):
-            v = rho * squares[j] + share * (g[j] * g[j])
-            change = momentum * changes[j] + rate * g[j] / np.sqrt(v + epsilon)
-            squares[j] = v
-            changes[j] = change
-            x = w[j] - w[j] * decay * rate
-            w[j] = x - change
-
-
-@kernel
-def _centered(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    positions: Int64,
-    gradients: Float32,
-    rate: np.float32,
-    decay: np.float32,
-    rho: np.float32,
-    share: np.float32,
-    epsilon: np.float32,
-) -> None:
-    count, dim = gradients.shape
-    far = prefetch_distance(dim)
-    for i in range(count):
-        ahead = min(i + far, count - 1)
-        prefetch(weights, places[ahead])
-        prefetch(slots, positions[ahead])
-        w = weights[places[i]]
-        squares = slots[positions[i], :dim]
-        means = slots[positions[i], dim:]
-        g = gradients[i]
-        for j in range(dim):
-            v = rho * squares[j] + share * (g[j] * g[j])
-            mean = rho * means[j] + share * g[j]
-            squares[j] = v
-            means[j] = mean
-            x = w[j] - w[j] * decay * rate
-            w[j] = x - rate * g[j] / np.sqrt(v - mean * mean + epsilon)
-
-
-@kernel
-def _centered_momentum(
-    weights: Float32,
-    places: Int64,
-    slots: Float32,
-    positions: Int64,
-    gradients: Float32,
-    rate: np.float32,
-    decay: np.float32,
-    rho: np.float32,
-    share: np.float32,
-    epsilon: np.float32,
-    momentum: np.float32,
-) -> None:
-    count, dim = gradients.shape
-    far = prefetch_distance(dim)
-    for i in range(count):
-        ahead = min(i + far, count - 1)
-        prefetch(weights, places[ahead])
-        prefetch(slots, positions[ahead])
-        w = weights[places[i]]
-        squares = slots[positions[i], :dim]
-        changes = slots[positions[i], dim : 2 * dim]
-        means = slots[positions[i], 2 * dim :]
-        g = gradients[i]
-        for j in range(dim):
-            v = rho * squares[j] + share * (g[j] * g[j])
-            mean = rho * means[j] + share * g[j]
-            change = momentum * changes[j] + rate * g[j] / np.sqrt(v - mean * mean + epsilon)
-            squares[j] = v
-            means[j] = mean
-            changes[j] = change
-            x = w[j] - w[j] * decay * rate
-            w[j] = x - change
+    def scalars(self, step: int, rate: np.float32) -> Scalars:
+        rho, epsilon, momentum = self.single("rho", "epsilon", "momentum")
+        return rho, np.float32(1 - self.hyperparameters["rho"]), epsilon, momentum

@@ -14,7 +14,8 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_distance
-from elastable.embedding_store.optimizers.base import RowOptimizer, SlotSpec, hyperparameters
+from elastable.embedding_store.optimizers.base import SlotSpec
+from elastable.embedding_store.optimizers.fused.kernel_optimizer import KernelOptimizer, hyperparameters
 
 if TYPE_CHECKING:
     from llvmlite.ir import IRBuilder, Value
@@ -25,40 +26,26 @@ if TYPE_CHECKING:
 
 __all__ = ["RowwiseAdagrad", "row_squares"]
 
-# Those of FBGEMM's SplitTableBatchedEmbeddingBagsCodegen(optimizer=EXACT_ROWWISE_ADAGRAD), to which
-# TorchRec's fused row-wise Adagrad comes down; Keras has none.
-_DEFAULTS = {"learning_rate": 0.01, "initial_accumulator_value": 0.0, "epsilon": 1e-8, "weight_decay": 0.0}
 _LANES = 16
 _NO_SQUARES = np.empty(0, np.float32)
 
 
-class RowwiseAdagrad(RowOptimizer):
+class RowwiseAdagrad(KernelOptimizer):
     """`a += mean(g²); w -= lr / (sqrt(a) + epsilon) g`, a being one value a row."""
 
     cross_column = True
+    # Those of FBGEMM's SplitTableBatchedEmbeddingBagsCodegen(optimizer=EXACT_ROWWISE_ADAGRAD), which TorchRec's
+    # fused row-wise Adagrad runs; Keras has none.
+    defaults = hyperparameters(learning_rate=0.01, initial_accumulator_value=0.0, epsilon=1e-8, weight_decay=0.0)
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        values = self.hyperparameters = hyperparameters(spec, _DEFAULTS)
-        self.spec = spec
-        self.default_learning_rate = values["learning_rate"]
-        self.slots = (SlotSpec("accumulator", values["initial_accumulator_value"], columns=1),)
-        self._epsilon = np.float32(values["epsilon"])
-        self._decay = np.float32(values["weight_decay"])
+        super().__init__(spec)
+        self.slots = (SlotSpec("accumulator", self.hyperparameters["initial_accumulator_value"], columns=1),)
 
     def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
-        given = _NO_SQUARES if batch.squares is None else batch.squares
-        rate = np.float32(batch.rate)
-        _rowwise_adagrad(
-            weights,
-            batch.weight_positions,
-            slots,
-            batch.positions,
-            batch.gradients,
-            given,
-            rate,
-            self._decay,
-            self._epsilon,
-        )
+        means = _NO_SQUARES if batch.squares is None else batch.squares
+        scalars = np.float32(batch.rate), *self.single("weight_decay", "epsilon")
+        _rowwise_adagrad(*batch.arrays(weights, slots), means, *scalars)
 
 
 def row_squares(gradients: Float32) -> Float32:

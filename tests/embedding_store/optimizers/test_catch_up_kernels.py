@@ -18,6 +18,7 @@ TYPES = {
     **dict.fromkeys(("factors", "moving", "divisor", "degree", "dim", "stamp"), numba.int64),
     "steps": numba.int32[:, ::1],
     "root": numba.boolean,
+    "scalars": numba.types.UniTuple(numba.float32, 4),
 }
 
 

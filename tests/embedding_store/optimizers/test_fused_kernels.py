@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import re
-from typing import Any
 
 import numba
+import numpy as np
 import pytest
-from numba.core.dispatcher import Dispatcher
 
-from elastable.embedding_store.optimizers import fused
+from elastable.embedding_store.contract.spec import OptimizerSpec
+from elastable.embedding_store.optimizers.fused import rowwise_adagrad
+from elastable.embedding_store.optimizers.fused.kernel_optimizer import KernelOptimizer
+from elastable.embedding_store.optimizers.registry import row_optimizer
 
-ARGUMENTS = {
-    **dict.fromkeys(("places", "positions"), numba.int64[::1]),
-    "dim": numba.int64,
-    "nesterov": numba.boolean,
-    "power": numba.float64,
-    "squares_of_rows": numba.float32[::1],
-    **dict.fromkeys(("weights", "slots", "gradients"), numba.float32[:, ::1]),
-}
+ROWS, PLACES, ONE = numba.float32[:, ::1], numba.int64[::1], numba.float32
+COMPILED = {"nogil": True, "error_model": "numpy", "fastmath": False}
+SPECS = [
+    OptimizerSpec.of("adadelta"),
+    OptimizerSpec.of("adagrad"),
+    OptimizerSpec.of("adam"),
+    OptimizerSpec.of("adam", amsgrad=1),
+    OptimizerSpec.of("adamax"),
+    OptimizerSpec.of("ftrl"),
+    OptimizerSpec.of("lion"),
+    OptimizerSpec.of("nadam"),
+    OptimizerSpec.of("rmsprop"),
+    OptimizerSpec.of("rmsprop", centered=1),
+    OptimizerSpec.of("rmsprop", momentum=0.9),
+    OptimizerSpec.of("rmsprop", centered=1, momentum=0.9),
+    OptimizerSpec.of("sgd"),
+    OptimizerSpec.of("sgd", momentum=0.9),
+    OptimizerSpec.of("sgd", momentum=0.9, nesterov=1),
+]
 
 
-def updates() -> dict[str, Any]:
-    """The kernels that change rows, by name."""
-    found = {}
-    for module in pkgutil.iter_modules(fused.__path__):
-        names = vars(importlib.import_module(f"elastable.embedding_store.optimizers.fused.{module.name}"))
-        for name, kernel in names.items():
-            if isinstance(kernel, Dispatcher) and "positions" in kernel.py_func.__code__.co_varnames:
-                found[f"{module.name}.{name}"] = kernel
-    return found
+@pytest.mark.parametrize(
+    "spec", SPECS, ids=lambda spec: f"{spec.name}-{'-'.join(name for name, _ in spec.hyperparameters)}"
+)
+def test_columns_are_computed_in_vectors(spec: OptimizerSpec) -> None:
+    optimizer = row_optimizer(spec)
+    assert isinstance(optimizer, KernelOptimizer)
+    scalars = numba.typeof(optimizer.scalars(0, np.float32(0.1)))
+    types = (numba.int64, numba.types.Tuple((ROWS, PLACES, ROWS, PLACES, ROWS, ONE, ONE, scalars)))
+    (text,) = numba.njit(types, **COMPILED)(optimizer.kernel.py_func).inspect_llvm().values()  # type: ignore[attr-defined]
+    assert re.search(r"fsub <\d+ x float>", text), f"the loop over columns of {spec} is not vectorised"
 
 
-@pytest.mark.parametrize("name", sorted(updates()))
-def test_columns_are_computed_side_by_side(name: str) -> None:
-    function = updates()[name].py_func
-    code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
-    types = [ARGUMENTS.get("squares_of_rows" if one == "squares" else one, numba.float32) for one in names]
-    compiled = numba.njit(tuple(types), nogil=True, error_model="numpy", fastmath=False)(function)
-    (text,) = compiled.inspect_llvm().values()
-    assert re.search(r"fsub <\d+ x float>", text), f"the loop over columns of {name} is not vectorised"
+def test_columns_of_rowwise_adagrad_are_computed_in_vectors() -> None:
+    function = rowwise_adagrad._rowwise_adagrad.py_func  # type: ignore[attr-defined]
+    types = (ROWS, PLACES, ROWS, PLACES, ROWS, numba.float32[::1], ONE, ONE, ONE)
+    (text,) = numba.njit(types, **COMPILED)(function).inspect_llvm().values()
+    assert re.search(r"fsub <\d+ x float>", text)

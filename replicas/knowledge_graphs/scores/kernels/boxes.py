@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.native.kernel import summing_inlined, summing_kernel
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
-from elastable.replicas.knowledge_graphs.scores.kernels.compiled import inlined_freely, summing_kernel
 
 __all__ = ["boxes"]
 
@@ -24,7 +24,7 @@ def boxes(norm: int) -> KernelComparison:
     return KernelComparison(_forward, _backward, 2, norm)
 
 
-@inlined_freely
+@summing_inlined
 def _far(z: np.float32, width: np.float32) -> np.float32:
     size = abs(z)
     grown = width + np.float32(1)
@@ -33,7 +33,7 @@ def _far(z: np.float32, width: np.float32) -> np.float32:
     return inside if size <= np.float32(0.5) * width else outside
 
 
-@inlined_freely
+@summing_inlined
 def _length(points: Float32, middles: Float32, widths: Float32, norm: int) -> np.float32:
     total = np.float32(0)
     if norm == 1:

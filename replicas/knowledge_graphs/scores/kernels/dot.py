@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.native.kernel import summing_kernel
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
-from elastable.replicas.knowledge_graphs.scores.kernels.compiled import summing_kernel
 from elastable.replicas.knowledge_graphs.scores.kernels.row_sums import add_rows
 
 __all__ = ["Dot"]

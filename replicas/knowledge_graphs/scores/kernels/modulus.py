@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.native.kernel import summing_kernel
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
-from elastable.replicas.knowledge_graphs.scores.kernels.compiled import summing_kernel
 
 __all__ = ["modulus"]
 
