@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
@@ -43,7 +43,7 @@ def finalize_averages(
     rows_become_averages(store, [name for name in tables if name not in dense.frozen_tables], changed)
 
 
-def refuse_averages(optimizer: Any, store: EmbeddingStore, tables: Mapping[str, TableSpec]) -> None:
+def refuse_averages(optimizer: keras.Optimizer, store: EmbeddingStore, tables: Mapping[str, TableSpec]) -> None:
     """Raises where averages could not be put in the place of weights so that a job goes on from them.
 
     Raises:

@@ -1,8 +1,7 @@
 """The best version of a job, kept whole for `EarlyStopping(restore_best_weights=True)`.
 
-Keras copies all weights whenever an epoch was the best so far, and puts them
-back in the end. What it copies are the dense weights; the rows of the tables
-are kept beside them, in a checkpoint of that version.
+Keras copies all weights whenever an epoch was the best so far, and puts them back in the end. What it copies are the
+dense weights; the rows of the tables are kept beside them, in a checkpoint of that version.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -51,7 +49,7 @@ class BestVersions:
 
     def __init__(
         self,
-        callbacks: Sequence[Any],
+        callbacks: Sequence[keras.callbacks.Callback],
         store: EmbeddingStore,
         dense: DenseModel,
         job: JobSpec,
@@ -73,7 +71,7 @@ class BestVersions:
         self._store, self._dense, self._job, self._progress = store, dense, job, progress
         self._directory, self._rows_changed = directory, rows_changed
         self._temporary: str | None = None
-        self._seen: dict[str, Any] = {}
+        self._seen: dict[str, object] = {}
         self._noted: dict[str, str] = {}
 
     def noted(self) -> dict[str, str]:

@@ -35,14 +35,13 @@ class JobCallbacks:
         verbose: What callbacks are told of the caller's `verbose`.
 
     Raises:
-        Unsupported: a callback that would move the dense variables and leave
-            the tables, by name.
+        Unsupported: a callback that would move the dense variables and leave the tables, by name.
     """
 
     def __init__(
         self,
-        callbacks: Sequence[Any],
-        model: Any,
+        callbacks: Sequence[keras.callbacks.Callback],
+        model: keras.Model,
         epochs: int,
         steps_per_epoch: int,
         freezing: Freezing,
@@ -67,12 +66,12 @@ class JobCallbacks:
         )
 
     @property
-    def history(self) -> Any:
+    def history(self) -> keras.callbacks.History:
         """Keras' `History` of the job."""
         return history_of(self._list)
 
     @property
-    def model(self) -> Any:
+    def model(self) -> keras.Model:
         """The model that is trained."""
         return self._model
 
@@ -129,7 +128,7 @@ class JobCallbacks:
         self._best.end()
 
 
-def _refuse_unsupported(callback: Any, in_job: bool) -> None:
+def _refuse_unsupported(callback: keras.callbacks.Callback, in_job: bool) -> None:
     kinds, name = keras.callbacks, require_callback(callback)
     if in_job and isinstance(callback, kinds.BackupAndRestore):
         raise Unsupported(

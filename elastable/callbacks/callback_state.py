@@ -18,19 +18,18 @@ __all__ = ["named", "restore_states", "states_of"]
 _LOG = logging.getLogger(__name__)
 
 # Keras has no word for it. What else these have is configuration, or derived from it when it is first needed.
-_OF_KERAS: dict[type[Any], tuple[str, ...]] = {
+_OF_KERAS: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "best", "best_epoch", "stopped_epoch"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
 }
 
 
-def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
+def states_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, object]:
     """The state of each callback that has one, by name, as JSON can hold it.
 
-    Of Keras' own that is what they count and compare with; any other says it by
-    `state_dict()`, and is told it by `load_state_dict(state)`, as PyTorch's
-    modules and Lightning's callbacks are.
+    Of Keras' own that is what they count and compare with; any other says it by `state_dict()`, and is told it by
+    `load_state_dict(state)`, as PyTorch's modules and Lightning's callbacks are.
 
     Raises:
         BadInput: a `state_dict()` that JSON cannot hold, or that nothing can be done with; names the callback.
@@ -50,7 +49,7 @@ def states_of(callbacks: Sequence[Any]) -> dict[str, Any]:
     return states
 
 
-def restore_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> None:
+def restore_states(callbacks: Sequence[keras.callbacks.Callback], states: Mapping[str, Any]) -> None:
     """Gives callbacks the states that `states_of` told of; to be called once they were told that training begins.
 
     One that was not there then begins anew; what is kept of one that is gone is left out, with a warning.
@@ -75,7 +74,7 @@ def restore_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> None:
         _LOG.warning("the job had callbacks that are not there any more: %s", ", ".join(sorted(left)))
 
 
-def named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def named(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[tuple[str, keras.callbacks.Callback]]:
     """Each by its class, and the second of a class as "EarlyStopping 2": others may be put between them."""
     seen = Counter[str]()
     for callback in callbacks:
@@ -84,7 +83,7 @@ def named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         yield (kind if seen[kind] == 1 else f"{kind} {seen[kind]}"), callback
 
 
-def _checked(name: str, state: Any) -> Any:
+def _checked(name: str, state: object) -> object:
     try:
         return json.loads(json.dumps(state, default=_plain))
     except (TypeError, ValueError) as error:
@@ -94,7 +93,7 @@ def _checked(name: str, state: Any) -> Any:
         ) from error
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Scalars of NumPy and of tensors as Python's; JSON says what it cannot hold."""
     if value is None or isinstance(value, bool | int | float | str | list | dict):
         return value

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+
+import keras
 
 from elastable.embedding_store.errors import ModelError, Unsupported
 from elastable.master.keras.multi_update import DenseModel
@@ -20,20 +21,19 @@ _KEPT = "elastable_trainable"
 class Freezing:
     """Reads `trainable` of a model's layers when Keras' `fit` does, and has the master hold to it.
 
-    Keras reads it with the first batch of a new train function, which `compile`
-    and `make_train_function(force=True)` make; eager models are read with every
-    batch. A flag that was set since is without effect until then, here as there.
+    Keras reads it with the first batch of a new train function, which `compile` and `make_train_function(force=True)`
+    make; eager models are read with every batch. A flag that was set since is without effect until then, here as there.
 
     Args:
         model: A built model, compiled; callbacks know it.
         dense: Its dense part.
     """
 
-    def __init__(self, model: Any, dense: DenseModel) -> None:
+    def __init__(self, model: keras.Model, dense: DenseModel) -> None:
         self._model, self._dense = model, dense
         self._layers = store_layers(model)
         self._compiled = (model.optimizer, model._compile_loss)
-        self._held: Any = None
+        self._held: object = None
         self._warned = b""
 
     def begin(self, state: str = "") -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -18,7 +17,7 @@ from elastable.worker.models.offload import OffloadedEmbedding
 __all__ = ["backed_up_epoch", "refuse_backup_of_slots"]
 
 
-def backed_up_epoch(callbacks: Sequence[Any], initial_epoch: int) -> int:
+def backed_up_epoch(callbacks: Sequence[keras.callbacks.Callback], initial_epoch: int) -> int:
     """The epoch that Keras' `fit` would begin at: that of a backup, where there is one.
 
     Raises:
@@ -43,7 +42,9 @@ def _epoch_in(file: Path) -> int:
     raise BadInput(f"callback BackupAndRestore: {file} is no backup ({reason}); delete its folder to begin anew")
 
 
-def refuse_backup_of_slots(callbacks: Sequence[Any], model: Any, tables: dict[str, TableSpec]) -> None:
+def refuse_backup_of_slots(
+    callbacks: Sequence[keras.callbacks.Callback], model: keras.Model, tables: dict[str, TableSpec]
+) -> None:
     """Raises `Unsupported` where a backup would lack the slots of a table: the file holds a plain Keras embedding."""
     if not any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
         return

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -32,13 +31,13 @@ class FitArguments:
         shuffle: Whether records are shuffled; of streams, the batches of a `PyDataset` alone.
     """
 
-    x: Any = None
-    y: Any = None
-    sample_weight: Any = None
-    class_weight: Mapping[Any, Any] | None = None
+    x: object = None
+    y: object = None
+    sample_weight: object = None
+    class_weight: Mapping[int, float] | None = None
     batch_size: int | None = None
     validation_split: float = 0.0
-    validation_data: Any = None
+    validation_data: object = None
     steps_per_epoch: int | None = None
     validation_steps: int | None = None
     validation_batch_size: int | None = None
@@ -104,7 +103,7 @@ def _train_reader(given: FitArguments) -> Reader:
     return _train_stream(x, given) if is_fit_stream(x) else as_reader(x, endless=True)
 
 
-def _train_stream(x: Any, given: FitArguments) -> Reader:
+def _train_stream(x: object, given: FitArguments) -> Reader:
     batches = given.steps_per_epoch * given.grads_to_wait if given.steps_per_epoch else None
     once = given.batch_size is not None or bool(given.validation_split)  # records of batches that are made here
     reader = train_stream(x, batches, given.initial_epoch, given.epochs, given.shuffle, once)
@@ -135,7 +134,7 @@ def _validation_reader(given: FitArguments) -> Reader | None:
     return _of_arrays(*_parts(data, None, None))
 
 
-def _parts(x: Any, y: Any, weight: Any) -> tuple[Any, Any, Any]:
+def _parts(x: object, y: object, weight: object) -> tuple[object, object, object]:
     """x, y, sample_weight, which a tuple or a dict as `x` may hold together."""
     if y is not None:
         return x, y, weight
@@ -152,20 +151,20 @@ def _parts(x: Any, y: Any, weight: Any) -> tuple[Any, Any, Any]:
     return found[0], found[1], found[2] if weight is None else weight
 
 
-def _is_source(data: Any) -> bool:
+def _is_source(data: object) -> bool:
     """Whether it gives batches by itself, and so its own targets."""
     return isinstance(data, Reader | str) or is_fit_stream(data)
 
 
-def _of_arrays(x: Any, y: Any, weight: Any) -> Reader:
+def _of_arrays(x: object, y: object, weight: object) -> Reader:
     if weight is not None and isinstance(y, tuple | list | Mapping) and hasattr(weight, "__array__"):
         weight = _for_each(y, weight)
     return as_reader((x, y, weight))
 
 
-def _for_each(y: Any, weight: Any) -> Any:
+def _for_each(y: object, weight: object) -> object:
     """One weight a record for each of several targets, as Keras does."""
-    shape = np.shape(weight)
+    shape = np.asarray(weight).shape
     if len(shape) > 2 or (len(shape) == 2 and shape[1] != 1):
         raise BadInput(
             f"sample_weight of shape {shape} for several targets: give one weight a record, `[records]`, or one array "

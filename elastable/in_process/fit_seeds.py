@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
@@ -17,7 +16,7 @@ __all__ = ["FitSeeds", "fit_seeds"]
 
 _log = logging.getLogger(__name__)
 
-_runs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_runs: WeakKeyDictionary[keras.Model, int] = WeakKeyDictionary()
 """Model -> how many times it has been trained from epoch 0 on without a seed."""
 
 
@@ -28,9 +27,8 @@ class FitSeeds:
     Attributes:
         order: Seed of the record order.
         rows: Seed of initial rows, where a layer has none of its own.
-        keras: Whether random layers and tables draw as in plain Keras, by their
-            own seeds and Keras' global one; False: by `order` and `rows`, as a
-            job with that seed does in any number of processes.
+        keras: Whether random layers and tables draw as in plain Keras, by their own seeds and Keras' global one; False:
+            by `order` and `rows`, as a job with that seed does in any number of processes.
     """
 
     order: int
@@ -38,14 +36,13 @@ class FitSeeds:
     keras: bool
 
 
-def fit_seeds(seed: int | None, model: Any, initial_epoch: int) -> FitSeeds:
+def fit_seeds(seed: int | None, model: keras.Model, initial_epoch: int) -> FitSeeds:
     """The seeds of a call of `et.fit`.
 
     Args:
-        seed: What the caller gave. None: everything is drawn as in plain Keras,
-            so that `keras.utils.set_random_seed` decides all of it; the order of
-            the records differs from call to call, as in Keras, but a call with
-            an `initial_epoch` goes on with the orders of the one before.
+        seed: What the caller gave. None: everything is drawn as in plain Keras, so that `keras.utils.set_random_seed`
+            decides all of it; the order of the records differs from call to call, as in Keras, but a call with an
+            `initial_epoch` goes on with the orders of the one before.
         model: The model.
         initial_epoch: The epoch to begin at.
 
@@ -63,14 +60,14 @@ def fit_seeds(seed: int | None, model: Any, initial_epoch: int) -> FitSeeds:
     return FitSeeds(int(seed), int(seed), keras=False)
 
 
-def _run(model: Any, initial_epoch: int) -> int:
+def _run(model: keras.Model, initial_epoch: int) -> int:
     before = _runs.get(model, -1)
     run = before + 1 if initial_epoch == 0 else max(before, 0)
     _runs[model] = run
     return run
 
 
-def _warn_of_dense_draws(model: Any, seed: int) -> None:
+def _warn_of_dense_draws(model: keras.Model, seed: int) -> None:
     """Says so where a model that is not trained yet has dense variables that are others in every process."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or int(optimizer.iterations) or keras.src.utils.rng_utils.get_random_seed() is not None:
@@ -87,6 +84,6 @@ def _warn_of_dense_draws(model: Any, seed: int) -> None:
         )
 
 
-def _draws_at_random(layer: Any) -> bool:
+def _draws_at_random(layer: keras.Layer) -> bool:
     """Whether one of its initializers had no seed."""
     return any(getattr(value, "_init_seed", 0) is None for value in vars(layer).values())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.readers import EndlessReader, PassReader, Reader, StreamReader
 from elastable.worker.readers.streams.stream_reader import is_endless, is_iterator, is_stream
@@ -14,7 +12,7 @@ __all__ = ["is_fit_stream", "train_stream", "validation_stream"]
 class _FromEpoch(EndlessReader):
     """A stream whose first batches belong to the epoch at which `fit` begins, as in Keras."""
 
-    def __init__(self, batches: Any, batches_per_epoch: int, first_epoch: int) -> None:
+    def __init__(self, batches: object, batches_per_epoch: int, first_epoch: int) -> None:
         self._first_epoch = first_epoch
         super().__init__(batches, batches_per_epoch)
 
@@ -23,13 +21,13 @@ class _FromEpoch(EndlessReader):
         return super().of_pass(max(0, number - self._first_epoch))
 
 
-def is_fit_stream(data: Any) -> bool:
+def is_fit_stream(data: object) -> bool:
     """Whether `data` gives batches one after the other: a dataset, a loader or an iterator."""
     return is_stream(data) or is_iterator(data)
 
 
 def train_stream(
-    data: Any, batches_per_epoch: int | None, first_epoch: int, epochs: int, shuffle: bool, once: bool
+    data: object, batches_per_epoch: int | None, first_epoch: int, epochs: int, shuffle: bool, once: bool
 ) -> Reader:
     """Records to train on; of a stream without an end, an `EndlessReader`.
 
@@ -62,7 +60,7 @@ def train_stream(
     return PassReader(data, count=count, shuffle=shuffle, first_pass=first_epoch, goes_on=True)
 
 
-def validation_stream(data: Any, steps: int | None) -> Reader:
+def validation_stream(data: object, steps: int | None) -> Reader:
     """Records to evaluate on: the first `steps` batches, each time; None: all.
 
     Raises:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+import keras
 
 from elastable.callbacks.averages import refuse_averages
 from elastable.embedding_store.composite.placement.locations import LocationSettings
@@ -46,7 +47,7 @@ class FitTables:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         *,
         seeds: FitSeeds,
         lazy: bool | None,
@@ -71,7 +72,9 @@ class FitTables:
         self.store = tables_in_store(model, self.specs, held, given, seeds.rows, begin, self.optimizers)
 
 
-def _discovered(model: Any, seed: int, lazy: bool | None, optimizers: Mapping[str, Any]) -> dict[str, TableSpec]:
+def _discovered(
+    model: keras.Model, seed: int, lazy: bool | None, optimizers: Mapping[str, keras.Optimizer]
+) -> dict[str, TableSpec]:
     try:
         return discover_tables(model, seed, lazy=lazy, optimizers=optimizers)
     except Unsupported as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,23 +19,23 @@ __all__ = ["fit"]
 
 
 def fit(
-    model: Any,
-    x: Any = None,
-    y: Any = None,
+    model: keras.Model,
+    x: object = None,
+    y: object = None,
     batch_size: int | None = None,
     epochs: int = 1,
     verbose: int | str | bool = "auto",
-    callbacks: Any = None,
+    callbacks: object = None,
     validation_split: float = 0.0,
-    validation_data: Any = None,
-    shuffle: bool = True,
-    class_weight: Mapping[Any, Any] | None = None,
-    sample_weight: Any = None,
+    validation_data: object = None,
+    shuffle: bool | str = True,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: object = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
-    validation_freq: Any = 1,
+    validation_freq: object = 1,
     *,
     grads_to_wait: int | None = None,
     average: str = "mean",
@@ -47,74 +46,43 @@ def fit(
     offload_embeddings_above: int = 0,
     lazy: bool | None = True,
     not_finite: str = "refuse",
-) -> Any:
+) -> keras.callbacks.History:
     """Trains a compiled Keras model whose embedding tables live in a store, in this process.
 
-    The arguments up to `validation_freq` are those of `model.fit`, in its
-    order and with its meaning. `model.fit` itself does the same, with
-    `lazy=None` and the defaults of all others.
+    The arguments up to `validation_freq` are those of `model.fit`, in its order and with its meaning; docs/keras.md has
+    a row for each. `model.fit` itself does the same, with `lazy=None` and the defaults of all others.
 
-    Afterwards the model's embedding layers read from the store, so that
-    `model.predict`, `model.evaluate` and `model.save` work as usual. Calling
-    it again goes on from where it ended: tables, optimizer and all. To the
-    bit, `epochs=4` is `epochs=2` followed by `epochs=4, initial_epoch=2`.
+    Afterwards the model's embedding layers read from the store, so that `model.predict`, `model.evaluate` and
+    `model.save` work as usual. A second call continues from the first: tables, optimizer and all. To the bit,
+    `epochs=4` is `epochs=2` followed by `epochs=4, initial_epoch=2`.
 
     Args:
         model: A compiled Keras model with `et.Embedding` layers.
-        x: Features: an array, or a dict, tuple or list of arrays. Or, with
-            targets and weights: a Reader; a batched `tf.data.Dataset`, a
-            `keras.utils.PyDataset` or a torch `DataLoader`, read anew for each
-            pass, in its own order and batches; one without an end, or a
-            generator, with `steps_per_epoch`, as `EndlessReader` says; without
-            `y`, a tuple (x, y) or (x, y, sample_weight), or a dict with these keys.
-        y: Targets, where `x` is arrays.
-        batch_size: Records in a micro-batch; None: the stream's own batches,
-            else 32. With a stream that has an end: it is read once, and batches
-            are made of its records.
-        epochs: The epoch to end at, counted from 0: passes over the data, less `initial_epoch`.
-        verbose: 0: nothing is shown; 1 or "auto": how far training is, and a line
-            for every epoch; 2: these lines alone.
-        callbacks: Keras callbacks.
-        validation_split: The share of the records, the last ones, to evaluate on
-            in place of training on them.
-        validation_data: (x, y) or (x, y, sample_weight), or a Reader or dataset;
-            evaluated after every epoch.
-        shuffle: Whether records are shuffled, by `seed`; of a `PyDataset` the batches, as in Keras. Other streams
-            keep their order.
-        class_weight: Class -> weight of its records in the loss.
-        sample_weight: Weights of the records in the loss, `[n]`, or one array for each target.
-        initial_epoch: The epoch to begin at.
-        steps_per_epoch: Versions in an epoch; the next epoch goes on where it
-            ended, and the last one of a pass over the data has what is left. None: a pass.
-        validation_steps: Batches of the validation data to evaluate, the first ones; None: all.
-        validation_batch_size: Records evaluated together; None: `batch_size`.
-        validation_freq: Epochs between evaluations, or the numbers, counted
-            from 1, of the epochs that end with one.
-        grads_to_wait: Micro-batches of one update; None: as the optimizer's gradient_accumulation_steps says, else 1.
-        average: How they are combined. "mean": with the numbers of plain Keras on one batch of all their records,
-            whatever the loss is divided by; a loss of which that cannot be seen is refused. "records": each weighs its
-            records. "batches": all weigh the same, as with Keras' gradient_accumulation_steps. "sum": each weighs 1.
+        x: As in `model.fit`, or a Reader. A stream without an end needs `steps_per_epoch` (`EndlessReader`). Without
+            `y` also a tuple (x, y) or (x, y, sample_weight), or a dict with these keys.
+        batch_size: Records in a micro-batch; None: the stream's own batches, else 32. With a stream that has an end: it
+            is read once, and batches are made of its records.
+        grads_to_wait: Micro-batches of one update; None: the optimizer's gradient_accumulation_steps, else 1.
+        average: How they are combined. "mean": with the numbers of plain Keras on one batch of all their records; a
+            loss whose divisor cannot be determined is refused. "records": weighted by their records. "batches":
+            equally, as with Keras' gradient_accumulation_steps. "sum": added.
         evaluate_every: Versions between further evaluations, within epochs; 0: none.
-        seed: Of initial rows, the record order and dropout: then these are as in
-            a job (`elastable train --seed`). None: as in plain Keras, by the
-            layers' own seeds and `keras.utils.set_random_seed`. The dense
-            variables are drawn when the model is made: only
-            `keras.utils.set_random_seed`, called before that, decides them.
-        store: Where the tables live: a URL such as "redis://localhost:6379" or
-            "file:///folder", a store, or None: in this process's memory. With
-            `locations` it may be several: "memory", "file" or "redis" -> URL or store.
+        seed: Of initial rows, the record order and dropout, as of `elastable train --seed`. None: as in plain Keras, by
+            the layers' own seeds and `keras.utils.set_random_seed`. The dense variables are drawn when the model is
+            made: only `keras.utils.set_random_seed`, called before that, decides them.
+        store: Where the tables live: a URL such as "redis://localhost:6379" or "file:///folder", a store, or None: in
+            this process's memory. With `locations` it may be several: "memory", "file" or "redis" -> URL or store.
         locations: Which tables live where; None: all in the (first) store.
-        offload_embeddings_above: Plain `keras.layers.Embedding` layers of more
-            elements than this move to the store, with their values; 0: none.
-        lazy: Whether a step moves only the rows that its batch touches; False: momentum
-            and decay move all rows, with the numbers of plain Keras, at about the
-            same cost (docs/lazy.md); None: False for tables with `input_dim`, as
-            `model.fit` does. A layer's own `lazy` goes before.
+        offload_embeddings_above: Plain `keras.layers.Embedding` layers of more elements than this move to the store,
+            with their values; 0: none.
+        lazy: Whether a step moves only the rows that its batch touches; False: momentum and decay move all rows, with
+            the numbers of plain Keras (docs/lazy.md); None: False for tables with `input_dim`, as `model.fit` does. A
+            layer's own `lazy` takes precedence.
         not_finite: "refuse" gradients with NaN or Inf (an error), or "skip" them.
 
     Returns:
-        `keras.callbacks.History`, with `val_...` entries for the validation data; its attribute `evaluations` is a
-        list with a dict for each evaluation within an epoch: `version` and `val_...`.
+        `keras.callbacks.History`, with `val_...` entries for the validation data; its attribute `evaluations` is a list
+        with a dict for each evaluation within an epoch: `version` and `val_...`.
 
     Raises:
         ElastableError: data, model, callbacks or settings that cannot be used.
@@ -137,14 +105,14 @@ def fit(
     return run_here(model, fit_data(given), settings)
 
 
-def _callbacks(given: Any) -> tuple[Any, ...]:
+def _callbacks(given: object) -> tuple[keras.callbacks.Callback, ...]:
     """Callbacks as Keras takes them: none, one, a list, or its own list of them."""
     if isinstance(given, keras.callbacks.CallbackList):
         return tuple(each for each in given.callbacks if not isinstance(each, keras.callbacks.History))
     return () if given is None else tuple(keras.tree.flatten(given))
 
 
-def _verbosity(verbose: Any) -> int:
+def _verbosity(verbose: object) -> int:
     if verbose == "auto":
         return 1
     if verbose not in (0, 1, 2):
@@ -152,19 +120,19 @@ def _verbosity(verbose: Any) -> int:
     return int(verbose)
 
 
-def _shuffles(shuffle: Any) -> bool:
+def _shuffles(shuffle: object) -> bool:
     if shuffle == "batch":
         raise Unsupported('shuffle="batch": records are shuffled one by one; use shuffle=True or False')
     return bool(shuffle)
 
 
-def _frequency(validation_freq: Any) -> int | tuple[int, ...]:
-    told = f"validation_freq={validation_freq!r}: need a number of epochs, at least 1, or a list of epochs"
+def _frequency(validation_freq: object) -> int | tuple[int, ...]:
+    message = f"validation_freq={validation_freq!r}: need a number of epochs, at least 1, or a list of epochs"
     if isinstance(validation_freq, Iterable) and not isinstance(validation_freq, str):
         epochs = tuple(validation_freq)
         if not all(isinstance(epoch, int | np.integer) for epoch in epochs):
-            raise BadInput(told)
+            raise BadInput(message)
         return tuple(int(epoch) for epoch in epochs)
     if isinstance(validation_freq, bool) or not isinstance(validation_freq, int) or validation_freq < 1:
-        raise BadInput(told)
+        raise BadInput(message)
     return validation_freq

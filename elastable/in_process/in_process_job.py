@@ -7,10 +7,10 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
+import keras
 from rich.console import Console
 
 from elastable.callbacks.averages import finalize_averages
@@ -36,6 +36,7 @@ from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.schedule import Schedule
 from elastable.models.tables_in_store import note_trained
 from elastable.output.progress_bars import JobProgress
+from elastable.process.repeating import repeating
 from elastable.worker.keras.seeds import same_keras_state
 from elastable.worker.models.build import build_model, sample_batch
 from elastable.worker.models.offload import offload_built
@@ -47,6 +48,8 @@ from elastable.worker.step.traced.step_plan import StepPlan, plan_step
 
 __all__ = ["FitSettings", "run_here"]
 
+_SHOW_EVERY_S = 0.5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitSettings:
@@ -54,8 +57,7 @@ class FitSettings:
 
     Attributes:
         lazy: As of `discover_tables`.
-        verbose: 0: nothing is shown; 1: how far the job is, and a line for every
-            epoch; 2: these lines alone.
+        verbose: 0: nothing is shown; 1: how far the job is, and a line for every epoch; 2: these lines alone.
 
     Raises:
         BadInput: a value that cannot be, by name.
@@ -63,7 +65,7 @@ class FitSettings:
 
     epochs: int
     initial_epoch: int
-    callbacks: Sequence[Any]
+    callbacks: Sequence[keras.callbacks.Callback]
     verbose: int
     shuffle: bool
     validation_freq: int | tuple[int, ...]
@@ -87,7 +89,7 @@ class FitSettings:
             raise BadInput(f"evaluate_every={self.evaluate_every}: need a number of versions, or 0")
 
 
-def run_here(model: Any, data: FitData, settings: FitSettings) -> Any:
+def run_here(model: keras.Model, data: FitData, settings: FitSettings) -> keras.callbacks.History:
     """Trains the model; returns Keras' `History`.
 
     Raises:
@@ -126,7 +128,7 @@ def run_here(model: Any, data: FitData, settings: FitSettings) -> Any:
         return _run(model, master, computer, schedule, tables, dense, settings, best)
 
 
-def _job(model: Any, data: FitData, settings: FitSettings, steps: StepPlan | None) -> JobSpec:
+def _job(model: keras.Model, data: FitData, settings: FitSettings, steps: StepPlan | None) -> JobSpec:
     batches = -(-len(data.train) // data.batch_size)
     together, average = accumulated_by(model.optimizer, batches, settings.grads_to_wait, settings.average)
     if data.steps_per_epoch and settings.grads_to_wait is None and together > 1:
@@ -159,7 +161,7 @@ def _start(schedule: Schedule) -> Progress:
 
 
 def _run(
-    model: Any,
+    model: keras.Model,
     master: Master,
     computer: MicroBatchComputer,
     schedule: Schedule,
@@ -167,7 +169,7 @@ def _run(
     dense: DenseModel,
     settings: FitSettings,
     best: BestVersions,
-) -> Any:
+) -> keras.callbacks.History:
     """Callbacks, progress and the job itself, from its first version to its last."""
     epochs = settings.epochs
     freezing = Freezing(model, dense)
@@ -194,7 +196,11 @@ def _run(
     joined.begin()
     note_trained(model, tables.optimizers)  # a callback may have loaded weights
     try:
-        with progress, _worker_beside(master, computer, tables.store), _shown(master, progress, settings.verbose == 1):
+        with ExitStack() as held:
+            held.enter_context(progress)
+            held.enter_context(_worker_beside(master, computer, tables.store))
+            if settings.verbose == 1:
+                held.enter_context(repeating(lambda: progress.show(master.status()), _SHOW_EVERY_S, "elastable-watch"))
             master.run(hooks)
     finally:
         # The end may find the worker within a micro-batch, which moves the states of the model that both share.
@@ -227,23 +233,3 @@ def _worker_beside(master: Master, computer: MicroBatchComputer, store: Embeddin
     finally:
         worker.stop()
         thread.join(timeout=30.0)
-
-
-@contextmanager
-def _shown(master: Master, progress: JobProgress, live: bool) -> Iterator[None]:
-    if not live:
-        yield
-        return
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.5):
-            progress.show(master.status())
-
-    thread = threading.Thread(target=look, name="elastable-watch", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(timeout=5.0)

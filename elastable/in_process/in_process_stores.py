@@ -7,8 +7,9 @@ import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 from weakref import WeakSet
+
+import keras
 
 from elastable.embedding_store.composite.placement.location_file import storage_of_url
 from elastable.embedding_store.composite.placement.locations import LocationSettings, plan_tables, storage_of_tables
@@ -32,12 +33,12 @@ _own: WeakSet[MemoryStore] = WeakSet()
 
 
 def stores_and_places(
-    given: StoreGiven, locations: LocationSettings | None, tables: Mapping[str, TableSpec], model: Any
+    given: StoreGiven, locations: LocationSettings | None, tables: Mapping[str, TableSpec], model: keras.Model
 ) -> tuple[dict[str, EmbeddingStore], dict[str, str]]:
     """Storage -> store, and table -> storage.
 
-    A store given by URL is opened once in a process, stays open for the layers
-    that read from it, and is closed when the process ends.
+    A store given by URL is opened once in a process, stays open for the layers that read from it, and is closed when
+    the process ends.
 
     Args:
         given: As of `et.fit`.
@@ -56,7 +57,9 @@ def stores_and_places(
     return stores, dict.fromkeys(tables, next(iter(stores)))
 
 
-def refuse_rows_of_others(model: Any, tables: Mapping[str, TableSpec], stores: Mapping[str, EmbeddingStore]) -> None:
+def refuse_rows_of_others(
+    model: keras.Model, tables: Mapping[str, TableSpec], stores: Mapping[str, EmbeddingStore]
+) -> None:
     """Refuses a store with rows that the model's layers do not read: they would be its initial values.
 
     Raises:
@@ -75,7 +78,7 @@ def refuse_rows_of_others(model: Any, tables: Mapping[str, TableSpec], stores: M
             )
 
 
-def _stores(given: StoreGiven, model: Any, tables: Mapping[str, TableSpec]) -> dict[str, EmbeddingStore]:
+def _stores(given: StoreGiven, model: keras.Model, tables: Mapping[str, TableSpec]) -> dict[str, EmbeddingStore]:
     if given is None:
         return {"memory": _memory_of(model, tables) or _memory()}
     if isinstance(given, Mapping):
@@ -86,7 +89,7 @@ def _stores(given: StoreGiven, model: Any, tables: Mapping[str, TableSpec]) -> d
     return {"memory": _store(given)}
 
 
-def _store(given: Any) -> EmbeddingStore:
+def _store(given: object) -> EmbeddingStore:
     if isinstance(given, EmbeddingStore):
         return given
     if not isinstance(given, str):
@@ -105,7 +108,7 @@ def _memory() -> MemoryStore:
     return store
 
 
-def _memory_of(model: Any, tables: Mapping[str, TableSpec]) -> MemoryStore | None:
+def _memory_of(model: keras.Model, tables: Mapping[str, TableSpec]) -> MemoryStore | None:
     """The store that an earlier call made, where it holds the tables of the model as they are to be."""
     sources = {id(layer.source): layer.source for layer in store_layers(model)}
     only = next(iter(sources.values())) if len(sources) == 1 else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+import keras
 
 from elastable.in_process.fit_data import FitArguments, fit_data
 from elastable.in_process.fit_streams import is_fit_stream
@@ -15,29 +16,28 @@ __all__ = ["model_fit", "model_train_on_batch"]
 
 
 def model_fit(
-    model: Any,
-    x: Any = None,
-    y: Any = None,
+    model: keras.Model,
+    x: object = None,
+    y: object = None,
     batch_size: int | None = None,
     epochs: int = 1,
     verbose: int | str | bool = "auto",
-    callbacks: Any = None,
+    callbacks: object = None,
     validation_split: float = 0.0,
-    validation_data: Any = None,
+    validation_data: object = None,
     shuffle: bool = True,
-    class_weight: Mapping[Any, Any] | None = None,
-    sample_weight: Any = None,
+    class_weight: Mapping[int, float] | None = None,
+    sample_weight: object = None,
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_batch_size: int | None = None,
-    validation_freq: Any = 1,
-) -> Any:
+    validation_freq: object = 1,
+) -> keras.callbacks.History:
     """`model.fit` as a job in this process: `et.fit`, with what Keras means where that is another thing.
 
-    Without `y` a tuple or a dict as `x` is features. Datasets come in their own
-    order and their own batches. A table with `input_dim` has Keras' numbers in
-    rows that a batch does not touch, too (`lazy=False`).
+    Without `y` a tuple or a dict as `x` is features. Datasets come in their own order and their own batches. A table
+    with `input_dim` has Keras' numbers in rows that a batch does not touch, too (`lazy=False`).
 
     Returns:
         `keras.callbacks.History`.
@@ -61,13 +61,13 @@ def model_fit(
 
 
 def model_train_on_batch(
-    model: Any,
-    x: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    class_weight: Mapping[Any, Any] | None = None,
+    model: keras.Model,
+    x: object,
+    y: object = None,
+    sample_weight: object = None,
+    class_weight: Mapping[int, float] | None = None,
     return_dict: bool = False,
-) -> Any:
+) -> float | list[float] | dict[str, float]:
     """`model.train_on_batch`: one step of the optimizer, for variables and tables; arguments as in Keras.
 
     Returns:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.callbacks.freezing import Freezing
@@ -20,6 +20,7 @@ from elastable.master.keras.multi_update import dense_part
 from elastable.master.push_check import Expected, check_finite
 from elastable.master.tasks.progress import Progress
 from elastable.worker.keras.seeds import global_seed
+from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import as_tensors, build_model
 from elastable.worker.readers import Reader
@@ -36,7 +37,7 @@ _DEADLINE_S = 30.0
 _KEPT = "_elastable_batch_trainers"
 
 
-def train_batch(model: Any, reader: Reader) -> dict[str, float]:
+def train_batch(model: keras.Model, reader: Reader) -> dict[str, float]:
     """Trains one batch; metrics by name.
 
     The tables are as `model.fit` makes them, and go on from call to call.
@@ -63,7 +64,7 @@ def train_batch(model: Any, reader: Reader) -> dict[str, float]:
 class _BatchTrainer:
     """Trains batches of one form, while the model stays compiled as it is and reads from the same store."""
 
-    def __init__(self, model: Any, sample: Any) -> None:
+    def __init__(self, model: keras.Model, sample: TensorBatch) -> None:
         if accumulation_of(model.optimizer):
             raise Unsupported(
                 f"model {model.name!r}: train_on_batch with gradient_accumulation_steps="
@@ -94,7 +95,7 @@ class _BatchTrainer:
         same = all(layer.source is self._store for layer in store_layers(self._model))
         return same and (self._model.optimizer, self._model._compile_loss) == self._compiled
 
-    def train(self, batch: Any, records: int) -> dict[str, float]:
+    def train(self, batch: TensorBatch, records: int) -> dict[str, float]:
         """One step; metrics by name."""
         self._model.make_train_function()
         self._freezing.look()
@@ -122,5 +123,5 @@ class _BatchTrainer:
         return self._book.results(total)
 
 
-def _place_of(made: Any) -> Progress:
+def _place_of(made: object) -> Progress:
     return Progress()

@@ -1,7 +1,7 @@
 """`et.step`: a training step of one's own, with tapes and losses as one likes.
 
-In this process a step applies a gradient at once: variables by the Keras
-optimizer, rows by a commit to the store, with the same optimizer's numbers.
+In this process a step applies a gradient at once: variables by the Keras optimizer, rows by a commit to the store, with
+the same optimizer's numbers.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeAlias
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, ModelError, Unsupported
-from elastable.master.api import JobSpec, Push, SyncPushId
+from elastable.master.api import JobSpec, Push, SyncPushId, Tensor
 from elastable.master.commits.committer import Committer
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import discover_tables
@@ -36,6 +37,9 @@ __all__ = ["CollectedStep", "TapeStep", "step"]
 
 _DEADLINE_S = 30.0
 
+Of: TypeAlias = "keras.Layer | list[keras.Layer] | tuple[keras.Layer, ...] | None"
+"""Layers that a step trains; None: the whole model."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -52,23 +56,23 @@ class _Part:
 
     name: str
     roots: tuple[int, ...]
-    layers: tuple[Any, ...]
-    optimizer: Any
-    weights: tuple[Any, ...]
+    layers: tuple[keras.Layer, ...]
+    optimizer: keras.Optimizer
+    weights: tuple[keras.Variable, ...]
     trainable: bool = True
 
     @property
-    def trainable_weights(self) -> list[Any]:
+    def trainable_weights(self) -> list[keras.Variable]:
         return list(self.weights)
 
-    def _flatten_layers(self, include_self: bool = True, recursive: bool = True) -> list[Any]:
+    def _flatten_layers(self, include_self: bool = True, recursive: bool = True) -> list[keras.Layer]:
         return list(self.layers)
 
 
 class _Trainer:
     """What stays of a model from step to step: its store, and a committer for each optimizer with its layers."""
 
-    def __init__(self, model: Any, store: EmbeddingStore | None, seed: int | None, lazy: bool) -> None:
+    def __init__(self, model: keras.Model, store: EmbeddingStore | None, seed: int | None, lazy: bool) -> None:
         self.store = _store_of(model, store)
         self._as_keras = seed is None
         self._seed, self._lazy = global_seed() if seed is None else seed, lazy
@@ -76,11 +80,11 @@ class _Trainer:
             if layer.source is None:
                 layer.attach(None, seed)  # what the first step reads is what its tables begin with
         self._made: dict[tuple[int, tuple[int, ...]], tuple[DenseState, Committer]] = {}
-        self._owners: dict[str, Any] = {}
+        self._owners: dict[str, keras.Optimizer] = {}
         self._all = [layer.table_name for layer in store_layers(model)]
-        self._held: dict[int, tuple[Any, ...]] = {}
+        self._held: dict[int, tuple[object, ...]] = {}
 
-    def commit(self, part: _Part, gradients: dict[int, Any], push: Push, trained: Sequence[str]) -> None:
+    def commit(self, part: _Part, gradients: dict[int, Tensor], push: Push, trained: Sequence[str]) -> None:
         """One version: the step of one optimizer.
 
         Args:
@@ -151,7 +155,7 @@ def _refuse_averages(part: _Part) -> None:
 class TapeStep:
     """A step in work; made by `et.step`."""
 
-    model: Any
+    model: keras.Model
     trainer: _Trainer
     _scope: TapeScope = field(default_factory=TapeScope)
     _open: ExitStack = field(default_factory=ExitStack)
@@ -164,20 +168,20 @@ class TapeStep:
     def __exit__(self, *raised: object) -> None:
         self._open.close()
 
-    def apply(self, tape: Any, loss: Any, of: Any = None, optimizer: Any = None) -> None:
+    def apply(
+        self, tape: tf.GradientTape, loss: tf.Tensor, of: Of = None, optimizer: keras.Optimizer | None = None
+    ) -> None:
         """Takes one step of an optimizer, for variables and tables alike.
 
         Args:
             tape: A `tf.GradientTape` that was open while `loss` was computed.
             loss: What is made smaller.
-            of: A layer or model, or a list of them, whose variables and tables
-                take the step; None: the whole model.
+            of: A layer or model, or a list of them, whose variables and tables take the step; None: the whole model.
             optimizer: A Keras optimizer; None: that of `compile()`.
 
         Raises:
             ModelError: no optimizer, or nothing that the loss depends on.
-            Unsupported: something of the optimizer or of a layer that a step
-                of one's own cannot honour, by name.
+            Unsupported: something of the optimizer or of a layer that a step of one's own cannot honour, by name.
         """
         part = self._part(of, optimizer)
         variables = list(part.weights)
@@ -198,7 +202,7 @@ class TapeStep:
             )
         self.trainer.commit(part, gradients, Push(SyncPushId(0, 0), 1, slices=slices), list(slices))
 
-    def _part(self, of: Any, optimizer: Any) -> _Part:
+    def _part(self, of: Of, optimizer: keras.Optimizer | None) -> _Part:
         roots = [self.model] if of is None else list(of) if isinstance(of, list | tuple) else [of]
         chosen = optimizer if optimizer is not None else getattr(self.model, "optimizer", None)
         if chosen is None:
@@ -216,7 +220,7 @@ class TapeStep:
 class CollectedStep:
     """A step in a worker, which pushes its gradients; made by `et.step` within a model's `train_step`."""
 
-    model: Any
+    model: keras.Model
     collector: Collector
 
     def __enter__(self) -> CollectedStep:
@@ -225,19 +229,20 @@ class CollectedStep:
     def __exit__(self, *raised: object) -> None:
         """Nothing is open."""
 
-    def apply(self, tape: Any, loss: Any, of: Any = None, optimizer: Any = None) -> None:
+    def apply(
+        self, tape: tf.GradientTape, loss: tf.Tensor, of: Of = None, optimizer: keras.Optimizer | None = None
+    ) -> None:
         """As `TapeStep.apply`; the master makes the update (`elastable.worker.step.traced.step_plan`)."""
         self.collector.apply(self.model, tape, loss, of, optimizer)
 
 
 def step(
-    model: Any, *, store: EmbeddingStore | None = None, seed: int | None = None, lazy: bool = True
+    model: keras.Model, *, store: EmbeddingStore | None = None, seed: int | None = None, lazy: bool = True
 ) -> TapeStep | CollectedStep:
     """A training step of one's own: `with et.step(model) as step: ... step.apply(tape, loss)`.
 
-    Within the block embedding layers read the rows as they are at the moment of
-    the call, and a `tf.GradientTape` sees them. `apply` may be called as often as
-    there are losses; each call is one step of its optimizer. The first step
+    Within the block embedding layers read the rows as they are at the moment of the call, and a `tf.GradientTape` sees
+    them. `apply` may be called as often as there are losses; each call is one step of its optimizer. The first step
     makes the tables; later ones go on with them, also after `et.fit`.
 
     Args:
@@ -265,7 +270,7 @@ def step(
     return TapeStep(model, trainer)
 
 
-def _store_of(model: Any, store: EmbeddingStore | None) -> EmbeddingStore:
+def _store_of(model: keras.Model, store: EmbeddingStore | None) -> EmbeddingStore:
     sources = {id(layer.source): layer.source for layer in store_layers(model) if layer.source is not None}
     if store is not None:
         return store

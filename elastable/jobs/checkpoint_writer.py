@@ -29,11 +29,9 @@ Begin = Callable[[Snapshot, Mapping[str, Tensor], Progress], Callable[[], str]]
 class CheckpointWriter:
     """Writes one checkpoint at a time, in a thread of its own.
 
-    Where one is due while the one before it is being written, training waits:
-    none is left out. One that fails is warned of, and the next one is tried:
-    hours of training are not to end because a disk is full for a while. If its
-    pin was given up, training waits while the next one is written. The last one
-    of a job raises.
+    Where one is due while the one before it is being written, training waits: none is left out. One that fails is
+    warned of, and the next one is tried: hours of training are not to end because a disk is full for a while. If its
+    pin was given up, training waits while the next one is written. The last one of a job raises.
 
     Args:
         store: Holds the rows.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from elastable.callbacks.callback_list import JobCallbacks
 from elastable.embedding_store.contract.row_data import TableUpdate
@@ -90,7 +89,7 @@ class JobHooks(Hooks):
         """Records of the version that started the watch: its seconds were the workers' way here."""
         self.logs: Mapping[str, float] = {}
 
-    def state(self) -> Mapping[str, Any]:
+    def state(self) -> Mapping[str, object]:
         """What callbacks remember."""
         return self._callbacks.states()
 

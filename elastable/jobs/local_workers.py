@@ -81,8 +81,8 @@ class LocalWorkers:
         """Refuses to go on when every worker is gone.
 
         Raises:
-            ElastableError: with the end of a log; of the kind that all workers
-                failed with, or `JobFailed` where they differ or were killed.
+            ElastableError: with the end of a log; of the kind that all workers failed with, or `JobFailed` where they
+                differ or were killed.
         """
         codes = [process.poll() for process in self._processes]
         if codes and None not in codes:

@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.callbacks.averages import refuse_averages
@@ -61,7 +61,7 @@ class PreparedJob:
 
     job: JobSpec
     file: ModelFile
-    model: Any
+    model: keras.Model
     store: EmbeddingStore
     tables: Mapping[str, TableSpec]
     dense: DenseModel
@@ -74,8 +74,8 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     """Loads the model file, builds the model, discovers its tables and creates them.
 
     Raises:
-        ElastableError: whatever of the options, the model file, its data, the
-            store or the checkpoint cannot be used, by name.
+        ElastableError: whatever of the options, the model file, its data, the store or the checkpoint cannot be used,
+            by name.
     """
     file = load_model_file(options.model_file)
     train, model, tables, steps = _discovered(file, options.offload_above, options.seed, options.lazy)
@@ -158,7 +158,7 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     )
 
 
-def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[Any, dict[str, TableSpec]]:
+def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[keras.Model, dict[str, TableSpec]]:
     """The built model of a model file, and the tables that it needs, before any is placed.
 
     Raises:
@@ -170,7 +170,7 @@ def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[
 
 def _discovered(
     file: ModelFile, offload_above: int, seed: int, lazy: bool = True
-) -> tuple[Reader, Any, dict[str, TableSpec], StepPlan | None]:
+) -> tuple[Reader, keras.Model, dict[str, TableSpec], StepPlan | None]:
     train = file.reader("train")
     if train is None:
         raise ModelError(f"{file.path}: data('train') returned None; there is nothing to train on")

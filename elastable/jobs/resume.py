@@ -58,9 +58,8 @@ def fill_store(
 ) -> Beginning:
     """Makes the tables and the dense part those that the job begins with.
 
-    With `resume`, a store that keeps records is brought to the last version
-    that was committed to it; the job goes on there, unless the checkpoint is
-    newer. Nothing is copied then: the rows are where they were.
+    With `resume`, a store that keeps records is brought to the last version that was committed to it; the job goes on
+    there, unless the checkpoint is newer. Nothing is copied then: the rows are where they were.
 
     Args:
         store: Holds the tables.

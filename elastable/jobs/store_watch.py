@@ -19,8 +19,8 @@ _LOOK_EVERY_S = 1.0
 def watching_store(master: Master, store: EmbeddingStore, deadline_s: float) -> AbstractContextManager[None]:
     """While the block runs, the job fails as soon as its store has another owner, or has lost what it held.
 
-    Otherwise its workers would read another job's versions meanwhile, or none, and report nothing, so no commit of
-    this job would ever find out.
+    Otherwise its workers would read another job's versions meanwhile, or none, and report nothing, so no commit of this
+    job would ever find out.
 
     Args:
         master: Of the job.

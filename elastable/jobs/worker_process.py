@@ -45,9 +45,8 @@ def run_worker(options: WorkerOptions) -> int:
         Micro-batches that counted.
 
     Raises:
-        ElastableError: why it did not join, or left. A model file or data that
-            differ from the master's send away this worker alone; what fails in
-            the model itself would fail on every worker, and ends the job.
+        ElastableError: why it did not join, or left. A model file or data that differ from the master's send away this
+            worker alone; what fails in the model itself would fail on every worker, and ends the job.
     """
     deadline_s = options.deadline_s
     client = MasterClient(options.master, deadline_s=deadline_s)

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from elastable.embedding_store.errors import ElastableError, JobFailed, NotInstalled
-from elastable.launch.door import Door
+from elastable.launch.control_server import ControlServer
 from elastable.launch.program import Program
 from elastable.launch.streams import RankStream
 from elastable.process.exit_codes import ExitCode, error_of
@@ -34,25 +34,25 @@ _LAST_LINES_S = 1.0
 
 @dataclass
 class _Member:
-    """What is known of one rank.
+    """One rank, as far as the launcher knows.
 
     Attributes:
-        pid: Of the process that stands for it on its host; 0: it has not come.
+        pid: Process id of the monitor that runs its program; 0: it has not connected.
         host: As `this_host` there.
-        name: Of its host.
-        control: Its connection, until that ends.
-        heard: Of a line that has begun.
-        code: How its program ended, a signal as a negative number; None: it has not.
-        why: What its program says it failed by.
-        failed_at: When it was known to have failed; None: it has not.
-        ended_by_us: It had to be ended.
+        name: Name of its host.
+        control: Its control connection; None: not connected, or closed.
+        begun_line: Bytes of an incomplete message.
+        code: Exit code of its program, a signal as a negative number; None: it still runs.
+        why: The error that its program reported.
+        failed_at: When its failure became known; None: it has not failed.
+        ended_by_us: Whether the launcher ended it.
     """
 
     pid: int = 0
     host: str = ""
     name: str = ""
     control: socket.socket | None = None
-    heard: bytes = b""
+    begun_line: bytes = b""
     code: int | None = None
     why: str = ""
     failed_at: float | None = None
@@ -60,7 +60,7 @@ class _Member:
 
     @property
     def caused(self) -> bool:
-        """By another's failure, as a rule."""
+        """Whether another member's failure probably caused its own."""
         return self.code == ExitCode.UNAVAILABLE
 
     @property
@@ -68,8 +68,8 @@ class _Member:
         """Whether its program may still run."""
         return self.control is not None and self.code is None
 
-    def story(self, rank: int) -> str:
-        """How it failed."""
+    def failure(self, rank: int) -> str:
+        """How it failed, for people."""
         where = f"rank {rank} on {self.name}"
         if self.code is None:
             return f"{where} is gone: its process {self.pid} was killed, or its host"
@@ -82,11 +82,11 @@ class Launch:
     """One run of a program in several processes.
 
     Args:
-        size: Members.
-        program: What each runs.
-        deadline_s: For all to start, and what their `replica_group()` takes for its deadline.
-        hosts: As mpiexec's `-hosts`; None: all here.
-        grace_s: For the others to end by themselves once one has failed, or all were told to end.
+        size: Number of members.
+        program: The program that each member runs.
+        deadline_s: Deadline for all members to start; also the default deadline of their `replica_group()`.
+        hosts: mpiexec's `-hosts`; None: this host.
+        grace_s: Time for the others to end by themselves once one has failed, or the launch was interrupted.
 
     Raises:
         NotInstalled: mpi4py or MPICH's mpiexec is not installed.
@@ -97,67 +97,65 @@ class Launch:
     ) -> None:
         self._members = [_Member() for _ in range(size)]
         self._deadline_s, self._grace_s, self._hosts = deadline_s, grace_s, hosts
-        self._door = Door(one_host=hosts is None)
+        self._server = ControlServer(one_host=hosts is None)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._door.listener, selectors.EVENT_READ, None)
+        self._selector.register(self._server.listener, selectors.EVENT_READ, None)
         self._began = time.monotonic()
         self._first_failure: float | None = None
         self._kill_at: float | None = None
         self._signalled = 0
         self._killed = False
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the launch
+        self._mpiexec_output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the launch
         self._mpiexec = subprocess.Popen(
             [*_command(size, hosts), sys.executable, "-m", "elastable.launch.member", *program.words],
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
+            stdout=self._mpiexec_output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **self._door.environment, DEADLINE_VARIABLE: str(deadline_s)},
-            start_new_session=True,  # Ctrl-C reaches this process alone, which tells the members
+            env={**os.environ, **self._server.environment, DEADLINE_VARIABLE: str(deadline_s)},
+            start_new_session=True,  # Ctrl-C reaches this process alone, which signals the members
         )
 
     def run(self) -> None:
-        """Until all members have ended.
+        """Waits until all members have ended.
 
         Raises:
-            ElastableError: one failed, by its rank; of the kind that its exit code tells of.
+            ElastableError: a member failed; the message names its rank, the class follows its exit code.
             KeyboardInterrupt: it was interrupted, or terminated.
         """
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             while not self._over():
                 self._step()
-            self._let_go()
+            self._release()
             end = time.monotonic() + _LAST_LINES_S
             while len(self._selector.get_map()) > 1 and time.monotonic() < end:
                 self._step()
         finally:
             self._end_now()
-            self._let_go()
+            self._release()
             for number, handler in before.items():
                 signal.signal(number, handler)
             self._selector.close()
-            self._door.listener.close()
-        self._judge()
-
-    # -- what happens
+            self._server.listener.close()
+        self._raise_failures()
 
     def _step(self) -> None:
         for key, _ in self._selector.select(_TICK_S):
             if key.data is None:
-                self._admit()
+                self._accept()
             elif isinstance(key.data, RankStream):
                 if not key.data.take():
                     self._selector.unregister(key.fileobj)
                     key.data.connection.close()
             else:
-                self._hear(key.data)
+                self._read(key.data)
         self._end_when_due()
 
-    def _admit(self) -> None:
-        admitted = self._door.admit()
-        if admitted is None:
+    def _accept(self) -> None:
+        accepted = self._server.accept()
+        if accepted is None:
             return
-        connection, hello = admitted
+        connection, hello = accepted
         rank, channel = hello["rank"], hello["channel"]
         if channel == "control":
             member = self._members[rank]
@@ -168,7 +166,7 @@ class Launch:
             into = sys.stdout.buffer if channel == "out" else sys.stderr.buffer
             self._selector.register(connection, selectors.EVENT_READ, RankStream(rank, connection, into))
 
-    def _hear(self, member: _Member) -> None:
+    def _read(self, member: _Member) -> None:
         assert member.control is not None
         try:
             piece = member.control.recv(1 << 16)
@@ -176,7 +174,7 @@ class Launch:
             return
         except OSError:
             piece = b""
-        *lines, member.heard = (member.heard + piece).split(b"\n")
+        *lines, member.begun_line = (member.begun_line + piece).split(b"\n")
         for line in lines:
             end = json.loads(line)
             member.code, member.why = end["ended"], end["why"]
@@ -197,8 +195,6 @@ class Launch:
             member.failed_at = now
         if self._first_failure is None:
             self._first_failure = now
-
-    # -- the end
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signalled += 1
@@ -234,22 +230,22 @@ class Launch:
         self._signal_all(number)
 
     def _over(self) -> bool:
-        """No program runs any more, and none will."""
+        """Whether no program runs any more, and none will start."""
         ended = all(member.pid and not member.running for member in self._members)
         return ended or self._mpiexec.poll() is not None or self._killed
 
     def _end_now(self) -> None:
-        """Kills the programs that are left."""
+        """Kills the programs that still run."""
         self._end_running(signal.SIGKILL)
         end = time.monotonic() + _TERM_S
         while not self._killed and time.monotonic() < end and any(member.running for member in self._members):
             for key, _ in self._selector.select(_TICK_S):
                 if isinstance(key.data, _Member):
-                    self._hear(key.data)
+                    self._read(key.data)
         self._killed = True
 
-    def _let_go(self) -> None:
-        """The processes that stood for the programs end, and with them mpiexec; what does not is killed."""
+    def _release(self) -> None:
+        """Ends the monitors, and with them mpiexec; kills what does not end."""
         here = this_host()
         for member in self._members:
             self._drop(member)
@@ -265,25 +261,25 @@ class Launch:
                 with suppress(subprocess.TimeoutExpired):
                     self._mpiexec.wait(_TERM_S)
 
-    def _judge(self) -> None:
-        """Raises where it did not go well."""
-        self._said.seek(0)
-        said = self._said.read().decode(errors="replace").strip()
-        self._said.close()
+    def _raise_failures(self) -> None:
+        """Raises if a member failed or did not start."""
+        self._mpiexec_output.seek(0)
+        output = self._mpiexec_output.read().decode(errors="replace").strip()
+        self._mpiexec_output.close()
         if self._signalled:
             raise KeyboardInterrupt
         failed = [(one.caused, one.failed_at, rank) for rank, one in enumerate(self._members) if not one.ended_by_us]
         failures = sorted((caused, at, rank) for caused, at, rank in failed if at is not None)
         hung = [str(rank) for rank, member in enumerate(self._members) if member.ended_by_us]
-        note = f"; rank {', '.join(hung)} did not end, and was ended" if hung else ""
+        note = f"; rank {', '.join(hung)} did not end, and was killed" if hung else ""
         if failures:
             rank = failures[0][2]
             member = self._members[rank]
-            raise _error(member.code)(f"{member.story(rank)}{note}")
+            raise _error(member.code)(f"{member.failure(rank)}{note}")
         missing = [str(rank) for rank, member in enumerate(self._members) if not member.pid]
         if missing:
             names = f"; every host must resolve {socket.gethostname()} and the names of --hosts" if self._hosts else ""
-            raise JobFailed(f"rank {', '.join(missing)} did not start{names}; mpiexec says: {said or 'nothing'}")
+            raise JobFailed(f"rank {', '.join(missing)} did not start{names}; mpiexec says: {output or 'nothing'}")
 
 
 def _error(code: int | None) -> type[ElastableError]:
@@ -294,6 +290,6 @@ def _command(size: int, hosts: str | None) -> Sequence[str]:
     mpiexec = Path(sys.executable).with_name("mpiexec")
     if not mpiexec.exists() or find_spec("mpi4py") is None:
         raise NotInstalled('elastable replicas needs mpi4py and MPICH: pip install "elastable[replicas]"')
-    # Without it mpiexec kills all members as one fails, before they could say so and save what they have.
+    # Without the flag mpiexec kills all members when one fails, before they could report it and save what they have.
     command = [str(mpiexec), "-disable-auto-cleanup", "-n", str(size)]
     return [*command, "-hosts", hosts] if hosts else command

@@ -1,9 +1,8 @@
-"""The process that MPI starts for each member: it starts the program, watches over it, and outlives it.
+"""The monitor that MPI starts for each member: it starts the program, watches it, and outlives it.
 
-MPICH's launcher kills every member as soon as one dies by a signal, before the
-others could tell who it was and save what they have. So the process that it
-knows is this one, which lives until all programs have ended; the program is
-its child, and takes part in MPI through the connection that it inherits.
+MPICH's launcher kills every member as soon as one dies by a signal, before the others could tell who it was and save
+what they have. So the process that it knows is this one, which lives until all programs have ended; the program is its
+child, and takes part in MPI through the connection that it inherits.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from elastable.launch.link import Link
+from elastable.launch.control_client import ControlClient
 from elastable.replicas.processes import stale_shared_memory
 
 __all__ = ["main"]
@@ -40,8 +39,8 @@ class _Child:
         self.pid = self._process.pid
 
     def wait(self) -> tuple[int, str]:
-        """Its exit code (a signal: negative), and what it says it failed by."""
-        files = set[str]()  # of one that ends within MPI's start, which nobody takes away
+        """Its exit code (a signal: negative), and the error that it reported."""
+        files = set[str]()  # a program that ends while MPI starts leaves them behind
         while True:
             files = files or stale_shared_memory.mapped_by(self.pid)
             with suppress(subprocess.TimeoutExpired):
@@ -54,7 +53,7 @@ class _Child:
         return code, ""
 
     def signal(self, number: int) -> None:
-        """Sends a signal, where it still runs."""
+        """Sends a signal, if it still runs."""
         self._process.send_signal(number)
 
     def end(self) -> None:
@@ -66,21 +65,21 @@ class _Child:
 
 
 def main() -> None:
-    """Runs the program of the command line, and ends when whoever started it is gone."""
-    link = Link()
-    link.take_output()
+    """Runs the program of the command line, and ends when the launcher is gone."""
+    client = ControlClient()
+    client.redirect_output()
     child = _Child(sys.argv[1:])
 
     def obey() -> None:
-        for message in link.heard():
+        for message in client.messages():
             child.signal(message["signal"])
         child.end()
 
     obeying = threading.Thread(target=obey, daemon=True)
     obeying.start()
     code, why = child.wait()
-    link.tell({"ended": code, "why": why})
-    # What it and its children write is not awaited any more.
+    client.send({"ended": code, "why": why})
+    # Nobody waits for what it and its children write from now on.
     with open(os.devnull, "wb") as nowhere:
         for number in (1, 2):
             os.dup2(nowhere.fileno(), number)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+import keras
 
 from elastable.embedding_store.errors import BadInput
 from elastable.worker.rows.saved_rows import LARGEST_TABLE_BYTES, writing_tables_of
@@ -11,7 +12,9 @@ from elastable.worker.rows.saved_rows import LARGEST_TABLE_BYTES, writing_tables
 __all__ = ["save"]
 
 
-def save(model: Any, path: str | Path, *, largest_table_bytes: int = LARGEST_TABLE_BYTES, **options: Any) -> None:
+def save(
+    model: keras.Model, path: str | Path, *, largest_table_bytes: int = LARGEST_TABLE_BYTES, **options: object
+) -> None:
     """Saves a model as `model.save` or `model.save_weights` does, with tables of up to a size that you say.
 
     Those two write tables of at most 1 GiB.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, UInt8
@@ -25,7 +25,7 @@ _BLOCK_ROWS = 1 << 16
 _NO_DECAY = np.zeros(8, np.uint8)  # the logarithm of 1, a float64
 
 
-def seeded_as_read(tables: Mapping[str, TableSpec], model: Any, keras: bool) -> dict[str, TableSpec]:
+def seeded_as_read(tables: Mapping[str, TableSpec], model: keras.Model, keras: bool) -> dict[str, TableSpec]:
     """The tables with the seeds of the rows that the model reads already: rows not yet touched stay what they are.
 
     Args:
@@ -46,18 +46,18 @@ def seeded_as_read(tables: Mapping[str, TableSpec], model: Any, keras: bool) -> 
 
 
 def tables_in_store(
-    model: Any,
+    model: keras.Model,
     tables: Mapping[str, TableSpec],
     held: EmbeddingStore,
     given: Mapping[str, Float32],
     seed: int,
     version: int,
-    optimizers: Mapping[str, Any] | None = None,
+    optimizers: Mapping[str, keras.Optimizer] | None = None,
 ) -> EmbeddingStore:
     """Makes the tables, fills them, and attaches the model's layers.
 
-    Rows come from where the layers read them before, with their slots where the
-    very same optimizer trains on; a new one begins with new slots, as in Keras.
+    Rows come from where the layers read them before, with their slots where the very same optimizer trains on; a new
+    one begins with new slots, as in Keras.
 
     Args:
         model: A built, compiled model.
@@ -100,7 +100,7 @@ def tables_in_store(
     return held
 
 
-def _take_slots(optimizer: Any, layer: Any, held: EmbeddingStore) -> None:
+def _take_slots(optimizer: keras.Optimizer, layer: keras.Layer, held: EmbeddingStore) -> None:
     """Gives the rows of an offloaded layer the slots that Keras has for them, if it has trained them."""
     name = layer.table_name
     slots = keras_slots(optimizer, layer, held.specs()[name])
@@ -111,13 +111,15 @@ def _take_slots(optimizer: Any, layer: Any, held: EmbeddingStore) -> None:
         held.put(name, [RowBlock(ids, held.lookup({name: ids})[name], slots[ids])])
 
 
-def note_trained(model: Any, optimizers: Mapping[str, Any] | None = None) -> None:
+def note_trained(model: keras.Model, optimizers: Mapping[str, keras.Optimizer] | None = None) -> None:
     """Its tables are trained by the model's optimizer from now on, or by the layer's own; see `tables_in_store`."""
     for layer in store_layers(model):
         layer.note_trained_by(_optimizer_of(layer, model, optimizers))
 
 
-def _optimizer_of(layer: Any, model: Any, optimizers: Mapping[str, Any] | None) -> Any:
+def _optimizer_of(
+    layer: keras.Layer, model: keras.Model, optimizers: Mapping[str, keras.Optimizer] | None
+) -> keras.Optimizer:
     return layer.optimizer or (optimizers or {}).get(layer.table_name, model.optimizer)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import keras
 import numpy as np
 
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -17,6 +17,7 @@ from elastable.master.checkpoints.restoring import restore_tables
 from elastable.master.commits.accumulate import add_metrics
 from elastable.master.keras.metrics import ModelMetrics
 from elastable.master.keras.multi_update import dense_part
+from elastable.worker.keras.structures import TensorBatch
 from elastable.worker.layers.model_tables import store_layers
 from elastable.worker.models.build import as_tensors, make_model, sample_batch
 from elastable.worker.models.model_file import ModelFile, load_model_file
@@ -33,7 +34,7 @@ __all__ = ["TrainedModel", "batches", "evaluated", "open_trained"]
 class TrainedModel:
     """A model whose dense variables and tables are those of a checkpoint."""
 
-    def __init__(self, file: ModelFile, checkpoint: Checkpoint, model: Any, store: EmbeddingStore) -> None:
+    def __init__(self, file: ModelFile, checkpoint: Checkpoint, model: keras.Model, store: EmbeddingStore) -> None:
         self.file = file
         self.checkpoint = checkpoint
         self.model = model
@@ -96,7 +97,7 @@ def evaluated(trained: TrainedModel, split: str, batch_size: int | None = None) 
     return book.results(total)
 
 
-def batches(reader: Reader, size: int) -> Iterator[Any]:
+def batches(reader: Reader, size: int) -> Iterator[TensorBatch]:
     """All records of a reader, in order, as batches of tensors."""
     for start in range(0, len(reader), size):
         yield as_tensors(reader.take(np.arange(start, min(len(reader), start + size), dtype=np.int64)))

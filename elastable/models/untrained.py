@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Any
+
+import keras
 
 from elastable.master.keras.discovery import store_backed_layers
 
@@ -25,7 +26,7 @@ class UntrainedTables:
         versions: Versions after which a table should have had a gradient.
     """
 
-    def __init__(self, model: Any, versions: int = _VERSIONS) -> None:
+    def __init__(self, model: keras.Model, versions: int = _VERSIONS) -> None:
         self._model = model
         self._left = versions
         self._updated: set[str] = set()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["draw_learning_curve"]
 
@@ -46,7 +49,7 @@ def _base(name: str) -> str:
 
 
 def _plot(
-    panel: Any, lines: Sequence[Mapping[str, Any]], kinds: Sequence[str], name: str, style: str, label: str
+    panel: Axes, lines: Sequence[Mapping[str, Any]], kinds: Sequence[str], name: str, style: str, label: str
 ) -> None:
     # Sorted: an evaluation beside training ends when later versions have been noted.
     points = sorted((line["version"], line[name]) for line in lines if line["kind"] in kinds and name in line)

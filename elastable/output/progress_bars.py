@@ -20,8 +20,8 @@ __all__ = ["JobConsole", "JobProgress", "summary_table"]
 
 
 class JobConsole(Console):
-    """A console that loses lines where they cannot be written: a disk that is full, or a reader that has gone,
-    behind standard output ends no job."""
+    """A console that loses lines where they cannot be written: a disk that is full, or a reader that has gone, behind
+    standard output ends no job."""
 
     def print(self, *objects: Any, **settings: Any) -> None:
         """As in `rich.console.Console`; raises no `OSError`."""
@@ -40,8 +40,8 @@ class _Rate(ProgressColumn):
 class JobProgress:
     """One live line: examples/s, loss, version, workers, time left.
 
-    Where there is no terminal, a line of plain text every ten seconds. The
-    speed is that of the time since the line before.
+    Where there is no terminal, a line of plain text every ten seconds. The speed is that of the time since the line
+    before.
 
     Args:
         console: Where a person looks.

@@ -37,10 +37,9 @@ def require_writable(home: Path) -> None:
 class RunDirectory:
     """`runs/<time>/`, with `runs/latest` pointing at it.
 
-    Holds `metrics.jsonl` (a line every so many versions and one an epoch),
-    `tensorboard/`, and at the end `result.json` and `learning_curve.png`.
-    What cannot be written while a job runs is warned of once and left out: a
-    disk that is full for a while must not end hours of training.
+    Holds `metrics.jsonl` (a line every so many versions and one an epoch), `tensorboard/`, and at the end `result.json`
+    and `learning_curve.png`. What cannot be written while a job runs is warned of once and left out: a disk that is
+    full for a while must not end hours of training.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +52,7 @@ class RunDirectory:
             raise BadInput(f"run directory {path} cannot be written: {error}") from error
         self._closed = False
         self._warned = False
-        self._lines: list[dict[str, Any]] = []
+        self._lines: list[dict[str, object]] = []
         self._started = time.time()
 
     @classmethod

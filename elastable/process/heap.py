@@ -20,13 +20,11 @@ _SETTINGS = {
 def keep_freed_memory() -> None:
     """Makes this process keep what it frees, up to 256 MiB, instead of giving it back to the system.
 
-    Every step needs the same few buffers of some MiB anew: BETs, gradients,
-    frames. glibc gives such buffers back when they are freed, so that each of
-    their pages faults again at the next step, which costs more than all the
-    copying that is done with them.
+    Every step needs the same few buffers of some MiB anew: BETs, gradients, frames. glibc gives such buffers back when
+    they are freed, so that each of their pages faults again at the next step, which costs more than all the copying
+    that is done with them.
 
-    What the environment says (MALLOC_TRIM_THRESHOLD_, ...) stands. Where the C
-    library is another one, nothing happens.
+    What the environment says (MALLOC_TRIM_THRESHOLD_, ...) stands. Where the C library is another one, nothing happens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,8 +1,7 @@
 """TensorFlow's start without its chatter.
 
-TensorFlow writes about drivers and CPU features straight to file descriptor 2
-before any log level is in force. A person who sets TF_CPP_MIN_LOG_LEVEL sees
-all of it.
+TensorFlow writes about drivers and CPU features straight to file descriptor 2 before any log level is in force. A
+person who sets TF_CPP_MIN_LOG_LEVEL sees all of it.
 """
 
 from __future__ import annotations

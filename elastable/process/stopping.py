@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 
@@ -20,10 +19,9 @@ SIGNAL_REASONS = {int(signal.SIGINT): "interrupted", int(signal.SIGTERM): "termi
 def stopping_on_signals(stop: Callable[[str], None], console: Console) -> Iterator[None]:
     """Calls `stop` with a reason at the first signal; the second one ends the process as usual.
 
-    `stop` is called in a thread of its own: the signal may have interrupted
-    whoever holds the lock that it needs.
+    `stop` is called in a thread of its own: the signal may have interrupted whoever holds the lock that it needs.
     """
-    before: dict[int, Any] = {}
+    before: dict[int, signal._HANDLER] = {}
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, before[number])

@@ -47,7 +47,7 @@ def test_one_that_fails_is_named_and_ends_the_others(tmp_path: Path) -> None:
 def test_one_that_crashes_is_named_and_the_others_are_ended_whatever_they_do(tmp_path: Path) -> None:
     ran = run_elastable("replicas", "-n", "2", "--grace", "0.5", PROGRAM, "ignore", tmp_path, new=True)
     assert ran.code == ExitCode.JOB_FAILED
-    assert "was killed by signal 11 (Segmentation fault); rank 0 did not end, and was ended" in ran.err
+    assert "was killed by signal 11 (Segmentation fault); rank 0 did not end, and was killed" in ran.err
     assert not any(is_running(pid) for pid in pids(tmp_path, 2))
 
 

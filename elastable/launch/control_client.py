@@ -8,27 +8,30 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from elastable.replicas.processes.hosts import this_host
 
-__all__ = ["PLACE", "TOKEN", "Link", "read_line"]
+__all__ = ["ADDRESS", "TOKEN", "ControlClient", "Message", "read_line"]
 
-PLACE, TOKEN = "ELASTABLE_REPLICAS", "ELASTABLE_REPLICAS_TOKEN"
-"""Of the environment: where to report to, and what shows that one belongs there."""
+ADDRESS, TOKEN = "ELASTABLE_REPLICAS", "ELASTABLE_REPLICAS_TOKEN"
+"""Environment variables: the address of the control server, and the token that it asks for."""
+
+Message: TypeAlias = dict[str, Any]
+"""One line of JSON."""
 
 _CONNECT_S = 20.0
 
 
-class Link:
-    """One member's; what is said over it are lines of JSON.
+class ControlClient:
+    """One member's connections; messages are lines of JSON.
 
     Raises:
-        OSError: whoever started this member cannot be reached.
+        OSError: the control server cannot be reached.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self._hosts, self._port = json.loads(environment[PLACE])
+        self._hosts, self._port = json.loads(environment[ADDRESS])
         self._hello = {
             "token": environment[TOKEN],
             "rank": int(environment["PMI_RANK"]),
@@ -38,19 +41,19 @@ class Link:
         }
         self._control = self._connect("control")
 
-    def take_output(self) -> None:
-        """What this process and its children write from now on goes there."""
+    def redirect_output(self) -> None:
+        """Sends what this process and its children write from now on to the control server."""
         for channel, stream in (("out", sys.stdout), ("err", sys.stderr)):
             with self._connect(channel) as connection:
                 os.dup2(connection.fileno(), stream.fileno())
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Says something; where nobody hears it, `heard` ends."""
+    def send(self, message: Message) -> None:
+        """Sends a message; if the server is gone, `messages` ends."""
         with suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
 
-    def heard(self) -> Iterator[dict[str, Any]]:
-        """What is said to this member, until the other end is gone."""
+    def messages(self) -> Iterator[Message]:
+        """Messages to this member, until the connection ends."""
         with suppress(OSError, ValueError):
             while line := read_line(self._control):
                 yield json.loads(line)
@@ -70,7 +73,7 @@ class Link:
 
 
 def read_line(connection: socket.socket) -> bytes:
-    """Up to the next line break, without it; empty: the connection has ended."""
+    """The bytes up to the next line break; empty: the connection has ended."""
     line = b""
     while not line.endswith(b"\n"):
         piece = connection.recv(1)

@@ -1,4 +1,4 @@
-"""Where the members of a replica group report to the `elastable replicas` that started them."""
+"""The server to which the members of a replica group report; it runs in the `elastable replicas` that started them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import json
 import secrets
 import socket
 from contextlib import suppress
-from typing import Any
 
-from elastable.launch.link import PLACE, TOKEN, read_line
+from elastable.launch.control_client import ADDRESS, TOKEN, Message, read_line
 from elastable.replicas.processes.hosts import own_addresses
 
-__all__ = ["Door"]
+__all__ = ["ControlServer"]
 
 _HELLO_S = 5.0
 
 
-class Door:
-    """A listening socket; who does not know the token is sent away.
+class ControlServer:
+    """A listening socket; connections without the token are closed.
 
     Args:
-        one_host: All members are on this host: none can come from elsewhere.
+        one_host: All members are on this host: only local connections are accepted.
     """
 
     def __init__(self, one_host: bool) -> None:
@@ -31,11 +30,11 @@ class Door:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a member has to know."""
-        return {PLACE: json.dumps([self._hosts, self.listener.getsockname()[1]]), TOKEN: self._token}
+        """Variables that a member needs to connect."""
+        return {ADDRESS: json.dumps([self._hosts, self.listener.getsockname()[1]]), TOKEN: self._token}
 
-    def admit(self) -> tuple[socket.socket, dict[str, Any]] | None:
-        """The next connection and what it says of itself; None: a stranger, or nobody."""
+    def accept(self) -> tuple[socket.socket, Message] | None:
+        """The next connection and its first message; None: there is none, or it has no valid token."""
         try:
             connection, _ = self.listener.accept()
         except BlockingIOError:
