@@ -7,7 +7,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.row_gather import rows_ahead
-from elastable.embedding_store.native.row_moves import FOLDS, WEIGHTED_FOLDS
+from elastable.embedding_store.native.row_moves import fold_row
 from elastable.embedding_store.native.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
 
 __all__ = ["COMBINERS", "fold_bags", "fold_bags_in_turns"]
@@ -16,10 +16,6 @@ COMBINERS = ("sum", "mean", "sqrtn")
 _SUM, _MEAN, _SQRTN = range(3)
 
 _VALUES_A_TURN = 1 << 16  # as in `row_gather`
-
-_NO_WEIGHTS = np.empty(0, np.float32)
-_FOLD_128, _FOLD_64, _FOLD_32, _FOLD_16, _FOLD_8, _FOLD_4, _FOLD_2, _FOLD_1 = FOLDS
-_WEIGH_128, _WEIGH_64, _WEIGH_32, _WEIGH_16, _WEIGH_8, _WEIGH_4, _WEIGH_2, _WEIGH_1 = WEIGHTED_FOLDS
 
 
 def fold_bags(
@@ -51,11 +47,8 @@ def fold_bags(
     Returns:
         Whether there is a row at every position; else some of `out` is as it was.
     """
-    ahead = rows_ahead(rows.shape[1])
     kind = COMBINERS.index(combiner)
-    if weights is None:
-        return bool(_fold(rows, fresh, positions, offsets, _NO_WEIGHTS, kind, out, ahead))
-    return bool(_fold_weighted(rows, fresh, positions, offsets, weights, kind, out, ahead))
+    return bool(_fold(rows, fresh, positions, offsets, weights, kind, out, rows_ahead(rows.shape[1])))
 
 
 def fold_bags_in_turns(
@@ -67,9 +60,8 @@ def fold_bags_in_turns(
     """
     bags, dim = out.shape
     size = max(1, _VALUES_A_TURN * bags // max(1, len(ids) * dim))
-    weighted, factors = weights is not None, _NO_WEIGHTS if weights is None else weights
     kind, ahead = COMBINERS.index(combiner), rows_ahead(dim)
-    _fold_in_turns(rows, ids, offsets, weighted, factors, kind, out, ahead, turns.state, size)
+    _fold_in_turns(rows, ids, offsets, weights, kind, out, ahead, turns.state, size)
 
 
 @kernel
@@ -88,10 +80,13 @@ def _divide(out: Float32, bag: int, divisor: np.float32) -> None:
 
 
 @kernel
-def _weight_divisor(kind: int, weights: Float32) -> np.float32:
+def _divisor(kind: int, weights: Float32 | None, start: int, stop: int) -> np.float32:
     total = np.float32(0)
-    for weight in weights:
-        total += weight if kind == _MEAN else weight * weight
+    if weights is None:
+        total = np.float32(stop - start)
+    else:
+        for i in range(start, stop):
+            total += weights[i] if kind == _MEAN else weights[i] * weights[i]
     return total if kind == _MEAN else np.sqrt(total)
 
 
@@ -101,88 +96,19 @@ def _fold(
     fresh: Float32,
     positions: Int64,
     offsets: Int64,
-    weights: Float32,
+    weights: Float32 | None,
     kind: int,
     out: Float32,
     ahead: int,
 ) -> bool:
-    dim = rows.shape[1]
+    """Compiled once with weights and once without."""
     for b in range(len(offsets) - 1):
-        i, stop = offsets[b] - offsets[0], offsets[b + 1] - offsets[0]
-        if not _has_rows(positions, i, stop, len(rows), len(fresh)):
+        start, stop = offsets[b] - offsets[0], offsets[b + 1] - offsets[0]
+        if not _has_rows(positions, start, stop, len(rows), len(fresh)):
             return False
-        j = 0
-        while dim - j >= 128:
-            _FOLD_128(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 128
-        if dim - j >= 64:
-            _FOLD_64(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 64
-        if dim - j >= 32:
-            _FOLD_32(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 32
-        if dim - j >= 16:
-            _FOLD_16(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 16
-        if dim - j >= 8:
-            _FOLD_8(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 8
-        if dim - j >= 4:
-            _FOLD_4(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 4
-        if dim - j >= 2:
-            _FOLD_2(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 2
-        if dim - j >= 1:
-            _FOLD_1(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
+        fold_row(out, b, rows, fresh, positions, weights, start, stop, ahead)
         if kind != _SUM:
-            count = np.float32(stop - i)
-            _divide(out, b, count if kind == _MEAN else np.sqrt(count))
-    return True
-
-
-@kernel
-def _fold_weighted(
-    rows: Float32,
-    fresh: Float32,
-    positions: Int64,
-    offsets: Int64,
-    weights: Float32,
-    kind: int,
-    out: Float32,
-    ahead: int,
-) -> bool:
-    dim = rows.shape[1]
-    for b in range(len(offsets) - 1):
-        i, stop = offsets[b] - offsets[0], offsets[b + 1] - offsets[0]
-        if not _has_rows(positions, i, stop, len(rows), len(fresh)):
-            return False
-        j = 0
-        while dim - j >= 128:
-            _WEIGH_128(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 128
-        if dim - j >= 64:
-            _WEIGH_64(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 64
-        if dim - j >= 32:
-            _WEIGH_32(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 32
-        if dim - j >= 16:
-            _WEIGH_16(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 16
-        if dim - j >= 8:
-            _WEIGH_8(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 8
-        if dim - j >= 4:
-            _WEIGH_4(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 4
-        if dim - j >= 2:
-            _WEIGH_2(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-            j += 2
-        if dim - j >= 1:
-            _WEIGH_1(out, b, j, rows, fresh, positions, weights, i, stop, ahead)
-        if kind != _SUM:
-            _divide(out, b, _weight_divisor(kind, weights[i:stop]))
+            _divide(out, b, _divisor(kind, weights, start, stop))
     return True
 
 
@@ -191,8 +117,7 @@ def _fold_in_turns(
     rows: Float32,
     ids: Int64,
     offsets: Int64,
-    weighted: bool,
-    weights: Float32,
+    weights: Float32 | None,
     kind: int,
     out: Float32,
     ahead: int,
@@ -204,12 +129,12 @@ def _fold_in_turns(
     first, last = next_turns(turns, total)
     while first < last:
         start, stop = first * size, min(last * size, len(out))
-        begin, end, cuts = offsets[start], offsets[stop], offsets[start : stop + 1]
-        if weighted:
-            factors = weights[begin:end]
-            there = _fold_weighted(rows, rows[:0], ids[begin:end], cuts, factors, kind, out[start:stop], ahead)
+        begin, end = offsets[start], offsets[stop]
+        bags, cuts = out[start:stop], offsets[start : stop + 1]
+        if weights is None:
+            there = _fold(rows, rows[:0], ids[begin:end], cuts, None, kind, bags, ahead)
         else:
-            there = _fold(rows, rows[:0], ids[begin:end], cuts, weights, kind, out[start:stop], ahead)
+            there = _fold(rows, rows[:0], ids[begin:end], cuts, weights[begin:end], kind, bags, ahead)
         if not there:
             fail_turns(turns)
         first, last = next_turns(turns, total)

@@ -6,8 +6,6 @@ instructions; where the length of a row is common they are unrolled for it,
 which a branch per row decides. They check nothing: rows must be there, must
 not overlap, and their columns must lie side by side (rows may lie apart, so
 that a target may be some columns of a wider buffer).
-
-A kernel that uses them is compiled anew only when its own file changes.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from numba.core.typing import Signature
     from numba.core.typing.context import BaseContext as TypingContext
 
-__all__ = ["FOLDS", "WEIGHTED_FOLDS", "copy_row", "drain_streams", "prefetch_row", "stream_row"]
+__all__ = ["copy_row", "drain_streams", "fold_row", "prefetch_row", "stream_row"]
 
 _UNROLLED = (8, 16, 32, 64, 128)  # values in a row
 _LANES = 16  # float32 in a cache line of 64 bytes; on older processors the compiler splits it
@@ -178,72 +176,94 @@ def prefetch_row(typing_context: TypingContext, rows: Type, position: Type) -> t
     return types.void(rows, position), generate
 
 
-def _folding(vectors: int, lanes: int, weighted: bool) -> Any:
-    """A left fold of `vectors * lanes` columns, kept in registers from the first row to the last."""
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def fold(
-        typing_context: TypingContext,
-        out: Type,
-        at: Type,
-        column: Type,
-        rows: Type,
-        fresh: Type,
-        positions: Type,
-        weights: Type,
-        start: Type,
-        stop: Type,
-        ahead: Type,
-    ) -> tuple[Signature, Callable[..., Value]]:
-        def generate(
-            context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]
-        ) -> Value:
-            _write_fold(_FoldArguments(context, builder, signature.args, arguments), vectors, lanes, weighted)
-            return context.get_dummy_value()
-
-        return types.void(out, at, column, rows, fresh, positions, weights, start, stop, ahead), generate
-
-    return fold
+_FOLDED = ((8, 16), (4, 16), (2, 16), (1, 16), (1, 8), (1, 4), (1, 2), (1, 1))
+"""Vectors and lanes that are kept in registers at a time: 128, 64, ... 1 columns."""
 
 
-class _FoldArguments:
-    """Arguments of a fold as it is written down."""
+@intrinsic  # type: ignore[untyped-decorator]
+def fold_row(
+    typing_context: TypingContext,
+    out: Type,
+    at: Type,
+    rows: Type,
+    fresh: Type,
+    positions: Type,
+    weights: Type,
+    start: Type,
+    stop: Type,
+    ahead: Type,
+) -> tuple[Signature, Callable[..., Value]]:
+    """`fold_row(out, at, rows, fresh, positions, weights, start, stop, ahead)`: a left fold of rows, in registers.
+
+    out[at] = 0 + rows[positions[start]] + ... + rows[positions[stop - 1]], one addition after the other. A position
+    p < 0 stands for row `~p` of `fresh`. Rows are asked for `ahead` positions early. Positions are int64 `[m]` and
+    contiguous, with m >= 1. Weights are None, or float32 `[m]` and contiguous: each row is multiplied by its own and
+    rounded before it is added.
+    """
+
+    def generate(context: BaseContext, builder: IRBuilder, signature: Signature, arguments: Sequence[Value]) -> Value:
+        fold = _Fold(context, builder, signature.args, arguments)
+        columns = _columns(context, builder, signature.args[2], arguments[2])
+        column = cgutils.alloca_once_value(builder, _INT64(0))
+        for vectors, lanes in _FOLDED:
+            width = vectors * lanes
+            more, body, done = (builder.append_basic_block(f"{name}_{width}") for name in ("more", "columns", "folded"))
+            builder.branch(more)
+            builder.position_at_end(more)
+            begin = builder.load(column)
+            builder.cbranch(builder.icmp_signed(">=", builder.sub(columns, begin), _INT64(width)), body, done)
+            builder.position_at_end(body)
+            _write_fold(fold, begin, vectors, lanes)
+            builder.store(builder.add(begin, _INT64(width)), column)
+            builder.branch(more if (vectors, lanes) == _FOLDED[0] else done)  # of the others one is enough
+            builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(out, at, rows, fresh, positions, weights, start, stop, ahead), generate
+
+
+class _Fold:
+    """Arguments of a fold, as instructions."""
 
     def __init__(self, context: BaseContext, builder: IRBuilder, kinds: Value, arguments: Sequence[Value]) -> None:
         self.builder, self._context, self._kinds, self._arguments = builder, context, kinds, arguments
-        self._offset = builder.mul(self.number(2), _INT64(4))
-        self.start, self.stop, self.ahead = self.number(7), self.number(8), self.number(9)
-        self.positions, self.weights = self._items(5), self._items(6)
-        count = cgutils.unpack_tuple(builder, context.make_array(kinds[5])(context, builder, arguments[5]).shape)[0]
+        self.at, self.start, self.stop, self.ahead = (self._number(k) for k in (1, 6, 7, 8))
+        self.positions = self._items(4)
+        self.weights = None if kinds[5] == types.none else self._items(5)
+        count = cgutils.unpack_tuple(builder, context.make_array(kinds[4])(context, builder, arguments[4]).shape)[0]
         self.last = builder.sub(count, _INT64(1))
 
-    def number(self, k: int) -> Any:
-        """Argument k as int64."""
-        return self._context.cast(self.builder, self._arguments[k], self._kinds[k], types.int64)
-
-    def row(self, k: int, row: Any) -> Any:
-        """Address of row `row`, an int64, of argument k, in the column that the fold begins with."""
+    def row(self, k: int, row: Value, column: Value) -> Value:
+        """Address of a column of row `row`, an int64, of argument k."""
         address = _row_address(self._context, self.builder, self._kinds[k], self._arguments[k], row, types.int64)
-        return self.builder.gep(address, [self._offset])
+        return self.builder.gep(address, [self.builder.mul(column, _INT64(4))])
 
-    def position(self, i: Any) -> Any:
+    def position(self, i: Value) -> Value:
         """positions[i]"""
         return self.builder.load(self.builder.gep(self.positions, [i]))
 
-    def weight(self, i: Any, lanes: int) -> Any:
-        """weights[i] in every lane."""
+    def weighted(self, value: Value, i: Value, lanes: int) -> Value:
+        """`value`, times weights[i] if there are any."""
+        if self.weights is None:
+            return value
         weight = self.builder.load(self.builder.gep(self.weights, [i]))
-        if lanes == 1:
-            return weight
-        nothing = ir.Constant(_vector(lanes), ir.Undefined)
-        one = self.builder.insert_element(nothing, weight, _INT32(0))
-        return self.builder.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(_INT32, lanes), [0] * lanes))
+        if lanes > 1:
+            nothing = ir.Constant(_vector(lanes), ir.Undefined)
+            one = self.builder.insert_element(nothing, weight, _INT32(0))
+            every_lane = ir.Constant(ir.VectorType(_INT32, lanes), [0] * lanes)
+            weight = self.builder.shuffle_vector(one, nothing, every_lane)
+        return self.builder.fmul(value, weight)
 
-    def _items(self, k: int) -> Any:
+    def _number(self, k: int) -> Value:
+        """Argument k as int64."""
+        return self._context.cast(self.builder, self._arguments[k], self._kinds[k], types.int64)
+
+    def _items(self, k: int) -> Value:
         return self._context.make_array(self._kinds[k])(self._context, self.builder, self._arguments[k]).data
 
 
-def _write_fold(a: _FoldArguments, vectors: int, lanes: int, weighted: bool) -> None:
+def _write_fold(a: _Fold, column: Value, vectors: int, lanes: int) -> None:
+    """The fold of `vectors * lanes` columns from `column` on, from the first row to the last."""
     builder = a.builder
     entry = builder.block
     head, body, done = (builder.append_basic_block(f"fold_{name}") for name in ("head", "body", "done"))
@@ -260,38 +280,19 @@ def _write_fold(a: _FoldArguments, vectors: int, lanes: int, weighted: bool) -> 
     builder.position_at_end(body)
     later = builder.add(i, a.ahead)
     later = builder.select(builder.icmp_signed("<", later, a.last), later, a.last)
-    coming = a.row(3, a.position(later))
+    coming = a.row(2, a.position(later), column)
     for line in reversed(range(max(1, vectors * lanes // _LANES))):
         _ask_for(builder, builder.gep(coming, [_INT64(_LINE * line)]))
     position = a.position(i)
     fresh = builder.icmp_signed("<", position, _INT64(0))
-    row = builder.select(fresh, a.row(4, builder.not_(position)), a.row(3, position))
-    weight = a.weight(i, lanes) if weighted else None
+    row = builder.select(fresh, a.row(3, builder.not_(position), column), a.row(2, position, column))
     for k, total in enumerate(totals):
-        value = _load(builder, row, lanes, _INT64(k))
-        total.add_incoming(builder.fadd(total, value if weight is None else builder.fmul(value, weight)), body)
+        value = a.weighted(_load(builder, row, lanes, _INT64(k)), i, lanes)
+        total.add_incoming(builder.fadd(total, value), body)
     i.add_incoming(builder.add(i, _INT64(1)), body)
     builder.branch(head)
 
     builder.position_at_end(done)
-    to = a.row(0, a.number(1))
+    to = a.row(0, a.at, column)
     for k, total in enumerate(totals):
         _store(builder, total, to, lanes, _INT64(k))
-
-
-_SHAPES = ((8, 16), (4, 16), (2, 16), (1, 16), (1, 8), (1, 4), (1, 2), (1, 1))
-"""Vectors and lanes of each fold."""
-
-FOLDS = tuple(_folding(vectors, lanes, weighted=False) for vectors, lanes in _SHAPES)
-"""Folds of 128, 64, 32, 16, 8, 4, 2 and 1 columns.
-
-`fold(out, at, column, rows, fresh, positions, weights, start, stop, ahead)`:
-out[at, column:] = 0 + rows[positions[start]] + ... + rows[positions[stop - 1]]
-in those columns, one addition after the other. A position p < 0 stands for
-row `~p` of `fresh`. Rows are asked for `ahead` positions before their turn.
-Positions are int64 `[m]` and contiguous, with m >= 1; so are weights, which
-are not looked at.
-"""
-
-WEIGHTED_FOLDS = tuple(_folding(vectors, lanes, weighted=True) for vectors, lanes in _SHAPES)
-"""As `FOLDS`, each row multiplied by its entry of `weights` float32 `[m]` and rounded before it is added."""

@@ -28,7 +28,6 @@ KERNELS: tuple[Any, ...] = (
     row_gather._gather_marked,
     row_fold._fold,
     row_fold._fold_in_turns,
-    row_fold._fold_weighted,
     row_directory._find,
     checks.any_outside,
 )
