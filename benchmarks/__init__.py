@@ -1,1 +1,1 @@
-"""Every figure that the README quotes, with the peers measured beside it in the same run."""
+"""Every figure that the README quotes, measured with its reference in the same run."""

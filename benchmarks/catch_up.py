@@ -1,9 +1,10 @@
-"""Rows that follow every step (`lazy=False`) beside lazy ones, and beside Keras, which steps the whole table.
+"""Updates with `lazy=False`, compared with lazy updates and with Keras, which steps the whole table.
 
-A table of 2 million rows of 64 values; batches of different ids, 24 in turn, so
-that each touched row has missed from 1 to some dozen steps. Updates are
-commits; lookups are of rows that are behind. Then the same with chapters that end
-(see `elastable.embedding_store.optimizers.dense_replay.table_steps`) so often that all rows are behind by some.
+A table of 2 million rows of 64 values; 24 different batches of ids in turn, so
+that each touched row has missed between 1 and some dozen steps. Updates are
+commits; lookups are of rows that have missed steps. Then the same with replay
+epochs (see `elastable.embedding_store.optimizers.dense_replay.table_steps`)
+that end so often that all rows have missed some steps.
 
     python -m benchmarks.catch_up
 """
@@ -42,28 +43,28 @@ _OPTIMIZERS: dict[str, dict[str, float]] = {
 def main() -> None:
     """Measures, prints and writes `results/catch_up.json`."""
     keep_freed_memory()
-    rows = [row for name, settings in _OPTIMIZERS.items() for row in _beside_lazy(name, settings, BATCH)]
-    rows += [*_beside_lazy("adam", {}, _SMALL), _beside_keras()]
+    rows = [row for name, settings in _OPTIMIZERS.items() for row in _vs_lazy(name, settings, BATCH)]
+    rows += [*_vs_lazy("adam", {}, _SMALL), _vs_keras()]
     rows += [row for chapters in _CHAPTERS for row in _with_chapters(chapters)]
     title = f"Rows that follow every step: {ROWS:,} rows x {DIM}, {workloads.THREADS} threads"
     publish("catch_up", title, rows)
 
 
-def _beside_lazy(name: str, settings: dict[str, float], batch: int) -> list[Row]:
+def _vs_lazy(name: str, settings: dict[str, float], batch: int) -> list[Row]:
     told = f"{name}{''.join(f', {key}={value:g}' for key, value in settings.items())}, {batch:,} different ids"
     pairs = tuple(sorted({"learning_rate": 1e-3, **settings}.items()))
     with _filled(OptimizerSpec(name, pairs)) as lazy, _filled(OptimizerSpec(name, pairs, lazy=False)) as following:
         updates = {"ours": _updates(following, batch), "lazy": _updates(lazy, batch)}
         figures = interleaved({key: rate(work, batch, 0.1) for key, work in updates.items()}, _ROUNDS)
-        rows = [compare(f"update, lazy=False beside lazy: {told}", "ids/s", figures["ours"], figures["lazy"])]
+        rows = [compare(f"update, lazy=False vs. lazy: {told}", "ids/s", figures["ours"], figures["lazy"])]
         lookups = {"ours": _lookups(following, batch), "lazy": _lookups(lazy, batch)}
         figures = interleaved({key: rate(work, batch, 0.1) for key, work in lookups.items()}, _ROUNDS)
-        return [*rows, compare(f"lookup, lazy=False beside lazy: {told}", "ids/s", figures["ours"], figures["lazy"])]
+        return [*rows, compare(f"lookup, lazy=False vs. lazy: {told}", "ids/s", figures["ours"], figures["lazy"])]
 
 
 def _with_chapters(chapters: int) -> list[Row]:
-    """Rows that are behind by so many chapters, at most, beside those that are behind by steps of one chapter."""
-    told = f"adam, {BATCH:,} different ids, behind by up to {chapters} chapter{'s' if chapters > 1 else ''}"
+    """Rows that have missed up to this many replay epochs, compared with rows that have missed steps of one."""
+    told = f"adam, {BATCH:,} different ids, behind by up to {chapters} replay epoch{'s' if chapters > 1 else ''}"
     optimizer = OptimizerSpec.of("adam", lazy=False, learning_rate=1e-3)
     every = _TURN // chapters
     with _filled(optimizer) as one, _filled(optimizer) as many:
@@ -72,15 +73,15 @@ def _with_chapters(chapters: int) -> list[Row]:
             updates["ours"]()
         figures = interleaved({key: rate(work, BATCH, 0.1) for key, work in updates.items()}, _ROUNDS)
         rows = [
-            compare(f"update, with chapters beside without: {told}", "ids/s", figures["ours"], figures["reference"])
+            compare(f"update, with replay epochs vs. without: {told}", "ids/s", figures["ours"], figures["reference"])
         ]
         lookups = {"ours": _lookups(many, BATCH), "reference": _lookups(one, BATCH)}
         figures = interleaved({key: rate(work, BATCH, 0.1) for key, work in lookups.items()}, _ROUNDS)
-        name = f"lookup, with chapters beside without: {told}"
+        name = f"lookup, with replay epochs vs. without: {told}"
         return [*rows, compare(name, "ids/s", figures["ours"], figures["reference"])]
 
 
-def _beside_keras() -> Row:
+def _vs_keras() -> Row:
     """Keras' dense Adam, whose step reads and writes every row of the table."""
     with _filled(OptimizerSpec.of("adam", lazy=False, learning_rate=1e-3)) as store:
         contenders = {
@@ -88,7 +89,7 @@ def _beside_keras() -> Row:
             "keras": rate(_keras_steps(), BATCH, 0.2),
         }
         figures = interleaved(contenders, 3)
-    name = f"update, lazy=False beside Keras' dense Adam, {BATCH:,} different ids"
+    name = f"update, lazy=False vs. Keras' dense Adam, {BATCH:,} different ids"
     return compare(name, "ids/s", figures["ours"], figures["keras"])
 
 

@@ -1,8 +1,8 @@
-"""Checkpoints written and restored, beside copies of the same bytes to and from the same disk.
+"""Checkpoints written and restored, compared with copying the same bytes to and from the same disk.
 
-A table of 10 million rows of 16 values under Adagrad, in memory. Files are
-fsynced by both sides, and read after the system was told to forget them. An
-increment holds the rows that 100 commits of 1,000 random ids each changed.
+A table of 10 million rows of 16 values with Adagrad, in memory. Both sides fsync
+their files and read them after the page cache was dropped. An increment
+holds the rows that 100 commits of 1,000 random ids each changed.
 
     python -m benchmarks.checkpoints
 """

@@ -1,7 +1,7 @@
-"""Examples/s of a click model from end to end, against plain Keras.
+"""End-to-end examples/s of a click model, compared with plain Keras.
 
-26 categorical features share one table of N rows of 16 values, ids are
-uniform, an MLP follows, a batch has 2,048 examples. Elastable is one master
+26 categorical features share one table of N rows of 16 values with uniform ids,
+followed by an MLP; a batch has 2,048 examples. Elastable is one master
 process with the memory store and one worker process; plain Keras is
 `keras.layers.Embedding` and `model.fit` in one process.
 

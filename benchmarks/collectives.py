@@ -1,7 +1,7 @@
-"""Collectives of replica groups against mpi4py's blocking ones, a copy of as many bytes, and TensorFlow's collectives.
+"""Collectives of replica groups, compared with mpi4py's blocking ones, a copy of as many bytes, and TensorFlow's.
 
-Processes are started by mpiexec; threads run in this process. TensorFlow's are between two processes, by
-`MultiWorkerMirroredStrategy`, once the others have ended.
+mpiexec starts the processes; threads run in this process. TensorFlow's collectives run between two processes, with
+`MultiWorkerMirroredStrategy`, after the others have ended.
 
     python -m benchmarks.collectives
 """

@@ -1,7 +1,7 @@
-"""Lookups and Adagrad steps of narrow tables beside those of float32 ones.
+"""Lookups and Adagrad steps of tables of smaller dtypes, compared with float32 tables.
 
-Batches of 65,536 uniform ids of 2 million rows of 64 values, 24 of them in
-turn, so that rows come from memory and not from a cache.
+Batches of 65,536 uniform ids over 2 million rows of 64 values; 24 batches in
+turn, so that rows come from memory rather than a cache.
 
     python -m benchmarks.dtypes
 """
@@ -35,9 +35,9 @@ def main() -> None:
     gradients = random.standard_normal((_BATCH, _DIM), dtype=np.float32)
     updates = [TableUpdate(ids, gradients[: len(ids)]) for ids in (np.unique(batch) for batch in batches)]
     stores = {dtype: _filled(dtype) for dtype in WEIGHT_DTYPES}
-    rows = _beside("lookup", {dtype: _lookup(store, batches) for dtype, store in stores.items()})
+    rows = _compared("lookup", {dtype: _lookup(store, batches) for dtype, store in stores.items()})
     trained = {dtype: store for dtype, store in stores.items() if dtype != "int8"}
-    rows += _beside("Adagrad", {dtype: _commit(store, updates) for dtype, store in trained.items()})
+    rows += _compared("Adagrad", {dtype: _commit(store, updates) for dtype, store in trained.items()})
     publish("dtypes", f"{_BATCH:,} ids of {_ROWS:,} rows x {_DIM}, {available_cores()} cores", rows)
     for store in stores.values():
         store.close()
@@ -58,7 +58,7 @@ def _commit(store: MemoryStore, updates: list[TableUpdate]) -> Callable[[], floa
     return rate(step, len(updates[0].ids))
 
 
-def _beside(what: str, contenders: dict[str, Callable[[], float]]) -> list[Row]:
+def _compared(what: str, contenders: dict[str, Callable[[], float]]) -> list[Row]:
     rounds = interleaved(contenders, _ROUNDS)
     return [
         compare(f"{what}, {dtype}, against float32", "rows/s", rounds[dtype], rounds["float32"])

@@ -1,4 +1,4 @@
-"""Tables of any ids: lookups against a fixed table, commits of new ids, growth, and bytes a row.
+"""Dynamic tables: lookups compared with a fixed table, commits of new ids, growth, and bytes per row.
 
 python -m benchmarks.dynamic
 """

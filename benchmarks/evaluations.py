@@ -1,9 +1,9 @@
-"""What frequent evaluation costs: a job whose every version is evaluated, against the same job without.
+"""The cost of frequent evaluation: a job that evaluates every version, compared with the same job without.
 
-A master and two workers in one process, a small Keras model. What is compared
-is how many micro-batches are done in a second, trained and evaluated ones: an
-evaluated one should take no longer than a trained one, also where training has
-to wait for evaluations because they come faster than workers do them.
+A master and two workers in one process, with a small Keras model. The figure is
+micro-batches per second, trained and evaluated ones together: an evaluated
+one should take no longer than a trained one, even if training has to wait
+because evaluations are requested faster than workers run them.
 
     python -m benchmarks.evaluations
 """

@@ -1,8 +1,8 @@
-"""How a figure is taken, kept and shown.
+"""Measures, stores and prints figures.
 
-A figure is the median of several rounds; in every round each contender has its
-turn, so that whatever else the machine does meets all of them alike. A row
-joins one figure to its reference, measured in the same rounds.
+A figure is the median of several rounds. In every round each contender takes a
+turn, so that other load on the machine affects all of them alike. A row
+compares one figure with its reference, measured in the same rounds.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Row:
         name: What was measured.
         value: The median.
         unit: Of value and reference; more is better, but for "us".
-        reference: What it stands beside, in the same unit.
+        reference: The figure it is compared with, in the same unit.
         ratio: value / reference, from the same rounds; of times reference /
             value, so that more is better.
-        floor: What the ratio must reach; None: it is shown and no more.
+        floor: The lowest acceptable ratio; None: only shown.
         note: Why there is no value, reference or ratio, where one is None.
     """
 
@@ -82,7 +82,7 @@ def compare(name: str, unit: str, ours: Sequence[float], theirs: Sequence[float]
         unit: Of both.
         ours: Our figure in every round.
         theirs: The reference's, in the same rounds.
-        floor: What the ratio must reach.
+        floor: The lowest acceptable ratio.
     """
     pairs = zip(ours, theirs, strict=True)
     ratios = [other / own if unit == "us" else own / other for own, other in pairs]

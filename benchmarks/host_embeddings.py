@@ -1,11 +1,11 @@
-"""Host embeddings over replicas in threads: token against encoding, by the shape of the table.
+"""Host embeddings over replicas in threads: token compared with encoding, by the shape of the table.
 
 A step is a lookup and its update with SGD. Shapes are those of language
-models (far more rows than columns) and of games (few rows, wide ones). Time
-is the processor's, of one replica's thread: replicas share the cores here, so
-that waiting for each other says nothing of machines of their own. Every
-figure stands beside the other strategy's in the same rounds; the last rows
-stand beside a plain copy of as many bytes as a step moves, the limit.
+models (far more rows than columns) and of games (few, wide rows). Time is
+processor time of one replica's thread: replicas share the cores here, so
+waiting for each other says nothing about separate machines. Every figure is
+compared with the other strategy's in the same rounds; the last rows with a
+plain copy of as many bytes as a step moves, which is the limit.
 
     python -m benchmarks host_embeddings
 """
@@ -62,13 +62,13 @@ def measured() -> list[Row]:
 def _of_shape(rows: int, dim: int, lookups: int, replicas: int) -> Iterator[Row]:
     rounds = run_threads(replicas, lambda group: _rounds(group, rows, dim, lookups), deadline_s=600.0)[0]
     told = f"{rows:,} x {dim}, {lookups} ids, n={replicas}"
-    yield compare(f"encoding, {told}; beside token", "us", rounds["encoding"], rounds["token"])
-    yield compare(f"token, by reduce-scatter, {told}; beside token", "us", rounds["token by sums"], rounds["token"])
-    yield compare(f"token, {told}; beside a copy of its rows and gradients", "us", rounds["token"], rounds["copy"])
+    yield compare(f"encoding, {told}; vs. token", "us", rounds["encoding"], rounds["token"])
+    yield compare(f"token, by reduce-scatter, {told}; vs. token", "us", rounds["token by sums"], rounds["token"])
+    yield compare(f"token, {told}; vs. a copy of its rows and gradients", "us", rounds["token"], rounds["copy"])
     for strategy in ("TOKEN", "ENCODING"):
         sent = rounds[f"{strategy.lower()} bytes"][-1]
         reckoned = bytes_per_step(strategy, rows, dim, replicas, lookups).total
-        name = f"{strategy.lower()}, bytes a replica sends in a step, {told}; beside the formula"
+        name = f"{strategy.lower()}, bytes a replica sends in a step, {told}; vs. the formula"
         yield Row(name, sent, "bytes", reckoned, sent / reckoned)
 
 

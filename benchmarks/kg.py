@@ -1,12 +1,12 @@
-"""Knowledge graphs: triples a second beside PyKEEN's; score-moving beside embedding-moving.
+"""Knowledge graphs: triples per second compared with PyKEEN's; score-moving compared with embedding-moving.
 
-Beside PyKEEN: the same model, dimension, negatives of each triple, batch and
-optimizer (Adam), on random graphs of the sizes of CoDEx-S and WN18RR; one step
-after the other on two threads, the two in turns. PyKEEN runs in an environment
-of its own below `.peers/` (`make bench-peers` makes it).
+PyKEEN trains the same model with the same dimension, negatives per triple, batch
+and optimizer (Adam), on random graphs of the sizes of CoDEx-S and WN18RR; both
+run on two threads and take turns. PyKEEN runs in a separate environment in
+`.peers/` (`make bench-peers` creates it).
 
-Schemes: two workers (threads) with candidates of each triple, as their number
-and the dimension grow; the picture shows where score-moving begins to win.
+Schemes: two workers (threads) with candidates for each triple, with growing
+numbers of candidates and dimensions; the plot shows where score-moving wins.
 
     python -m benchmarks.kg
 """
@@ -47,12 +47,12 @@ _SCHEME_BATCH, _SCHEME_STEPS, _SCHEME_ROUNDS = 256, 5, 5
 def main() -> None:
     """Measures, prints, and writes `results/kg.json` and the picture of the crossover."""
     schemes = list(scheme_rows())
-    publish("kg", "Knowledge graphs: beside PyKEEN, and score-moving beside embedding-moving", peer_rows() + schemes)
+    publish("kg", "Knowledge graphs: Elastable vs. PyKEEN, score-moving vs. embedding-moving", peer_rows() + schemes)
     draw(schemes, RESULTS / "kg_schemes.png")
 
 
 def peer_rows(rounds: int = 5, seconds: float = 1.0) -> list[Row]:
-    """Triples a second beside PyKEEN's."""
+    """Triples per second, compared with PyKEEN's."""
     rows = []
     with tempfile.TemporaryDirectory(prefix="kg-") as home:
         for graph, (entities, relations, triples) in _GRAPHS.items():

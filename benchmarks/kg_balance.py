@@ -1,8 +1,8 @@
-"""Knowledge graphs: bytes exchanged per step as workers are added, against the formula; how fast batches are made.
+"""Knowledge graphs: bytes exchanged per step by number of workers, compared with the formula; time to compute batches.
 
-A step is 1,024 triples of all workers together, however many there are, ComplEx
-of dimension 128, candidates for tails. Bytes are those that a worker hands to
-others, counted by the group, forward and backward; every worker must send as many.
+A step is 1,024 triples of all workers together, ComplEx of dimension 128,
+candidates for tails. Bytes are those that a worker sends to others, counted by
+the group, forward and backward; every worker must send the same number.
 
     python -m benchmarks.kg_balance
 """
@@ -77,7 +77,7 @@ _WAYS = (
 
 
 def main() -> None:
-    """Measures, prints, and writes `results/kg_balance.json` and the picture beside it."""
+    """Measures, prints, and writes `results/kg_balance.json` and its plot."""
     rows = measured()
     publish("kg_balance", "Knowledge graphs: bytes of a step against the formula, and batches", rows)
     drawn(rows, RESULTS / "kg_balance.svg")
@@ -147,7 +147,7 @@ def _shard(sharding: Sharding, width: int) -> Float32:
 
 
 def _batches(triples: Int32) -> Iterator[Row]:
-    """Triples/s of making batches of one worker, beside those of scoring them and their gradients."""
+    """Triples/s of computing one worker's batches, compared with scoring them and their gradients."""
     sharding = Sharding.create(_ENTITIES, 1, entity_types=np.arange(_ENTITIES) % 7)
     partition = PartitionedTriples.create(triples, sharding)
     known = KnownTriples.create(_ENTITIES, _RELATIONS, triples)

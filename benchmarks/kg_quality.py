@@ -1,11 +1,11 @@
-"""Quality of knowledge-graph models: filtered test MRR, with the settings and the time that it took.
+"""Quality of knowledge-graph models: filtered test MRR, with settings and training time.
 
     python -m benchmarks.kg_quality [CASE ...]     # codex-s-complex, wn18rr-complex, ...; default: all
 
-The graphs are CoDEx-S and WN18RR, as folders of triples below `ELASTABLE_GRAPHS`
+The graphs are CoDEx-S and WN18RR, as folders of triples in `ELASTABLE_GRAPHS`
 (default `../shared/data`). Settings are the defaults of `elastable kg train`,
-but for what a case changes. MRR is the mean over head and tail queries, average
-ranks, entities unseen in training counted.
+except those that a case changes. MRR is the mean over head and tail queries, with
+average ranks, including entities not seen in training.
 """
 
 from __future__ import annotations

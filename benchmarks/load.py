@@ -1,6 +1,6 @@
-"""What a good client waits for a server that others keep busy: silent clients, busy clients, both.
+"""How long a client waits for a server with silent clients, with busy clients, and with both.
 
-The server runs in a process of its own, and so do the busy clients.
+The server and the busy clients run in separate processes.
 
     python -m benchmarks.load
 """
@@ -41,7 +41,7 @@ _DEADLINE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who is there beside the good client."""
+    """The other clients."""
 
     name: str
     silent: int = 0
@@ -85,10 +85,8 @@ def main() -> None:
         for what, share in (("p50", 50.0), ("p99", 99.0)):
             took = 1e6 * waits.percentile(share)
             note = f"{len(waits.seconds)} lookups, {waits.unanswered} unanswered, {waits.wrong} wrong"
-            rows.append(
-                Row(f"{what} of a lookup of {_IDS} rows beside {load.name}", took, "us", alone, None, note=note)
-            )
-    publish("load", "A good client beside silent and busy ones", rows)
+            rows.append(Row(f"{what} of a lookup of {_IDS} rows with {load.name}", took, "us", alone, None, note=note))
+    publish("load", "A good client among silent and busy ones", rows)
 
 
 def measure(address: str, load: Load, seconds: float = 0.0, lookups: int = 1) -> Waits:

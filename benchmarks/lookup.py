@@ -1,8 +1,7 @@
-"""Lookups of tables in memory, against memory itself and against NumPy, on as many threads.
+"""Lookups of tables in memory, compared with memory bandwidth and NumPy, on as many threads.
 
-Batches of 65,536 ids, uniform over 2 million rows of 64 values; 24 batches and
-several outputs are used in turn, so that rows come from memory and not from a
-cache.
+Batches of 65,536 uniform ids over 2 million rows of 64 values; 24 batches and
+several outputs take turns, so that rows come from memory rather than a cache.
 
     python -m benchmarks.lookup
 """

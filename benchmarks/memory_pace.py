@@ -1,7 +1,7 @@
-"""The pace of memory itself: bytes read in order by all threads of a pool, and nothing else done.
+"""The memory ceiling: bytes read in order by all threads of a pool, with no other work.
 
-No lookup of rows that lie anywhere can be faster; what is missing to it is
-what their order, their sums and their results cost.
+No lookup of scattered rows can be faster; the difference is the cost of random
+access, sums and results.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m benchmarks.pages docs/benchmarks.md README.md
 
-A page says `<!-- results NAME -->` before the table of `results/NAME.json` and
-`<!-- end -->` behind it; `<!-- results NAME: some text | other text -->` takes
-the rows whose names begin with one of the texts.
+A page marks the table of `results/NAME.json` with `<!-- results NAME -->` before and
+`<!-- end -->` after it; `<!-- results NAME: some text | other text -->` selects
+the rows whose names start with one of the texts.
 """
 
 from __future__ import annotations

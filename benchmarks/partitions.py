@@ -1,8 +1,8 @@
-"""What it costs to split a table: token and encoding over two stores in memory, against one store.
+"""The cost of splitting a table: token and encoding over two stores in memory, compared with one store.
 
-Batches of uniform ids, 24 of them and several outputs in turn, so that rows
-come from memory and not from a cache. With two stores in one process nothing
-is gained: what is measured is what splitting and joining takes.
+24 batches of uniform ids and several outputs take turns, so that rows come from
+memory rather than a cache. Two stores in one process gain nothing: the figure
+is the cost of splitting and joining.
 
     python -m benchmarks.partitions
 """
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def measured() -> list[Row]:
-    """The rows of the table: every figure beside that of one store."""
+    """The rows of the table: every figure compared with that of one store."""
     keep_freed_memory()  # as every process of the `elastable` command does
     return [row for shape in _SHAPES for row in _of_shape(*shape)]
 

@@ -1,10 +1,10 @@
-"""What a pin costs: commits beside a pin that stands against commits without one, and lookups at a pinned version.
+"""The cost of a pin: commits with a pin compared with commits without, and lookups at a pinned version.
 
-Commits of 65,536 ids (unique, or the different ones of as many Zipf ids) of 2
-million rows of 64 values in memory. A pin is taken anew for every eight
-commits, so that unique ids are nearly all changed for the first time since:
-the most that a pin can cost. Lookups are of a version that 24 commits have
-been made since, which have changed half of the table.
+Commits of 65,536 ids (unique, or the different ones of as many Zipf ids) over 2
+million rows of 64 values in memory. Every eight commits a new pin is taken, so
+that nearly all unique ids change for the first time since: the highest cost of
+a pin. Lookups are of a version followed by 24 commits, which have changed half
+of the table.
 
     python -m benchmarks.pins
 """
@@ -27,7 +27,7 @@ from elastable.process.heap import keep_freed_memory
 __all__ = ["main"]
 
 ROWS, DIM, BATCH = workloads.ROWS, workloads.DIM, workloads.BATCH
-_COMMITS = 8  # beside each pin
+_COMMITS = 8  # per pin
 _GRADIENTS = 4
 _ROUNDS = 9
 _PINNED_BYTES = 4 << 30
@@ -63,7 +63,7 @@ def _commits(name: str, store: MemoryStore, updates: Updates) -> Row:
         return measure
 
     figures = interleaved({"pinned": pace(True), "free": pace(False)}, _ROUNDS)
-    return compare(f"commits beside a pin, {name}, against without", "ids/s", figures["pinned"], figures["free"])
+    return compare(f"commits with a pin, {name}, vs. without", "ids/s", figures["pinned"], figures["free"])
 
 
 def _lookups(optimizer: str, store: MemoryStore, updates: Updates) -> Row:

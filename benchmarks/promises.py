@@ -1,10 +1,9 @@
-"""What the promises of versions cost a running job: pins that stand while it trains, checkpoints written beside it.
+"""The cost of versions to a running job: pins held while it trains, and checkpoints written meanwhile.
 
-The job is that of `benchmarks/click.py`: a master and a worker in processes of
-their own, 26 ids of a table an example, Adagrad. A fresh pin is taken twice a
-second, so that nearly every row that a commit changes is kept as it was. For
-checkpoints the examples/s of the moments in which one is being written stand
-beside those of the moments in which none is.
+The job is that of `benchmarks/click.py`: a master and a worker in separate
+processes, 26 ids of one table per example, Adagrad. A new pin is taken twice a
+second, so that nearly every changed row is preserved. For checkpoints,
+examples/s while one is being written are compared with examples/s otherwise.
 
     python -m benchmarks.promises
 """
@@ -56,13 +55,13 @@ def _pinned(home: Path) -> Row:
 
         turns = {"pinned": partial(with_pins, _SECONDS), "plain": partial(job.examples_per_second, _SECONDS)}
         rounds = interleaved(turns, _ROUNDS)
-    name = "training with a fresh pin every half second, against without"
+    name = "training with a fresh pin every half second, vs. without"
     return compare(name, "examples/s", rounds["pinned"], rounds["plain"], _STEP_FLOOR)
 
 
 @contextmanager
 def _pinning(address: str) -> Iterator[None]:
-    """Pins the version that stands anew again and again, from a process beside the job's."""
+    """Repeatedly pins the current version, from a separate process."""
     over = threading.Event()
 
     def pin() -> None:

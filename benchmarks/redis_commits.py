@@ -1,8 +1,8 @@
-"""What before-images and records cost a commit to Redis, and how fast a commit is taken back.
+"""The cost of before-images and records to a commit in Redis, and the speed of undoing a commit.
 
-The same build commits in turns with them and without, to two namespaces of one
-server that is started here: Adagrad, 16,384 rows of 64 values, 64 partitions, a
-record of 1 MiB. Recovery takes a whole commit of a million rows back.
+The same build commits alternately with and without them, to two namespaces of
+one server that the benchmark starts: Adagrad, 16,384 rows of 64 values, 64
+partitions, a record of 1 MiB. Recovery undoes a commit of a million rows.
 
     python -m benchmarks.redis_commits
 """

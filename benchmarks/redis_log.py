@@ -1,8 +1,8 @@
-"""How fast Redis' append-only file grows under a training job, and how long a server loads it after a restart.
+"""How fast Redis' append-only file grows under a training job, and how long a server takes to load it.
 
-An epoch in the shape of examples/flights: 300,000 records, 1,024 to a version, one row of 8 values with its Adagrad
-slots from each of 15 tables, ids as skewed as flights' are, a record of 64 KiB. Once with no limit on the
-file, and once with those of docker-compose.yml.
+An epoch in the shape of examples/flights: 300,000 records, 1,024 per version, one row of 8 values with its Adagrad
+slots from each of 15 tables, ids as skewed as those of flights, a record of 64 KiB. Once without a limit on the
+file, and once with the limits of docker-compose.yml.
 
     python -m benchmarks.redis_log
 """
@@ -54,7 +54,7 @@ def main() -> None:
     changed = plain.rows * 2 * 4 * _DIM / plain.versions
     a_version = plain.appended / plain.versions
     rows = [
-        Row("append-only file, a version, beside its rows and slots", a_version, "bytes", changed, changed / a_version),
+        Row("append-only file, per version, vs. its rows and slots", a_version, "bytes", changed, changed / a_version),
         Row("append-only file, a row of 8 values and its slots", plain.appended / plain.rows, "bytes", None, None),
         _against(f"file after the epoch, {beside}", "MB", limited.left, plain.left, 1e6),
         _against(f"loading it, {beside}", "s", limited.loading_s, plain.loading_s),

@@ -1,7 +1,7 @@
-"""The pace of a Redis server itself: requests encoded beforehand, replies received and thrown away.
+"""The server ceiling of Redis: requests encoded beforehand, replies received and discarded.
 
-No client of the same commands can be faster: what is missing to it is what
-encoding, decoding, and putting rows in order cost.
+No client can send the same commands faster; the difference is the cost of
+encoding, decoding, and ordering rows.
 """
 
 from __future__ import annotations

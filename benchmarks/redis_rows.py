@@ -1,9 +1,9 @@
-"""Rows in Redis through the store, against redis-py's pipelined HMGET and HSET with hiredis.
+"""Rows in Redis through the store, compared with redis-py's pipelined HMGET and HSET with hiredis.
 
-16,384 rows of 64 values in 64 partitions, on one server that is started here:
-the `redis-server` on PATH, else the Valkey of the tests. Both sides read and
-write the very same fields of the same hashes. Beside that, the pace of the
-server itself, which no client can beat.
+16,384 rows of 64 values in 64 partitions, on one server that the benchmark
+starts: the `redis-server` on PATH, or the Valkey of the tests. Both sides read
+and write the same fields of the same hashes. The server ceiling, which no
+client can exceed, is measured as well.
 
     python -m benchmarks.redis_rows
 """

@@ -1,4 +1,4 @@
-"""One replica of `benchmarks.sharded_training`: trains a wide perceptron, and rank 0 prints what it took, as JSON.
+"""One replica of `benchmarks.sharded_training`: trains a wide perceptron; rank 0 prints time and memory as JSON.
 
 elastable replicas -n 2 -m benchmarks.sharded_replica both 2048 64
 """

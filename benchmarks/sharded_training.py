@@ -1,10 +1,10 @@
-"""Training over two replicas that share optimizer state, or weights too, beside two that share nothing.
+"""Two replicas that shard optimizer state, or weights too, compared with two that shard nothing.
 
 Each contender is two processes over MPI that train a perceptron with two
-hidden layers of 2,048 (4.3 million weights, Adam); all of them take turns.
-Bytes of optimizer state and of weights are measured on one replica's
-variables, resident memory on its process: what it has more at the end of
-training, and had more at most, than before the model was made.
+hidden layers of 2,048 (4.3 million weights, Adam); all take turns. Bytes of
+optimizer state and weights are measured on one replica's variables. Resident
+memory of its process, at the end of training and at its peak, is relative to
+the time before the model was created.
 
     python -m benchmarks.sharded_training
 """
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def measured(width: int = _WIDTH, rounds: int = _ROUNDS) -> list[Row]:
-    """The rows of the table: every figure beside that of two replicas that share nothing."""
+    """The rows of the table: every figure compared with two replicas that shard nothing."""
     runs: dict[str, list[Mapping[str, float]]] = {name: [] for name in _SHARED}
     names = list(runs)
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""Clients that open a call and never say anything more: as little HTTP/2 as that takes, thousands in a thread."""
+"""Clients that open a call and then stay silent: a minimal HTTP/2 client, thousands per thread."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The memory store's kernels, against NumPy and against memory itself, on as many threads.
+"""The memory store's kernels, compared with NumPy and memory bandwidth, on as many threads.
 
-Batches of 65,536 ids, uniform over a million rows of 64 values; batches are
-used in turn, so that rows come from memory and not from a cache.
+Batches of 65,536 uniform ids over a million rows of 64 values; batches take
+turns, so that rows come from memory rather than a cache.
 
     python -m benchmarks.store
 """
@@ -27,8 +27,8 @@ __all__ = ["main"]
 
 _ROWS, _DIM, _BATCH, _BATCHES = 1_000_000, 64, 65_536, 16
 _ROUNDS = 7
-_POOL = RangePool(available_cores())  # what the store uses, for those it stands beside
-_SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}  # values beside each weight
+_POOL = RangePool(available_cores())  # the same threads for all contenders
+_SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}  # values per weight
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""File tier against memory tier, and cached Redis against Redis, under skewed traffic.
+"""File tier compared with memory tier, and cached Redis with Redis, under skewed traffic.
 
 Ids follow Zipf(1.05) over all rows of a table of 2 million rows of 64 values,
-in an order that has nothing to do with the ids. The file store's budget is a
-quarter of its files, weights and slots; the memory of the process is read before
-and after. The cache in front of Redis holds a tenth of the rows.
+in an order independent of the ids. The file store's budget is a quarter of its
+files, weights and slots; the memory of the process is measured before and
+after. The cache in front of Redis holds a tenth of the rows.
 
     python -m benchmarks.tiers
 """
@@ -40,7 +40,7 @@ _ROWS, _DIM, _BATCH, _SKEW = 2_000_000, 64, 65_536, 1.05
 _IDS = 4_000_000  # looked up before any batch comes again: fewer, and a cache would know them by heart
 _REDIS_ROWS, _REDIS_BATCH = 1_000_000, 16_384  # ids at a time, as in the other benchmarks of Redis
 _ROUNDS, _OUTPUTS = 7, 8  # in turn, so that they lie in memory and not in a cache
-_SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}  # values beside each weight
+_SLOTS = {"sgd": 0, "adagrad": 1, "adam": 2}  # values per weight
 _MIB = 1 << 20
 
 

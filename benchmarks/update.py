@@ -1,8 +1,8 @@
-"""Updates of tables in memory, against memory itself, NumPy, and TensorFlow's sparse updates, on as many threads.
+"""Updates of tables in memory, compared with memory bandwidth, NumPy, and TensorFlow's sparse updates.
 
-Batches of 65,536 ids of 2 million rows of 64 values; 24 batches and several
-gradients are used in turn, so that rows come from memory and not from a cache.
-TensorFlow runs in a process of its own, which takes turns with one of ours.
+Batches of 65,536 ids over 2 million rows of 64 values, on as many threads; 24
+batches and several gradients take turns, so that rows come from memory rather
+than a cache. TensorFlow runs in a separate process; the two take turns.
 
     python -m benchmarks.update
 """

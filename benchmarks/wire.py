@@ -1,6 +1,6 @@
-"""Lookups over gRPC against what gRPC itself does with as many bytes, and from shared memory against one's own.
+"""Lookups over gRPC compared with plain gRPC of as many bytes, and lookups from shared memory with local ones.
 
-The store and the raw calls are served by one process, and asked by another.
+One process serves the store and the raw calls; another calls it.
 
     python -m benchmarks.wire
 """

@@ -1,1 +1,1 @@
-"""The job of `benchmarks/click.py`, and those who do it."""
+"""The job of `benchmarks/click.py`, and its contenders."""

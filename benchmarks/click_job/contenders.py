@@ -1,7 +1,7 @@
-"""Who trains the click model: plain Keras, and a master with one worker, each in processes of their own.
+"""The contenders that train the click model: plain Keras, and a master with one worker, in separate processes.
 
-All of them stand ready at once and run in turns: whoever is not measured does
-nothing, so that a machine that grows slower for a minute is slow for all.
+All of them are started first and take turns: those not being measured are idle,
+so a machine that is slow for a minute is slow for all.
 """
 
 from __future__ import annotations

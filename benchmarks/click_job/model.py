@@ -1,8 +1,8 @@
-"""The click model of `benchmarks/click.py`, for plain Keras and for Elastable alike.
+"""The click model of `benchmarks/click.py`, for plain Keras and Elastable.
 
-A model file: `python -m elastable master benchmarks/click_job/model.py` trains it, too. The
-environment says how large the table is (CLICK_ROWS) and which optimizer trains
-it (CLICK_OPTIMIZER), as the master and its worker must agree on both.
+A model file: `python -m elastable master benchmarks/click_job/model.py` trains it, too. Environment
+variables set the size of the table (CLICK_ROWS) and its optimizer
+(CLICK_OPTIMIZER), on which the master and its worker must agree.
 """
 
 from __future__ import annotations

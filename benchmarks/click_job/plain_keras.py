@@ -1,4 +1,4 @@
-"""The click model in plain Keras, in a process of its own: reads step counts, answers with seconds.
+"""The click model in plain Keras, in a separate process: reads step counts, answers with seconds.
 
 CLICK_ROWS=100000 CLICK_OPTIMIZER=SGD python -m benchmarks.click_job.plain_keras
 """

@@ -1,4 +1,4 @@
-"""The numbers of the click model, apart from it, as they are needed where no TensorFlow is."""
+"""The sizes of the click model, importable without TensorFlow."""
 
 from __future__ import annotations
 

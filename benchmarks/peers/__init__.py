@@ -1,4 +1,4 @@
-"""Races against other libraries, each in an environment and a process of its own.
+"""Comparisons with other libraries, each in a separate environment and process.
 
-make bench-peers        # installs the peers below .peers/ and races them
+make bench-peers        # installs the peers in .peers/ and measures them
 """

@@ -1,4 +1,4 @@
-"""Races every peer that is installed, and says of the others that they are absent.
+"""Measures every installed peer, and reports the others as absent.
 
 python -m benchmarks.peers [tables] [redis]
 """

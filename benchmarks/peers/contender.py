@@ -35,7 +35,7 @@ class Contender:
             python: The interpreter of the side's environment.
             side: Its module, with `prepare(race, settings)`.
             log: Where its standard error and prints go.
-            environment: Variables beside this process' own.
+            environment: Variables in addition to this process' own.
         """
         self.side = side
         self._log = log

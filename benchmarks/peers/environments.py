@@ -1,6 +1,6 @@
-"""Where the peers are installed: virtual environments below `.peers/`, which git ignores.
+"""The peers' virtual environments in `.peers/`, which git ignores.
 
-python -m benchmarks.peers.environments      # makes those that are missing or stale
+python -m benchmarks.peers.environments      # creates missing or outdated ones
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which races there are, who runs in each, and what their rows say."""
+"""The comparisons, their contenders, and the names of their rows."""
 
 from __future__ import annotations
 

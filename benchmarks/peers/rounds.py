@@ -1,14 +1,14 @@
-"""A side's process: prepares itself, then runs a round whenever it is told to. Standard library only.
+"""A side's process: prepares itself, then runs rounds on request. Standard library only.
 
     python -m benchmarks.peers.rounds SIDE PARENT
 
-Requests and answers are JSON, one a line, on standard input and output:
+Requests and answers are JSON, one per line, on standard input and output:
 
     {"prepare": race, "settings": {...}}  ->  {"library": name and version}
-    {"round": seconds}                    ->  {"rate": amount a second}
-    anything that fails                   ->  {"failed": traceback}
+    {"round": seconds}                    ->  {"rate": amount per second}
+    any failure                           ->  {"failed": traceback}
 
-The end of standard input ends the process, and so does the end of the process PARENT.
+The process exits when standard input ends, or when the process PARENT does.
 """
 
 from __future__ import annotations

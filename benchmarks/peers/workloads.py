@@ -1,4 +1,4 @@
-"""The batches that all sides of a race get: pure functions of the race. NumPy only."""
+"""The batches of a comparison, the same for all sides: pure functions of its settings. NumPy only."""
 
 from __future__ import annotations
 

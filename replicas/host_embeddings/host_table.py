@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +17,6 @@ from elastable.embedding_store.errors import BadInput, ElastableError
 from elastable.embedding_store.rows.checks import require_gradients
 from elastable.replicas.groups.agreement import fail_together
 from elastable.replicas.groups.group import Array, ReplicaGroup
-from elastable.replicas.host_embeddings import name_lease
 from elastable.replicas.host_embeddings.exchange.gathered_ids import GatheredIds, gather_ids
 from elastable.replicas.host_embeddings.exchange.row_exchange import RowExchange
 from elastable.replicas.host_embeddings.optimizer_spec import HostEmbeddingOptimizerSpec
@@ -23,6 +24,10 @@ from elastable.replicas.host_embeddings.pending_sums import PendingSums
 from elastable.replicas.host_embeddings.state import State, block_of, require_state, state_of
 
 __all__ = ["HostTable"]
+
+_lock = threading.Lock()
+# Replicas may be threads of one process: the member of a group holds a name, not the process.
+_held: WeakKeyDictionary[ReplicaGroup, set[str]] = WeakKeyDictionary()
 
 
 class HostTable:
@@ -75,18 +80,18 @@ class HostTable:
         taken = False
         try:
             with fail_together(self.group):
-                name_lease.take(self.group, self.spec.name)
+                _take_name(self.group, self.spec.name)
                 taken = True
         except ElastableError:
             if taken:
-                name_lease.release(self.group, self.spec.name)
+                _release_name(self.group, self.spec.name)
             raise
         self._registered = True
         try:
             yield self
         finally:
             self._registered = False
-            name_lease.release(self.group, self.spec.name)
+            _release_name(self.group, self.spec.name)
 
     def lookup(self, indices: npt.ArrayLike, clip_indices: bool = True) -> Array:
         """The rows of this replica's indices.
@@ -184,3 +189,20 @@ class HostTable:
                 f"host embedding {self.spec.name!r} is {what} without being registered; do it within "
                 "`with embedding.register():`"
             )
+
+
+def _take_name(group: ReplicaGroup, name: str) -> None:
+    """Takes the exclusive lease of a name, or raises BadInput."""
+    with _lock:
+        names = _held.setdefault(group.outermost, set())
+        if name in names:
+            raise BadInput(
+                f"host embedding {name!r} is registered already: a name has one registration at a time, which ends "
+                "with its `with` block"
+            )
+        names.add(name)
+
+
+def _release_name(group: ReplicaGroup, name: str) -> None:
+    with _lock:
+        _held[group.outermost].discard(name)

@@ -1,4 +1,4 @@
-"""Training of a knowledge-graph model over a replica group, step by step."""
+"""Trains a knowledge-graph model over a replica group, step by step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.replicas.groups.group import Array, ReplicaGroup
 from elastable.replicas.knowledge_graphs.graph.batch import Int32, Side, StepBatch
-from elastable.replicas.knowledge_graphs.graph.partition import with_inverses
+from elastable.replicas.knowledge_graphs.graph.frequency import frequency_weights
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples, with_inverses
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.losses.losses import Loss, SampledSoftmax, loss_function
 from elastable.replicas.knowledge_graphs.losses.regularizer import penalty_gradients
 from elastable.replicas.knowledge_graphs.model import ShardedModel
+from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
+from elastable.replicas.knowledge_graphs.sampling.random_negatives import RandomNegatives, TypedNegatives
+from elastable.replicas.knowledge_graphs.sampling.random_sampler import RandomSampler
+from elastable.replicas.knowledge_graphs.sampling.rigid_sampler import RigidSampler
+from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
 from elastable.replicas.knowledge_graphs.schemes.embedding_moving import EmbeddingMoving
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
 from elastable.replicas.knowledge_graphs.schemes.whole_softmax import WholeSoftmax
 from elastable.replicas.knowledge_graphs.settings import WHOLE_SOFTMAX, TrainSettings
-from elastable.replicas.knowledge_graphs.settings_sampler import sampler_of
 
 __all__ = ["EpochLoss", "GraphTrainer"]
 
@@ -32,34 +38,29 @@ _STEP = "step"
 
 @dataclass(frozen=True, slots=True)
 class EpochLoss:
-    """What an epoch showed.
-
-    Attributes:
-        loss: Mean over its triples, penalties left out.
-        triples: Trained on in the epoch, each direction counted.
-    """
+    """The mean loss over an epoch's triples, without penalties, and their number (each direction counts)."""
 
     loss: float
     triples: int
 
 
 class GraphTrainer:
-    """One worker's part in training; every member of the group makes one, and calls the same methods.
+    """One worker's part in training; every member of the group creates one and calls the same methods.
 
     Args:
         group: Worker and shard are a member's rank.
         settings: All settings of the run.
-        entities: How many there are.
-        relations: How many there are, without inverse ones.
-        triples: int32 `[N, 3]`, to train with: global ids.
-        pool: Threads of this worker; they change no bit.
-        entity_types: int32 `[entities]`, from 0; each type is dealt out evenly. None: there are no types.
+        entities: Number of entities.
+        relations: Number of relations, without inverse ones.
+        triples: int32 `[N, 3]`: the training triples, by global id.
+        pool: Threads of this worker; they do not affect results.
+        entity_types: int32 `[entities]`, from 0; each type is spread evenly. None: no types.
 
     Attributes:
-        model: What this worker holds.
-        sharding: Of the entities.
-        step: Steps taken so far.
-        steps_per_epoch: As it says.
+        model: This worker's part of the model.
+        sharding: Sharding of the entities.
+        step: Number of steps taken.
+        steps_per_epoch: Steps of an epoch.
 
     Raises:
         BadInput: more workers than entities, no triples, or settings that do not fit.
@@ -80,7 +81,7 @@ class GraphTrainer:
         if settings.reciprocal:
             triples, relations = with_inverses(triples, relations), 2 * relations
         self.model = ShardedModel(group, settings, self.sharding, relations)
-        self._sampler = sampler_of(settings, self.sharding, triples, relations)
+        self._sampler = _sampler(settings, self.sharding, triples, relations)
         self.steps_per_epoch = self._sampler.steps_per_epoch
         self.step = 0
         self._whole = self._scheme = None
@@ -93,7 +94,7 @@ class GraphTrainer:
             self._loss = self._make_loss(entities)
 
     def run_epoch(self) -> EpochLoss:
-        """Takes the steps up to the end of the epoch that it stands in.
+        """Takes the remaining steps of the current epoch.
 
         Raises:
             NotFinite: the loss of a step is NaN or Inf; names the step.
@@ -106,14 +107,15 @@ class GraphTrainer:
         return EpochLoss(total / max(1, count), count)
 
     def run_step(self) -> tuple[float, int]:
-        """One step; gives its mean loss, and its triples. Raises as `run_epoch`."""
+        """One step; returns its mean loss and its number of triples. Raises as `run_epoch`."""
         batch = self._sampler.batch(self.step, self.group.rank)
         weight = (batch.weight / np.float32(max(1, batch.present))).astype(np.float32)
         loss, gradients, gathered = self._gradients(batch, weight)
-        told = self.group.all_gather(np.array([loss, gathered]))
-        if (told[:, 1] != told[0, 1]).any():
-            raise BadInput(f"step {self.step}: workers read {told[:, 1].astype(int).tolist()} rows of their shards")
-        loss = float(told[:, 0].sum())
+        everyones = self.group.all_gather(np.array([loss, gathered]))
+        if (everyones[:, 1] != everyones[0, 1]).any():
+            rows = everyones[:, 1].astype(int).tolist()
+            raise BadInput(f"step {self.step}: workers read {rows} rows of their shards; balanced, they are equal")
+        loss = float(everyones[:, 0].sum())
         if not np.isfinite(loss):
             raise NotFinite(f"the loss of step {self.step} is {loss}; a smaller learning rate may help")
         gradients = StepGradients(
@@ -128,11 +130,11 @@ class GraphTrainer:
         return loss, batch.present
 
     def state(self) -> dict[str, Array]:
-        """The model and the place in training, in an order that knows of no workers; every member calls it."""
+        """The model and the step, in an order that does not depend on the workers; every member calls it."""
         return {**self.model.state(), _STEP: np.array([self.step], np.int64)}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Goes on where `state` was taken, with any number of workers; with as many to the bit.
+        """Restores a `state` of any number of workers; with the same number, training continues to the bit.
 
         Raises:
             BadInput: the state is of another model.
@@ -158,7 +160,7 @@ class GraphTrainer:
         return loss, gradients, gathered
 
     def _regularized(self, batch: StepBatch, weight: Float32, gradients: StepGradients) -> StepGradients:
-        """With the penalties of this shard's heads and tails, and of the relations of its triples."""
+        """Adds the penalties of this shard's heads and tails, and of its triples' relations."""
         model, rank = self.model, self.group.rank
         everyones = self.group.all_gather(weight)
         places = np.concatenate([batch.head.reshape(-1), batch.tail.reshape(-1)]).astype(np.int64)
@@ -172,7 +174,7 @@ class GraphTrainer:
     def _add(
         self, rows: Array, gradients: Float32, places: Array, weights: Float32, values: Float32
     ) -> tuple[Array, Float32]:
-        """Gradients with the penalties of `values[places]`, a row once for each place."""
+        """Gradients with the penalties of `values[places]`, once per place."""
         scale = np.float32(self.settings.regularization)
         present, counts = np.unique(places, return_inverse=True)
         total = np.bincount(counts, weights, len(present)).astype(np.float32) * scale
@@ -188,3 +190,31 @@ class GraphTrainer:
         if self.settings.loss == SampledSoftmax.name:
             return SampledSoftmax(entities=entities)
         return loss_function(self.settings.loss, self.settings.margin, self.settings.adversarial)
+
+
+def _sampler(settings: TrainSettings, sharding: Sharding, triples: Int32, relations: int) -> ShardedSampler:
+    """The batches of a run, with candidates if its loss needs them; triples and relations include inverses."""
+    partition = PartitionedTriples.create(triples, sharding)
+    kind: type[ShardedSampler] = RandomSampler if settings.sampling == "random" else RigidSampler
+    return kind(
+        partition,
+        -(-settings.batch // sharding.shards),
+        seed=settings.seed,
+        negatives=None if settings.loss == WHOLE_SOFTMAX else _negatives(settings, sharding, triples, relations),
+        weights=frequency_weights(partition.triples) if settings.weighting == "frequency" else None,
+    )
+
+
+def _negatives(settings: TrainSettings, sharding: Sharding, triples: Int32, relations: int) -> NegativeSampler:
+    known = KnownTriples.create(sharding.entities, relations, triples) if settings.filtered else None
+    kind: type[NegativeSampler] = TypedNegatives if settings.candidates == "typed" else RandomNegatives
+    return kind(
+        sharding,
+        -(-settings.negatives // sharding.shards),
+        corruption=settings.ends,
+        shared=settings.shared,
+        seed=settings.seed,
+        exclude="known" if settings.filtered else "nothing",
+        known=known,
+        mask_of_all=settings.filtered and settings.shared and settings.scheme == "score-moving",
+    )

@@ -1,4 +1,4 @@
-"""What a worker holds of a model: its shard of the entities, and all relations; weights and optimizer state."""
+"""A worker's part of a model: weights and optimizer state of its shard of the entities, and of all relations."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _SLOTS = ".slots"
 
 
 class ShardedModel:
-    """Entities spread over the group, relations and further variables the same on every worker.
+    """Entities spread over the group; relations and further variables are the same on every worker.
 
     Initial values are functions of the seed and global ids, so they do not
-    depend on how many workers there are.
+    depend on the number of workers.
 
     Args:
         group: Worker and shard are a member's rank.
         settings: The model, its optimizer and its seed.
-        sharding: Of the entities; its shards are the group's members.
-        relations: How many there are, with those that reciprocal triples add.
+        sharding: Sharding of the entities over the group's members.
+        relations: Number of relations, with inverse ones.
 
     Attributes:
         score: The score function.
@@ -42,7 +42,7 @@ class ShardedModel:
         relations: float32 `[R, relation_width]`.
 
     Raises:
-        BadInput: another number of shards than of members.
+        BadInput: the numbers of shards and members differ.
     """
 
     def __init__(self, group: ReplicaGroup, settings: TrainSettings, sharding: Sharding, relations: int) -> None:
@@ -59,7 +59,7 @@ class ShardedModel:
         self.relations = _initial(
             "relations", self.score.relations, self.score.relation_width, settings, np.arange(relations)
         )
-        # As rows of length 1, the optimizers' kernels update what has no rows of its own.
+        # As rows of length 1, so that the row optimizers' kernels update them, too.
         self._dense = {name: value.reshape(-1, 1).copy() for name, value in self.score.dense.items()}
         self._shapes = {name: value.shape for name, value in self.score.dense.items()}
         self._bind()
@@ -69,9 +69,9 @@ class ShardedModel:
         """One optimizer step.
 
         Args:
-            gradients: Of this worker's shard as they are; of relations and further
-                variables summed over all workers.
-            step: Steps taken before this one.
+            gradients: Those of this worker's shard; of relations and further variables,
+                summed over all workers.
+            step: Number of steps taken before.
             rate: Learning rate.
         """
         places = np.ascontiguousarray(gradients.rows, np.int64)
@@ -82,7 +82,7 @@ class ShardedModel:
             self._apply(f"dense.{name}", value, np.arange(len(value)), flat, step, rate)
 
     def state(self) -> dict[str, Array]:
-        """Weights and slots by name, entities in the order of global ids; every member calls it and gets all."""
+        """Weights and slots by name, entities by global id; every member calls it and gets the whole state."""
         found: dict[str, Array] = {}
         for name, value in self._variables().items():
             slots = self._slots[name]
@@ -93,25 +93,25 @@ class ShardedModel:
         return found
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Becomes what `state` gave, of any number of workers.
+        """Restores a `state` of any number of workers.
 
         Raises:
-            BadInput: values are missing or of other shapes; nothing is changed then.
+            BadInput: values are missing or have other shapes; nothing has changed.
         """
         rank = self.group.rank
         wanted = {**self._variables(), **{name + _SLOTS: slots for name, slots in self._slots.items()}}
         for name, value in wanted.items():
             shape = (self.sharding.entities, *value.shape[1:]) if name.startswith("entities") else value.shape
             if name not in state or state[name].shape != shape:
-                told = list(state[name].shape) if name in state else "nothing"
-                raise BadInput(f"state of a knowledge-graph model: {name} must be {list(shape)}, found {told}")
+                shape_found = list(state[name].shape) if name in state else "nothing"
+                raise BadInput(f"state of a knowledge-graph model: {name} must be {list(shape)}, found {shape_found}")
         for name, value in wanted.items():
             whole = np.asarray(state[name], np.float32)
             value[:] = self.sharding.shard_table(whole, rank) if name.startswith("entities") else whole
 
     @property
     def complex_numbers(self) -> bool:
-        """Whether rows hold complex numbers: all real parts, then all imaginary ones."""
+        """Whether rows are complex numbers: all real parts, then all imaginary ones."""
         return self.score.name in ("ComplEx", "RotatE")
 
     def _variables(self) -> dict[str, Float32]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any, Self
+from typing import Self, cast
 
 from elastable.embedding_store.contract.spec import OptimizerSpec
 from elastable.embedding_store.errors import BadInput
@@ -19,7 +20,7 @@ from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 __all__ = ["WHOLE_SOFTMAX", "TrainSettings"]
 
 WHOLE_SOFTMAX = "whole-softmax"
-"""The loss that needs no negatives: cross-entropy over all entities."""
+"""The loss without negatives: cross-entropy over all entities."""
 
 _data = partial(Option, group="Training")
 _model = partial(Option, group="The model")
@@ -120,38 +121,38 @@ class TrainSettings:
             for side in score.sides if self.loss == WHOLE_SOFTMAX else ():
                 score.require_side(side)
             if "head" not in score.sides:
-                raise BadInput(f"{score.name} asks for tails only: train it with reciprocal relations")
+                raise BadInput(f"{score.name} answers tail queries only: train it with reciprocal relations")
         optimizer = row_optimizer(self.optimizer_spec)
         if not optimizer.fused:
             raise BadInput(f"optimizer {self.optimizer!r} is not a fused one")
 
     @property
     def optimizer_spec(self) -> OptimizerSpec:
-        """Of entities, relations and further variables."""
+        """The optimizer of entities, relations and further variables."""
         start = {"initial_accumulator_value": 0.0, "epsilon": 1e-10} if self.optimizer == "adagrad" else {}
         return OptimizerSpec.of(self.optimizer, learning_rate=self.learning_rate, lazy=True, **start)
 
     @property
     def ends(self) -> Corruption:
-        """Which end candidates replace: with reciprocal relations, tails alone."""
+        """The ends that candidates replace: with reciprocal relations, tails only."""
         return "t" if self.reciprocal else self.corruption
 
     def rate(self, step: int, steps: int) -> float:
-        """The learning rate of a step, of so many in all epochs."""
+        """The learning rate of a step, given the number of steps in all epochs."""
         if self.schedule == "linear":
             return self.learning_rate * max(0.0, 1 - step / steps)
         if self.schedule == "cosine":
             return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
         return self.learning_rate
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values by name."""
+    def as_json(self) -> dict[str, object]:
+        """JSON values by name."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """What `as_json` gave. Raises BadInput where names are unknown."""
+    def from_json(cls, values: Mapping[str, object]) -> Self:
+        """The inverse of `as_json`; missing names get defaults. Raises BadInput for unknown names."""
         unknown = sorted(set(values) - {field.name for field in fields(cls)})
         if unknown:
             raise BadInput(f"settings of a knowledge graph have no {', '.join(unknown)}")
-        return cls(**values)
+        return cast(Callable[..., Self], cls)(**values)

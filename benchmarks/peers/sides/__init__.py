@@ -1,5 +1,5 @@
-"""One module for every library that races: `prepare(race, settings)` makes what a turn repeats.
+"""One module per library: `prepare(race, settings)` returns what a round repeats.
 
-A side is imported in its library's own environment, where there is NumPy and
-none of Elastable's other dependencies.
+A side is imported in its library's environment, which has NumPy and none of
+Elastable's other dependencies.
 """

@@ -1,4 +1,4 @@
-"""Elastable's training of knowledge graphs: one step of a worker that is alone."""
+"""Elastable's knowledge-graph training: one step of a single worker."""
 
 from __future__ import annotations
 

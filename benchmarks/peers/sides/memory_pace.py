@@ -1,4 +1,4 @@
-"""The pace of memory itself, of as many bytes as a lookup reads."""
+"""The memory ceiling: reads as many bytes as a lookup."""
 
 from __future__ import annotations
 

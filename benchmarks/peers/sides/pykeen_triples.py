@@ -1,4 +1,4 @@
-"""PyKEEN: one step of its training with sampled negatives, by the calls that its own training loop makes."""
+"""PyKEEN: one training step with sampled negatives, by the calls of its own training loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pace of the Redis server itself, by Elastable's requests."""
+"""The server ceiling of Redis, with Elastable's requests."""
 
 from __future__ import annotations
 

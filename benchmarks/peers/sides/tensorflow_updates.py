@@ -1,4 +1,4 @@
-"""TensorFlow's own sparse updates of a variable: Adagrad as one op, Adam as the ops that lazy Adams are made of."""
+"""TensorFlow's sparse updates of a variable: Adagrad as one op, Adam as the ops of lazy Adam implementations."""
 
 from __future__ import annotations
 

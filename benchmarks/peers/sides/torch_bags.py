@@ -1,4 +1,4 @@
-"""torch's EmbeddingBag, as a library user calls it."""
+"""torch's EmbeddingBag, as its users call it."""
 
 from __future__ import annotations
 

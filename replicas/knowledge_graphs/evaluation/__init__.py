@@ -1,1 +1,1 @@
-"""Ranks of true answers among all entities."""
+"""Ranks true answers among all entities."""

@@ -1,4 +1,4 @@
-"""Scores of queries with all entities, over all shards, in windows of bounded memory."""
+"""Scores queries against all entities of all shards, in windows of bounded memory."""
 
 from __future__ import annotations
 
@@ -22,27 +22,22 @@ _WINDOW_VALUES = 1 << 22  # scores held at once: 16 MiB
 
 @dataclass(frozen=True, slots=True)
 class TopAnswers:
-    """The best answers to each query, best first.
-
-    Attributes:
-        entities: int64 `[q, k]`, global ids.
-        scores: float32 `[q, k]`.
-    """
+    """The best answers to each query, best first: global ids int64 `[q, k]` and scores float32 `[q, k]`."""
 
     entities: Int64
     scores: Float32
 
 
 class AllScores:
-    """Everyone's queries against all entities: queries are gathered, scored in place, and small results come back.
+    """Everyone's queries against all entities: queries are gathered, scored on each shard, and small results returned.
 
     Every member of the group calls the same methods with its own part of the
     same batch of queries (`elastable.replicas.knowledge_graphs.sampling.queries`).
 
     Args:
-        model: What this worker holds.
-        window_values: Scores held at once on a worker, at most (but one column for each query).
-        pool: Threads to compute with; they change no bit.
+        model: This worker's part of the model.
+        window_values: Most scores in memory at once (at least one column per query).
+        pool: Threads to compute with; they do not affect results.
     """
 
     def __init__(self, model: ShardedModel, window_values: int = _WINDOW_VALUES, pool: RangePool = SERIAL) -> None:
@@ -56,7 +51,7 @@ class AllScores:
 
         Args:
             queries: This worker's part, with answers.
-            known: Other true answers do not compete; None: they do (raw ranks).
+            known: Known answers, which do not compete; None: they do (raw ranks).
         """
         size = len(queries.row)
         flat, given, relation, answer = self._everyones(queries)
@@ -75,9 +70,9 @@ class AllScores:
         """The best answers to this worker's queries; ties go to the lower global id.
 
         Args:
-            queries: This worker's part; its answers are not looked at.
-            k: How many; no more than there are entities.
-            known: Answers that are not wanted, as they are known; None: all are wanted.
+            queries: This worker's part; its answers are ignored.
+            k: Number of answers.
+            known: Known answers to leave out; None: none.
 
         Raises:
             BadInput: k below 1 or above the number of entities.
@@ -101,18 +96,18 @@ class AllScores:
         return TopAnswers(*_best(all_ids, all_scores, k))
 
     def _everyones(self, queries: Queries) -> tuple[Float32, Int64, Int64, Int64]:
-        """Queries `[n * q, query_width]`, and by global ids what is given, the relations and the answers."""
+        """Everyone's queries `[n * q, query_width]`, with given entities, relations and answers by global id."""
         model, score = self.model, self.model.score
         score.require_side(queries.side)
         given = score.prepared(model.entities[queries.row])
         mine = score.query(given, model.relations[queries.relation], queries.side)
         everyone = self.group.all_gather(np.ascontiguousarray(mine))
         ids = np.stack([queries.given, queries.relation.astype(np.int64), queries.answer])
-        told = self.group.all_gather(ids).transpose(1, 0, 2).reshape(3, -1)
-        return everyone.reshape(-1, mine.shape[1]), told[0], told[1], told[2]
+        everyones_ids = self.group.all_gather(ids).transpose(1, 0, 2).reshape(3, -1)
+        return everyone.reshape(-1, mine.shape[1]), everyones_ids[0], everyones_ids[1], everyones_ids[2]
 
     def _true_scores(self, flat: Float32, answer: Int64) -> tuple[Float32, Float32]:
-        """Of the answers, each by the shard that holds it, -inf where there is none; and how near is the same."""
+        """Scores of the answers, each from its shard (-inf: no answer), and the tolerance for equal scores."""
         sharding, model = self.model.sharding, self.model
         mine = np.flatnonzero((answer >= 0) & (sharding.shard_of[answer] == self.group.rank))
         found = np.full((2, len(answer)), -np.inf, np.float32)

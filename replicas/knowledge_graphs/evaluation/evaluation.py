@@ -1,4 +1,4 @@
-"""Filtered ranking metrics of a model: every triple asked for its head and for its tail, against all entities."""
+"""Filtered ranking metrics: every triple's head and tail, ranked among all entities."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import numpy as np
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.replicas.knowledge_graphs.evaluation.all_scores import AllScores
-from elastable.replicas.knowledge_graphs.evaluation.ranking_metrics import RankingMetrics
+from elastable.replicas.knowledge_graphs.evaluation.ranking import RankingMetrics
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Int32, Side
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
+from elastable.replicas.knowledge_graphs.graph.partition import with_inverses
 from elastable.replicas.knowledge_graphs.model import ShardedModel
 from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
 
@@ -22,10 +23,10 @@ class Evaluation:
     """Ranks triples over the group; every member calls it with the same triples and gets the same metrics.
 
     Args:
-        model: What this worker holds.
-        reciprocal: Whether the model asks for heads as tails of inverse relations.
-        relations: How many there are, without inverse ones.
-        known: Triples by id, `[N, 3]` each, that are true and do not compete: all splits.
+        model: This worker's part of the model.
+        reciprocal: Whether head queries are tail queries of inverse relations.
+        relations: Number of relations, without inverse ones.
+        known: True triples `[N, 3]` that do not compete: all splits.
         ties: "average", "optimistic" or "pessimistic" ranks.
         pool: Threads of this worker.
     """
@@ -42,15 +43,12 @@ class Evaluation:
         self._model, self._reciprocal, self._relations, self._ties = model, reciprocal, relations, ties
         every = np.concatenate(known) if known else np.empty((0, 3), np.int32)
         if reciprocal:
-            every = np.concatenate([every, every[:, ::-1] + np.array([0, relations, 0], np.int32)])
+            every = with_inverses(every, relations)
         self._known = KnownTriples.create(model.sharding.entities, len(model.relations), every)
         self._scores = AllScores(model, pool=pool)
 
     def metrics(self, triples: Int32) -> dict[str, float]:
-        """MRR, mean rank and Hits@1, 3 and 10, of each side and averaged; see `RankingMetrics.result`.
-
-        Args:
-            triples: int32 `[N, 3]`.
+        """MRR, mean rank and Hits@1, 3 and 10 of `triples` (int32 `[N, 3]`); see `RankingMetrics.result`.
 
         Raises:
             BadInput: there are no triples.
@@ -70,7 +68,7 @@ class Evaluation:
 
 
 def as_asked(triples: Int32, side: Side, relations: int, reciprocal: bool) -> tuple[Int32, Side]:
-    """Triples and side as the model is asked for that side: with reciprocal relations, for tails of inverse triples."""
+    """The triples and side of the model's query: with reciprocal relations, tails of inverse triples."""
     if side == "head" and reciprocal:
         return triples[:, ::-1] + np.array([0, relations, 0], np.int32), "tail"
     return triples, side

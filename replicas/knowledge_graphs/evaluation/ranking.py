@@ -1,7 +1,8 @@
-"""Ranks of true answers among candidates that come a window at a time."""
+"""Ranks of true answers among candidates, one window at a time; mean reciprocal rank and Hits@k."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,20 +11,23 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel
-from elastable.replicas.knowledge_graphs.graph.batch import Bools
+from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Bools, Side
 
-__all__ = ["RankCounts", "Ranks"]
+__all__ = ["TIES", "RankCounts", "RankingMetrics", "Ranks"]
+
+TIES = ("average", "optimistic", "pessimistic")
+"""How to rank an answer among candidates with the same score."""
 
 Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of each query's answer, from 1, where others score the same as it.
+    """The rank of each query's answer, from 1, depending on how ties are broken.
 
     Attributes:
-        optimistic: int64 `[q]`: the answer before all that score the same.
-        pessimistic: int64 `[q]`: behind all of them.
+        optimistic: int64 `[q]`: the answer before all candidates with the same score.
+        pessimistic: int64 `[q]`: the answer after all of them.
     """
 
     optimistic: Int64
@@ -31,36 +35,32 @@ class Ranks:
 
     @property
     def average(self) -> Float64:
-        """float64 `[q]`: the mean of the two, what a random order of them gives on average."""
+        """float64 `[q]`: the mean of the two, the expected rank in random order."""
         return (self.optimistic + self.pessimistic) / 2
 
     def of(self, ties: str) -> Float64:
-        """float64 `[q]`: one of "average", "optimistic", "pessimistic".
-
-        Raises:
-            BadInput: another.
-        """
-        if ties not in ("average", "optimistic", "pessimistic"):
-            raise BadInput(f"ranks {ties!r}: known are average, optimistic, pessimistic")
+        """float64 `[q]`: "average", "optimistic" or "pessimistic" ranks. Raises BadInput for another name."""
+        if ties not in TIES:
+            raise BadInput(f"ranks {ties!r}: known are {', '.join(TIES)}")
         return np.asarray(getattr(self, ties), np.float64)
 
 
 class RankCounts:
-    """How many candidates of each query score more than its answer, or the same; memory for the queries alone.
+    """Counts the candidates of each query that score higher than its answer, or the same.
 
-    Counts of different windows, or of different shards, add up: `greater` and
-    `equal` may be summed over a replica group.
+    Counts of windows and shards add up: `greater` and `equal` may be summed
+    over a replica group. Memory is two numbers per query.
 
     Args:
-        true_scores: float `[q]`: of the queries' answers.
-        tolerance: float `[q]`, not negative: scores as near as that to the answer's are the
-            same as it (`Comparison.rounding`); None: those that have its bits.
+        true_scores: float `[q]`: scores of the queries' answers.
+        tolerance: float `[q]`, not negative: scores this close to the answer's count as
+            the same (`Comparison.rounding`); None: only equal bits do.
 
     Attributes:
-        greater: int64 `[q]`: candidates so far that score more. A score that is NaN
-            counts as more, and against an answer whose score is NaN every
-            candidate does: a model that has come apart does not rank first.
-        equal: int64 `[q]`: candidates so far that score the same.
+        greater: int64 `[q]`: candidates with a higher score so far. NaN counts as higher,
+            and so does every candidate of an answer with NaN: a diverged model does
+            not rank first.
+        equal: int64 `[q]`: candidates with the same score so far.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class RankCounts:
         counted: Bools | None = None,
         without: tuple[Int64, Int64] | None = None,
     ) -> None:
-        """Counts the candidates of one window. The answers themselves must not count: leave them out.
+        """Counts the candidates of one window; exclude the answers themselves.
 
         Args:
             scores: float `[q, c]`, of each query with each candidate.
-            counted: bool `[q, c]`, or broadcast to it: False where a candidate
-                does not count. None: all do.
-            without: (query, column), int64 `[P]` each, every pair once: what does
-                not count, as `Exclusions.window` gives it.
+            counted: bool, broadcast to `[q, c]`: False for candidates that do not count.
+                None: all count.
+            without: (query, column), int64 `[P]` each: unique excluded pairs, as from
+                `Exclusions.window`.
 
         Raises:
             BadInput: shapes that do not fit.
@@ -110,13 +110,69 @@ class RankCounts:
             _uncount(given, self._true, query, column, self.greater, self.equal)
 
     def ranks(self) -> Ranks:
-        """The ranks among what was counted."""
+        """The ranks among the counted candidates."""
         return Ranks(1 + self.greater, 1 + self.greater + self.equal)
+
+
+class RankingMetrics:
+    """Sums over queries, a few numbers for each side.
+
+    Args:
+        hits: The k of each Hits@k.
+        ties: One of `TIES`.
+
+    Raises:
+        BadInput: a k below 1, or unknown ties.
+    """
+
+    def __init__(self, hits: Sequence[int] = (1, 3, 10), ties: str = "average") -> None:
+        if ties not in TIES:
+            raise BadInput(f"ranks {ties!r}: known are {', '.join(TIES)}")
+        if not all(k >= 1 for k in hits):
+            raise BadInput(f"hits at {list(hits)}: k counts from 1")
+        self._hits, self._ties = tuple(hits), ties
+        self.sums = np.zeros((len(SIDES), 3 + len(self._hits)), np.float64)
+
+    sums: npt.NDArray[np.float64]
+    """float64 `[2, 3 + k]`, by side: queries, sum of 1 / rank, sum of ranks, hits at each k. May be replaced by
+    the sum over a group."""
+
+    def add(self, side: Side, ranks: Ranks, mask: Bools | None = None) -> None:
+        """Counts queries.
+
+        Args:
+            side: The queried end.
+            ranks: Ranks of their answers, `[q]`.
+            mask: bool `[q]`: False at padding, which does not count.
+        """
+        rank = ranks.of(self._ties)
+        if mask is not None:
+            rank = rank[mask]
+        at = [float((rank <= k).sum()) for k in self._hits]
+        self.sums[SIDES.index(side)] += [len(rank), float((1 / rank).sum()), float(rank.sum()), *at]
+
+    def result(self) -> dict[str, float]:
+        """The metrics of each side with queries ("tail_mrr", "tail_mean_rank", "tail_hits@10", ...).
+
+        Names without a side ("mrr", ...) are the averages over the sides.
+
+        Raises:
+            BadInput: no query was counted.
+        """
+        sides = [side for side, sums in zip(SIDES, self.sums, strict=True) if sums[0]]
+        if not sides:
+            raise BadInput("ranking metrics of no queries at all")
+        names = ["mrr", "mean_rank", *(f"hits@{k}" for k in self._hits)]
+        of_side = {side: self.sums[SIDES.index(side), 1:] / self.sums[SIDES.index(side), 0] for side in sides}
+        overall = dict(zip(names, np.mean(list(of_side.values()), axis=0).tolist(), strict=True))
+        for side, means in of_side.items():
+            overall |= {f"{side}_{name}": value for name, value in zip(names, means.tolist(), strict=True)}
+        return overall
 
 
 @kernel
 def _count(scores: Float32, true: Float32, greater: Int64, equal: Int64) -> None:
-    """`true`: float32 `[2, q]`, the least and the greatest score that is the same as the answer's."""
+    """`true`: float32 `[2, q]`, the lowest and highest score that counts as the answer's."""
     for q in range(scores.shape[0]):
         low, high = true[0, q], true[1, q]
         less, same = 0, 0

@@ -1,1 +1,1 @@
-"""A graph and its shards: triples, names, what is known, and which shard holds what."""
+"""A graph and its shards: triples, names, known triples, and which shard holds which entity."""

@@ -1,4 +1,4 @@
-"""What a triple weighs: less, the more triples share its (head, relation) or its (relation, tail)."""
+"""Frequency weights: smaller for triples whose (head, relation) or (relation, tail) is common."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["frequency_weights"]
 def frequency_weights(triples: Int32, smoothing: float = 0.0) -> Float32:
     """The weights `1 / sqrt(count(head, relation) + count(relation, tail) + smoothing)`, scaled to a mean of 1.
 
-    Counts are of all triples and by global ids, so that weights do not depend on
-    how many shards there are. As word2vec's subsampling, and as in Sun et al.,
-    "RotatE", ICLR 2019, whose code counts so.
+    Counts are over all triples by global id, so weights do not depend on the
+    number of shards. As in word2vec's subsampling and the code of Sun et al.,
+    "RotatE", ICLR 2019.
 
     Args:
-        triples: int `[N, 3]`, global ids; all that are trained with.
-        smoothing: From 0; the larger, the more alike the weights.
+        triples: int `[N, 3]`, global ids: all training triples.
+        smoothing: At least 0; larger values make weights more equal.
 
     Returns:
         float32 `[N]`.
@@ -39,7 +39,7 @@ def frequency_weights(triples: Int32, smoothing: float = 0.0) -> Float32:
 
 
 def _count_of_pair(entity: npt.NDArray[np.integer], relation: npt.NDArray[np.integer]) -> Int64:
-    """How many triples share each triple's pair: int64 `[N]`."""
+    """int64 `[N]`: number of triples with the same pair."""
     key = entity.astype(np.int64) * (int(relation.max()) + 1) + relation
     _, pair, counts = np.unique(key, return_inverse=True, return_counts=True)
     return counts[pair]

@@ -1,4 +1,4 @@
-"""A knowledge graph: triples to train with, to validate and to test, their names and ids."""
+"""A knowledge graph: training, validation and test triples, with names and ids."""
 
 from __future__ import annotations
 
@@ -25,25 +25,24 @@ _ENDINGS = (".txt", ".tsv")
 _TYPES = "entity_types"
 
 INSTALLED_GRAPHS = ("kinships", "nations", "umls")
-"""Graphs that come inside the wheel of pykeen, whose files are read without importing it."""
+"""Graphs in the wheel of PyKEEN, whose files are read without importing it."""
 
 
 @dataclass(frozen=True, eq=False)
 class KnowledgeGraph:
-    """Triples by id, and what the ids are called.
+    """Triples by id, and the names of ids.
 
     Attributes:
-        name: Of the graph, for people.
-        entities: Names by id: those of training first, in the order in which they are met there.
-        relations: Likewise.
-        train: int32 `[N, 3]`: head, relation, tail, to train with.
-        valid: int32, to stop and choose by; may be empty.
-        test: int32, to report; may be empty.
-        unseen: How many triples of "valid" and of "test" hold an entity or relation
-            that no training triple holds. They are among the triples, or were
-            dropped, as `load_graph` was told.
-        entity_types: int32 `[E]`, or None where the graph has no types.
-        types: Their names, or None.
+        name: Name of the graph.
+        entities: Names by id: those of training triples first, in order of first occurrence.
+        relations: The same for relations.
+        train: int32 `[N, 3]`: head, relation, tail.
+        valid: int32 `[N, 3]`, for early stopping; may be empty.
+        test: int32 `[N, 3]`, for the reported metrics; may be empty.
+        unseen: Number of triples of "valid" and "test" with an entity or relation that
+            no training triple has, kept or dropped by `load_graph`.
+        entity_types: int32 `[E]`; None if the graph has no types.
+        types: Their names; None if the graph has no types.
     """
 
     name: str
@@ -57,7 +56,7 @@ class KnowledgeGraph:
     types: Names | None = None
 
     def save_names(self, folder: str | os.PathLike[str]) -> None:
-        """Writes `entities.txt` and `relations.txt`, a name a line in the order of ids, into a folder that is there."""
+        """Writes `entities.txt` and `relations.txt`, a name per line in the order of ids, into an existing folder."""
         self.entities.save(Path(folder) / "entities.txt")
         self.relations.save(Path(folder) / "relations.txt")
 
@@ -66,40 +65,29 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
     """Reads a graph.
 
     Args:
-        source: A folder with `train.txt` and, if they are there, `valid.txt`, `test.txt`
-            (or `.tsv`): head, relation and tail by name, tab-separated, one triple a
-            line; and `entity_types.txt`, if it is there: entity and type, one entity a
-            line. Or the name of an installed graph: see `INSTALLED_GRAPHS`.
-        unseen: What becomes of validation and test triples with an entity or
-            relation that no training triple has. "keep": it gets an id and an
-            embedding that stays as it began, and the triple counts, as in LibKGE;
-            "drop": the triple is left out; "refuse": it is an error.
+        source: A folder with `train.txt` and optionally `valid.txt`, `test.txt` (or `.tsv`):
+            head, relation and tail by name, tab-separated, one triple per line; and
+            optionally `entity_types.txt`: entity and type, one entity per line. Or the
+            name of an installed graph, one of `INSTALLED_GRAPHS`.
+        unseen: How to treat validation and test triples with an entity or relation that
+            no training triple has. "keep": it gets an id and an embedding that is never
+            trained, and the triple counts, as in LibKGE; "drop"; or "refuse".
 
     Raises:
-        BadInput: no such graph, a malformed line (by file and number), no
-            training triple, or an unseen name that is to be refused.
+        BadInput: no such graph, a malformed line (named by file and number), no
+            training triple, or an unseen name with "refuse".
     """
     if unseen not in get_args(Unseen):
         raise BadInput(f"unseen {unseen!r}: known are {', '.join(get_args(Unseen))}")
     folder = _folder(source)
     files = {split: file for split in SPLITS if (file := _file(folder, split)) is not None}
     if "train" not in files:
-        raise BadInput(f"{folder}: no train.txt (or .tsv) with triples to train with")
+        raise BadInput(f"{folder}: no train.txt (or .tsv) with training triples")
     entities, relations = _Ids(), _Ids()
     triples = {"train": _read(files["train"], entities, relations)}
     if not len(triples["train"]):
-        raise BadInput(f"{files['train']}: no triple to train with")
-    seen = (len(entities.names), len(relations.names), len(entities.names))
-    counts = {}
-    for split in SPLITS[1:]:
-        found = _read(files[split], entities, relations) if split in files else np.empty((0, 3), np.int32)
-        strange = found >= np.array(seen)
-        counts[split] = int(strange.any(1).sum())
-        if counts[split] and unseen == "refuse":
-            _refuse(files[split], strange, found, entities.names, relations.names)
-        triples[split] = found[~strange.any(1)] if unseen == "drop" else found
-    if unseen == "drop":
-        del entities.names[seen[0] :], relations.names[seen[1] :]
+        raise BadInput(f"{files['train']}: no training triple")
+    counts = _read_others(files, triples, entities, relations, unseen)
     names = Names(entities.names)
     types, entity_types = _types(_file(folder, _TYPES), names)
     return KnowledgeGraph(
@@ -114,7 +102,7 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
 
 
 class _Ids:
-    """Ids of names, in the order in which the names come."""
+    """Ids of names, in order of first occurrence."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -128,13 +116,31 @@ class _Ids:
         return np.array([self._ids[name] for name in names], np.int64)
 
 
+def _read_others(
+    files: dict[str, Path], triples: dict[str, Int32], entities: _Ids, relations: _Ids, unseen: Unseen
+) -> dict[str, int]:
+    """Adds the validation and test triples to `triples`; returns how many of each have unseen names."""
+    seen = (len(entities.names), len(relations.names), len(entities.names))
+    counts = {}
+    for split in SPLITS[1:]:
+        found = _read(files[split], entities, relations) if split in files else np.empty((0, 3), np.int32)
+        strange = found >= np.array(seen)
+        counts[split] = int(strange.any(1).sum())
+        if counts[split] and unseen == "refuse":
+            _refuse(files[split], strange, found, entities.names, relations.names)
+        triples[split] = found[~strange.any(1)] if unseen == "drop" else found
+    if unseen == "drop":
+        del entities.names[seen[0] :], relations.names[seen[1] :]
+    return counts
+
+
 def _folder(source: str | os.PathLike[str]) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
     if str(source) not in INSTALLED_GRAPHS:
-        raise BadInput(f"{source}: neither a folder nor a graph that may be installed ({', '.join(INSTALLED_GRAPHS)})")
-    found = importlib.util.find_spec("pykeen")  # finds its files; imports nothing of it
+        raise BadInput(f"{source}: neither a folder nor an installable graph ({', '.join(INSTALLED_GRAPHS)})")
+    found = importlib.util.find_spec("pykeen")  # finds its files without importing it
     for place in (found.submodule_search_locations or []) if found else []:
         inside = Path(place) / "datasets" / str(source)
         if inside.is_dir():
@@ -150,7 +156,7 @@ def _file(folder: Path, name: str) -> Path | None:
 
 def _read(file: Path, entities: _Ids, relations: _Ids) -> Int32:
     (heads, head), (kinds, relation), (tails, tail) = read_columns(file)
-    # Line by line, the head before the tail: the order of a column's dictionary is that of its first lines.
+    # Line by line, head before tail: a column's dictionary is in order of first occurrence.
     met = [
         (int(line), end, name)
         for end, (names, codes) in enumerate(((heads, head), (tails, tail)))
@@ -173,7 +179,7 @@ def _refuse(file: Path, strange: Bools, triples: Int32, entities: list[str], rel
 
 
 def _types(file: Path | None, entities: Names) -> tuple[Names | None, Int32 | None]:
-    """The names of types, and each entity's; lines of entities that the graph does not have are passed over."""
+    """The names of types, and each entity's type; lines of other entities are skipped."""
     if file is None:
         return None, None
     (named, entity), (types, kind) = read_columns(file, ("entity", "type"))
@@ -184,6 +190,6 @@ def _types(file: Path | None, entities: Names) -> tuple[Names | None, Int32 | No
     if twice.any():
         record = int(np.argmax(twice))
         raise BadInput(f"{file}, line {line_of(file, record)}: entity {named[entity[record]]!r} has another type, too")
-    if (found < 0).any():  # those without a type are a type of their own
+    if (found < 0).any():  # entities without a type get their own type
         types, found = [*types, "(none)"], np.where(found < 0, len(types), found).astype(np.int32)
     return Names(types, "type"), found

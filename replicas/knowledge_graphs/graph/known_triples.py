@@ -1,4 +1,4 @@
-"""The triples that are known to be true: the tails of every (head, relation), the heads of every (relation, tail)."""
+"""Known triples: the tails of every (head, relation) and the heads of every (relation, tail)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["AnswerLists", "Exclusions", "KnownTriples"]
 
 @dataclass(frozen=True, eq=False)
 class AnswerLists:
-    """What is true of every (given entity, relation), compressed by rows.
+    """The true answers of every (given entity, relation), as compressed sparse rows.
 
     Attributes:
         keys: int64 `[K]`, ascending: `given * relations + relation` of each pair that occurs.
         offsets: int64 `[K + 1]`: the answers of pair k are `answers[offsets[k]:offsets[k + 1]]`.
-        answers: int32 `[A]`, ascending within a pair, each once.
-        relations: How many there are.
+        answers: int32 `[A]`, ascending and unique within a pair.
+        relations: Number of relations.
     """
 
     keys: Int64
@@ -34,7 +34,7 @@ class AnswerLists:
     relations: int
 
     def spans(self, given: npt.NDArray[np.integer], relation: npt.NDArray[np.integer]) -> tuple[Int64, Int64]:
-        """Where the answers of pairs begin and end, int64 `[q]` each; a pair that is not known has none."""
+        """Where the answers of pairs begin and end, int64 `[q]` each; an unknown pair has none."""
         wanted = given.astype(np.int64) * self.relations + relation
         place = np.searchsorted(self.keys, wanted)
         found = place < len(self.keys)
@@ -46,10 +46,10 @@ class AnswerLists:
 
 @dataclass(frozen=True, eq=False)
 class KnownTriples:
-    """Which triples are true, found from either end.
+    """The true triples, found from either end.
 
     Attributes:
-        entities: How many there are.
+        entities: Number of entities.
         tails: The tails of every (head, relation).
         heads: The heads of every (tail, relation).
     """
@@ -61,16 +61,16 @@ class KnownTriples:
 
     @classmethod
     def create(cls, entities: int, relations: int, *triples: npt.ArrayLike) -> KnownTriples:
-        """Indexes triples: four bytes a triple and end, sixteen a pair that occurs, and some more for a moment.
+        """Indexes triples: four bytes per triple and end, sixteen per pair that occurs, and temporary memory.
 
         Args:
-            entities: How many there are.
-            relations: How many there are; inverse ones, where they are in the triples, count.
-            triples: int `[N, 3]` each; all splits for filtered ranking, those to
-                train with for filtered candidates.
+            entities: Number of entities.
+            relations: Number of relations, with inverse ones if the triples have them.
+            triples: int `[N, 3]` each; all splits for filtered ranking, the training
+                triples for filtered candidates.
 
         Raises:
-            IdOutOfRange, BadInput: triples with ids that are not there.
+            IdOutOfRange, BadInput: an id does not exist.
         """
         given = [checked_triples(part, entities) for part in triples]
         every = np.concatenate(given) if given else np.empty((0, 3), np.int32)
@@ -83,31 +83,24 @@ class KnownTriples:
         )
 
     def lists(self, side: Side) -> AnswerLists:
-        """The answers of queries that ask for this end."""
+        """The answers of queries for this end."""
         return self.tails if side == "tail" else self.heads
-
-    def contains(self, triples: Int32) -> Bools:
-        """Whether each of `triples` (int `[N, 3]`) is known: bool `[N]`."""
-        first, last = self.tails.spans(triples[:, 0], triples[:, 1])
-        found = np.empty(len(triples), np.bool_)
-        _contains(self.tails.answers, first, last, np.ascontiguousarray(triples[:, 2], np.int64), found)
-        return found
 
     def exclusions(
         self, side: Side, given: Int64, relation: npt.NDArray[np.integer], answer: Int64, sharding: Sharding
     ) -> Exclusions:
-        """What does not rank in a filtered evaluation: all known answers of each query, its own answer among them.
+        """What a filtered evaluation does not rank: all known answers of each query, and its own answer.
 
-        The first call for a side and a sharding sorts all answers by where they
-        lie there, and keeps that: eight bytes an answer.
+        The first call for a side and a sharding sorts all answers by their
+        positions and keeps those: eight bytes per answer.
 
         Args:
-            side: Which end the queries ask for.
-            given: int64 `[q]`, the entities that are given.
+            side: The queried end.
+            given: int64 `[q]`, the given entities.
             relation: int `[q]`.
-            answer: int64 `[q]`; -1: none of its own. It is left out whether it is
-                known or not: an answer does not compete with itself.
-            sharding: In whose windows the candidates will come.
+            answer: int64 `[q]`, -1: none. It is excluded even if it is not known: an
+                answer does not compete with itself.
+            sharding: The sharding whose windows hold the candidates.
         """
         lists = self.lists(side)
         first, last = lists.spans(given, relation)
@@ -115,7 +108,7 @@ class KnownTriples:
         return Exclusions(self._places(side, sharding), first, last, own, sharding.rows)
 
     def _places(self, side: Side, sharding: Sharding) -> Int64:
-        """Where the answers lie, ascending within each pair: int64 `[A]`."""
+        """int64 `[A]`: positions of the answers, ascending within each pair."""
         kept = self._placed.get(side)
         if kept is None or kept[0] is not sharding:
             lists = self.lists(side)
@@ -127,15 +120,13 @@ class KnownTriples:
 
 @dataclass(frozen=True, eq=False)
 class Exclusions:
-    """Pairs of query and entity that do not count, found a window of a shard at a time.
+    """Excluded pairs of query and entity, found one window of a shard at a time.
 
     Attributes:
         places: int64 `[A]`, `shard * rows + row` of answers.
-        first: int64 `[q]`.
-        last: int64 `[q]`: what does not count for query i are `places[first[i]:last[i]]`,
-            ascending, and `own[i]`.
-        own: int64 `[q]`; -1: none.
-        rows: Of a shard.
+        first, last: int64 `[q]`: query i excludes `places[first[i]:last[i]]`, ascending.
+        own: int64 `[q]`: query i excludes `own[i]`, too; -1: none.
+        rows: Rows of a shard.
     """
 
     places: Int64
@@ -145,11 +136,11 @@ class Exclusions:
     rows: int
 
     def window(self, shard: int, first_row: int, last_row: int) -> tuple[Int64, Int64]:
-        """Those among rows `first_row .. last_row - 1` of a shard.
+        """The excluded pairs among rows `first_row .. last_row - 1` of a shard.
 
         Returns:
-            (query, column), int64 `[P]` each, by query, every pair once: no more than the
-            window has scores. A column is a row counted from `first_row`.
+            (query, column), int64 `[P]` each, by query, every pair once; columns are
+            rows counted from `first_row`.
         """
         low, high = shard * self.rows + first_row, shard * self.rows + min(last_row, self.rows)
         begin, end = np.empty_like(self.first), np.empty_like(self.last)
@@ -165,17 +156,10 @@ def _answer_lists(given: Int32, relation: Int32, answer: Int32, relations: int) 
     order = np.lexsort((answer, key))
     key, answer = key[order], answer[order]
     first_of_pair = np.ones(len(key), np.bool_)
-    first_of_pair[1:] = (key[1:] != key[:-1]) | (answer[1:] != answer[:-1])  # a triple that is given twice is one
+    first_of_pair[1:] = (key[1:] != key[:-1]) | (answer[1:] != answer[:-1])  # a repeated triple counts once
     key, answer = key[first_of_pair], answer[first_of_pair]
     keys, offsets = np.unique(key, return_index=True)
     return AnswerLists(keys, np.append(offsets, len(key)).astype(np.int64), answer, relations)
-
-
-@kernel
-def _contains(answers: Int32, first: Int64, last: Int64, wanted: Int64, found: Bools) -> None:
-    for i in range(len(wanted)):
-        place = _lower(answers, first[i], last[i], wanted[i])
-        found[i] = place < last[i] and answers[place] == wanted[i]
 
 
 @kernel
@@ -186,7 +170,7 @@ def _sort_spans(values: Int64, offsets: Int64) -> None:
 
 @kernel
 def _lower(values: npt.NDArray[np.integer], low: int, high: int, wanted: int) -> int:
-    """The first place of `values[low:high]`, ascending, whose value is not below `wanted`; `high` if there is none."""
+    """The first position of `values[low:high]`, ascending, with a value of at least `wanted`; else `high`."""
     while low < high:
         middle = (low + high) >> 1
         if values[middle] < wanted:
@@ -208,7 +192,7 @@ def _cut(
     end: Int64,
     among: Bools,
 ) -> None:
-    """What of each query's places lies in `low .. high - 1`, and whether its own does and is not one of them."""
+    """Each query's places in `low .. high - 1`, and whether its own is in there without being one of them."""
     for i in range(len(first)):
         begin[i] = _lower(places, first[i], last[i], low)
         end[i] = _lower(places, begin[i], last[i], high)

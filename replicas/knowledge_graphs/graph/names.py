@@ -1,4 +1,4 @@
-"""Names of entities or relations, and their ids: the order in which they were first met."""
+"""Names of entities or relations, with ids in order of first occurrence."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from elastable.embedding_store.errors import BadInput
 
 __all__ = ["Names"]
 
-_ALIKE_AMONG = 100_000  # names that are searched for one that looks alike
+_ALIKE_AMONG = 100_000  # how many names to search for similar ones
 
 
 class Names(Sequence[str]):
     """Names by id, 0 .. n - 1, and ids by name.
 
     Args:
-        names: In the order of their ids, each once.
-        what: What they name, for messages.
+        names: Unique names in the order of their ids.
+        what: What they name, for errors.
 
     Raises:
-        BadInput: a name that is there twice, is empty or holds a tab or line break.
+        BadInput: a name is repeated, empty, or contains a tab or line break.
     """
 
     def __init__(self, names: Iterable[str], what: str = "entity") -> None:
@@ -54,11 +54,7 @@ class Names(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
     def id_of(self, name: str) -> int:
-        """The id of a name.
-
-        Raises:
-            BadInput: there is no such name; says which look alike.
-        """
+        """The id of a name. Raises BadInput, with similar names, if there is none."""
         found = self._ids.get(name)
         if found is None:
             alike = difflib.get_close_matches(name, self._names[:_ALIKE_AMONG], n=3)
@@ -67,11 +63,11 @@ class Names(Sequence[str]):
         return found
 
     def ids_of(self, names: Iterable[str]) -> Int64:
-        """The ids of names: int64 `[k]`; raises as `id_of`."""
+        """int64 `[k]`: the ids of names; raises as `id_of`."""
         return np.array([self.id_of(name) for name in names], np.int64)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the names, a line each in the order of their ids, in place of what may be there."""
+        """Writes the names, one per line in the order of ids; replaces an existing file."""
         beside = Path(path).with_name(f".{Path(path).name}.new")
         with beside.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{name}\n" for name in self._names)
@@ -81,11 +77,7 @@ class Names(Sequence[str]):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], what: str = "entity") -> Names:
-        """Reads what `save` wrote.
-
-        Raises:
-            BadInput: there is no such file, or it holds no names.
-        """
+        """Reads what `save` wrote. Raises BadInput for a missing or malformed file."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Triples in the order of the shards that their ends lie on, and the inverse triples of reciprocal relations."""
+"""Triples grouped by the shards of their ends, and the inverse triples of reciprocal relations."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PartitionMode = Literal["pair", "head", "tail"]
 
 @dataclass(frozen=True, eq=False)
 class PartitionedTriples:
-    """Triples, grouped by shards; within a group they keep their order.
+    """Triples grouped by shards; within a group they keep their order.
 
     Attributes:
-        sharding: Of the entities.
-        mode: "pair": by shard of the head and shard of the tail, as training needs
-            them; "head" or "tail": by the shard of that end, for queries.
+        sharding: Sharding of the entities.
+        mode: "pair": by the shards of head and tail, for training; "head" or "tail": by
+            the shard of that end, for queries.
         triples: int32 `[N, 3]`: head, relation, tail, global ids, group after group.
-        source: int64 `[N]`: where each stood in the array that was handed in.
+        source: int64 `[N]`: position of each in the input array.
         counts: int64 `[n, n]` (by head's and tail's shard) or `[n]`: triples of each
             group; a group may be empty.
         offsets: int64, of the same shape: where each group begins.
@@ -46,13 +46,13 @@ class PartitionedTriples:
 
         Args:
             triples: int `[N, 3]`: head, relation, tail. With mode "head" a tail may
-                be -1, with mode "tail" a head: the end that a query asks for.
-            sharding: Of the entities.
+                be -1, with mode "tail" a head: the queried end.
+            sharding: Sharding of the entities.
             mode: See the class.
 
         Raises:
-            BadInput: not triples, no such mode.
-            IdOutOfRange: an entity that has no shard.
+            BadInput: malformed triples or an unknown mode.
+            IdOutOfRange: an entity has no shard.
         """
         if mode not in get_args(PartitionMode):
             raise BadInput(f"partition mode {mode!r}: known are {', '.join(get_args(PartitionMode))}")
@@ -80,7 +80,7 @@ class PartitionedTriples:
 
 
 def with_inverses(triples: npt.ArrayLike, relations: int) -> Int32:
-    """The triples, and behind them the inverse of each: (tail, relation + relations, head).
+    """The triples, then the inverse of each: (tail, relation + relations, head).
 
     A query (?, relation, tail) becomes (tail, relation + relations, ?): a model
     with reciprocal relations answers tail queries only (Lacroix, Usunier and Obozinski,
@@ -88,7 +88,7 @@ def with_inverses(triples: npt.ArrayLike, relations: int) -> Int32:
 
     Args:
         triples: int `[N, 3]`.
-        relations: How many there are, R; ids are 0 .. R - 1.
+        relations: Number of relations, R.
 
     Returns:
         int32 `[2 N, 3]`, with relations 0 .. 2 R - 1.
@@ -110,11 +110,11 @@ def checked_triples(triples: npt.ArrayLike, entities: int, *, unknown_in: tuple[
 
     Args:
         triples: int `[N, 3]`.
-        entities: Heads and tails lie in 0 .. entities - 1.
-        unknown_in: Columns in which -1 may stand.
+        entities: Heads and tails are in 0 .. entities - 1.
+        unknown_in: Columns that may contain -1.
 
     Raises:
-        BadInput: of another shape or dtype, or with a negative relation.
+        BadInput: another shape or dtype, or a relation out of range.
         IdOutOfRange: an entity out of range; names the first such triple.
     """
     given = np.asarray(triples)

@@ -1,4 +1,4 @@
-"""Random numbers that belong to a place in a run: a function of a key and a counter, and of nothing else.
+"""Counter-based random numbers: a pure function of a key and a counter.
 
 Words are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number
 generators", OOPSLA 2014): word i of a key is the mixed `key + (i + 1) * golden`. A
@@ -22,30 +22,30 @@ _MIX_B = np.uint64(0x94D049BB133111EB)
 
 
 def stream_key(seed: int, *words: int) -> np.uint64:
-    """The key of the stream that these numbers name; streams of other numbers have nothing to do with it.
+    """The key of an independent stream for these numbers.
 
     Args:
-        seed: Any integer; a negative one counts as its two's complement.
+        seed: An integer; a negative one counts as its two's complement.
         words: Not negative, below 2**64.
     """
     return np.uint64(np.random.SeedSequence([seed & (2**64 - 1), *words]).generate_state(1, np.uint64)[0])
 
 
 def derived_keys(key: np.uint64, words: Int64) -> UInt64:
-    """A key for each of `words` (int64 `[k]`), much cheaper than as many `stream_key`s: uint64 `[k]`."""
+    """uint64 `[k]`: a key for each of `words` (int64 `[k]`), much cheaper than as many `stream_key`s."""
     keys = np.empty(len(words), np.uint64)
     _derive(key, words, keys)
     return keys
 
 
 def draw_between(keys: UInt64, first: Int64, count: Int64, draws: int) -> Int32:
-    """Numbers `first <= x < first + count`, each as likely as the other.
+    """Uniform numbers `first <= x < first + count`.
 
     Args:
         keys: uint64 `[k]`.
         first: int64 `[k, rows]`.
-        count: int64 `[k, rows]`; where it is 0 the numbers are 0.
-        draws: Of each row.
+        count: int64 `[k, rows]`; numbers are 0 where it is 0.
+        draws: Numbers per row.
 
     Returns:
         int32 `[k, rows, draws]`.
@@ -61,15 +61,12 @@ def permutation(count: int, key: np.uint64) -> Int64:
 
 
 def shuffled_segments(ends: Int64, key: np.uint64) -> Int64:
-    """0 .. N - 1, shuffled within each segment (Fisher and Yates).
+    """int64 `[N]`: 0 .. N - 1, shuffled within each segment (Fisher and Yates).
 
     Args:
         ends: int64 `[segments + 1]`: segment i is `ends[i] .. ends[i + 1] - 1`;
             the first is 0, the last N.
         key: Its words 0 .. N - 1 are used.
-
-    Returns:
-        int64 `[N]`.
     """
     order = np.arange(ends[-1], dtype=np.int64)
     _shuffle(ends, key, order)

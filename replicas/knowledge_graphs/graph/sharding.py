@@ -1,4 +1,4 @@
-"""Which shard holds an entity, and in which row: shards of equal size, each type spread evenly."""
+"""Which shard and row hold an entity: shards of equal size, with each type spread evenly."""
 
 from __future__ import annotations
 
@@ -6,39 +6,38 @@ import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput
+from elastable.replicas.groups.group import Array
 from elastable.replicas.knowledge_graphs.graph.batch import Int32
 from elastable.replicas.knowledge_graphs.graph.randomness import permutation, stream_key
 
-__all__ = ["Sharding", "types_of_offsets"]
+__all__ = ["Sharding"]
 
-_STREAM = 0x5A4D  # sharding's own stream of its seed
+_STREAM = 0x5A4D  # the sharding's random stream
 _FORMAT = 1
 _MOST_TYPES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class Sharding:
-    """Every entity has a shard and a row there; `entity_at` is the inverse.
+    """The shard and row of every entity; `entity_at` is the inverse.
 
     Attributes:
-        seed: That the entities were dealt by.
+        seed: Seed of the assignment.
         shard_of: int32 `[E]`.
         row_of: int32 `[E]`.
-        entity_at: int64 `[n, rows]`: the entity of each row; -1 in the rows at the
-            tail of a shard that holds one entity fewer than the others.
+        entity_at: int64 `[n, rows]`: the entity of each row; -1 in the last row of a
+            shard with one entity fewer than the others.
         counts: int64 `[n]`: entities of each shard; they differ by 1 at most.
-        entity_types: int32 `[E]`, 0 where no types were given.
+        entity_types: int32 `[E]`; 0 if there are no types.
         type_counts: int64 `[n, T]`: entities of each type on each shard; those of a
             type differ by 1 at most.
-        type_offsets: int64 `[n, T]`: a type's rows on a shard begin there and
-            follow each other.
+        type_offsets: int64 `[n, T]`: first of a type's contiguous rows on a shard.
     """
 
     seed: int
@@ -54,16 +53,16 @@ class Sharding:
     def create(
         cls, entities: int, shards: int, *, seed: int = 0, entity_types: npt.ArrayLike | None = None
     ) -> Sharding:
-        """Deals the entities out: shuffled within each type, type after type, to one shard after the other.
+        """Deals out the entities, shuffled within each type, type after type, to the shards in turn.
 
         Args:
-            entities: How many there are, E; ids are 0 .. E - 1.
-            shards: How many workers, n.
-            seed: Of the shuffle.
+            entities: Number of entities, E.
+            shards: Number of workers, n.
+            seed: Seed of the shuffle.
             entity_types: int `[E]`, from 0; None: all are of type 0.
 
         Raises:
-            BadInput: fewer entities than shards, or types that do not fit.
+            BadInput: fewer entities than shards, or malformed types.
         """
         if shards < 1:
             raise BadInput(f"sharding of entities: shards must be at least 1, got {shards}")
@@ -75,7 +74,7 @@ class Sharding:
         types = _checked_types(entity_types, entities)
         shuffled = permutation(entities, stream_key(seed, _STREAM, 0))
         dealt = shuffled[np.argsort(types[shuffled], kind="stable")]  # by type; shuffled within
-        first = permutation(shards, stream_key(seed, _STREAM, 1))  # which shards get one more is chance, too
+        first = permutation(shards, stream_key(seed, _STREAM, 1))  # which shards get one more is random, too
         shard_of = np.empty(entities, np.int32)
         row_of = np.empty(entities, np.int32)
         shard_of[dealt] = np.resize(first, entities)
@@ -104,12 +103,12 @@ class Sharding:
 
     @property
     def shards(self) -> int:
-        """How many, n."""
+        """Number of shards, n."""
         return len(self.entity_at)
 
     @property
     def entities(self) -> int:
-        """How many, E."""
+        """Number of entities, E."""
         return len(self.shard_of)
 
     @property
@@ -122,23 +121,23 @@ class Sharding:
         return self.entity_at[shard, : self.counts[shard]]
 
     def place_of(self, entities: npt.NDArray[np.integer]) -> Int64:
-        """int64, of the shape of `entities`: `shard * rows + row` of each, its place in all shards' tables in a row."""
+        """int64, of the shape of `entities`: `shard * rows + row`, the row in the concatenated tables of all shards."""
         places: Int64 = self.shard_of[entities].astype(np.int64) * self.rows + self.row_of[entities]
         return places
 
-    def shard_table(self, table: npt.NDArray[Any], shard: int) -> npt.NDArray[Any]:
-        """One shard of a table in entity order `[E, ...]`: `[rows, ...]`, padding rows zero."""
+    def shard_table(self, table: Array, shard: int) -> Array:
+        """`[rows, ...]`: one shard of a table `[E, ...]`; padding rows are zero."""
         part = np.zeros((self.rows, *table.shape[1:]), table.dtype)
         part[: self.counts[shard]] = table[self.held_by(shard)]
         return part
 
-    def whole_table(self, parts: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The table in entity order `[E, ...]`, of all shards' `[n, rows, ...]`; padding rows are left out."""
-        whole: npt.NDArray[Any] = parts[self.shard_of, self.row_of]
+    def whole_table(self, parts: Array) -> Array:
+        """`[E, ...]`: the table of all shards' `[n, rows, ...]`, without padding rows."""
+        whole: Array = parts[self.shard_of, self.row_of]
         return whole
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the sharding as a .npz file of arrays, in place of what may be there."""
+        """Writes the sharding as a .npz file; replaces an existing one."""
         beside = Path(path).with_name(f".{Path(path).name}.new")
         with beside.open("wb") as file:
             np.savez(
@@ -156,11 +155,7 @@ class Sharding:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Sharding:
-        """Reads what `save` wrote.
-
-        Raises:
-            BadInput: there is no such file, or it holds no sharding.
-        """
+        """Reads what `save` wrote. Raises BadInput for a missing or malformed file."""
         try:
             with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as saved:
                 if int(saved["format"]) != _FORMAT:
@@ -173,7 +168,7 @@ class Sharding:
             raise BadInput(f"{path}: not a saved sharding of entities ({error})") from error
         placed = np.bincount(found.entity_at[found.entity_at >= 0], minlength=found.entities)
         if (placed != 1).any():
-            raise BadInput(f"{path}: not a sharding of entities: two of them lie in one row")
+            raise BadInput(f"{path}: not a sharding of entities: two of them are in one row")
         return found
 
     def __eq__(self, other: object) -> bool:
@@ -182,25 +177,6 @@ class Sharding:
         )
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def types_of_offsets(offsets: npt.ArrayLike, entities: int) -> Int32:
-    """Types of entities that are numbered type after type: type i begins at `offsets[i]`.
-
-    Args:
-        offsets: int `[T]`, ascending, the first 0.
-        entities: How many there are, E.
-
-    Returns:
-        int32 `[E]`.
-
-    Raises:
-        BadInput: the offsets do not ascend from 0 to at most E.
-    """
-    begins = np.asarray(offsets)
-    if begins.ndim != 1 or begins.size == 0 or begins[0] != 0 or (np.diff(begins) < 0).any() or begins[-1] > entities:
-        raise BadInput(f"type offsets must ascend from 0 to at most {entities} entities, got {begins.tolist()}")
-    return (np.searchsorted(begins, np.arange(entities), side="right") - 1).astype(np.int32)
 
 
 def _checked_types(entity_types: npt.ArrayLike | None, entities: int) -> Int32:

@@ -1,11 +1,10 @@
-"""Files of triples: head, relation and tail by name, a tab between them, one triple a line."""
+"""Files of triples: tab-separated names of head, relation and tail, one triple per line."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,25 +16,20 @@ from elastable.replicas.knowledge_graphs.graph.batch import Int32
 __all__ = ["NamedColumns", "line_of", "read_columns"]
 
 NamedColumns = list[tuple[list[str], Int32]]
-"""For each column: the names that occur in it, in the order in which they are first met, and int32 `[lines]`, which
-of them each line has."""
+"""For each column: its names in order of first occurrence, and int32 `[lines]`, the index of each line's name."""
 
 
 def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head", "relation", "tail")) -> NamedColumns:
     """Reads a file of tab-separated names, UTF-8, without a header, quotes or comments.
 
-    Blank lines count as lines and are skipped; a name may hold anything but tabs and line breaks.
+    Blank lines are skipped but counted; a name may contain anything but tabs and line breaks.
 
     Args:
-        path: Of the file.
-        columns: What each column is, for messages.
-
-    Returns:
-        As many columns.
+        path: The file.
+        columns: What each column is, for errors.
 
     Raises:
-        BadInput: no such file, or a line that does not hold so many names; by file
-            and line number.
+        BadInput: no such file, or a malformed line, named by file and number.
     """
     file = Path(path)
     if not file.is_file():
@@ -45,7 +39,7 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head
     try:
         table = _parsed(file, columns)
     except (pa.ArrowInvalid, OSError) as error:
-        _refuse_malformed(file, columns)  # finds the line that Arrow stumbled over
+        _refuse_malformed(file, columns)  # finds the line that Arrow could not parse
         raise BadInput(f"{file}: cannot be read ({error})") from error
     found = []
     for name in columns:
@@ -58,19 +52,19 @@ def read_columns(path: str | os.PathLike[str], columns: tuple[str, ...] = ("head
 
 
 def line_of(path: str | os.PathLike[str], record: int) -> int:
-    """The line, counted from 1 and blank ones too, in which a file has its record `record`, counted from 0."""
+    """The line (from 1, blank ones counted) of a file's record `record` (from 0)."""
     return next(number for place, (number, _) in enumerate(_lines(Path(path))) if place == record)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, with their numbers; bytes that are no UTF-8 are surrogates in them."""
+    """Non-blank lines with their numbers; bytes that are not UTF-8 become surrogates."""
     with file.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
             if line != "\n":
                 yield number, line.removesuffix("\n")
 
 
-def _parsed(file: Path, columns: tuple[str, ...]) -> Any:
+def _parsed(file: Path, columns: tuple[str, ...]) -> pa.Table:
     return pyarrow.csv.read_csv(
         file,
         read_options=pyarrow.csv.ReadOptions(column_names=list(columns)),
@@ -80,7 +74,7 @@ def _parsed(file: Path, columns: tuple[str, ...]) -> Any:
 
 
 def _refuse_malformed(file: Path, columns: tuple[str, ...]) -> None:
-    """Raises for the first line that is not what it should be; returns if there is none."""
+    """Raises BadInput for the first malformed line, if any."""
     for number, line in _lines(file):
         if any("\udc80" <= sign <= "\udcff" for sign in line):
             raise BadInput(f"{file}, line {number}: not UTF-8")

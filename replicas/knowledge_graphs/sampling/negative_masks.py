@@ -20,7 +20,7 @@ def mask_shared(entities: Int64, which: Int64, answers: Int32, first: Int64, las
 
 @kernel
 def _place_in(values: npt.NDArray[np.integer], low: int, high: int, wanted: int) -> int:
-    """The first place of `values[low:high]`, ascending, whose value is not below `wanted`; `high` if there is none."""
+    """The first position of `values[low:high]`, ascending, with a value of at least `wanted`; else `high`."""
     while low < high:
         middle = (low + high) >> 1
         if values[middle] < wanted:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.replicas.knowledge_graphs.graph.batch import Bools
-from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
 from elastable.replicas.knowledge_graphs.graph.randomness import derived_keys, draw_between, stream_key
-from elastable.replicas.knowledge_graphs.sampling.negatives import NegativeSampler
 from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
 
 __all__ = ["RandomSampler"]
@@ -23,21 +23,6 @@ class RandomSampler(ShardedSampler):
     weight is multiplied by its pair's share of the triples over its share of
     the draws. Arguments as of `ShardedSampler`.
     """
-
-    def __init__(
-        self,
-        partition: PartitionedTriples,
-        batch_per_worker: int,
-        *,
-        seed: int = 0,
-        negatives: NegativeSampler | None = None,
-        weights: Float32 | None = None,
-    ) -> None:
-        super().__init__(partition, batch_per_worker, seed=seed, negatives=negatives, weights=weights)
-        self._counts = partition.counts.reshape(-1)
-        self._offsets = partition.offsets.reshape(-1)
-        self._drawn_pairs = int(np.count_nonzero(self._counts))
-        self._worth = (self._counts * (self._drawn_pairs / len(partition))).astype(np.float32)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -54,4 +39,8 @@ class RandomSampler(ShardedSampler):
         return self._drawn_pairs * self.block
 
     def _pair_weights(self) -> Float32:
-        return self._worth
+        return (self._counts * (self._drawn_pairs / len(self.partition))).astype(np.float32)
+
+    @cached_property
+    def _drawn_pairs(self) -> int:
+        return int(np.count_nonzero(self._counts))

@@ -44,8 +44,6 @@ class RigidSampler(ShardedSampler):
         shuffle: bool = True,
     ) -> None:
         super().__init__(partition, batch_per_worker, seed=seed, negatives=negatives, weights=weights)
-        self._counts = partition.counts.reshape(-1)
-        self._offsets = partition.offsets.reshape(-1)
         self._steps = -(-int(self._counts.max()) // self.block)
         self._shuffle = shuffle
         self._orders: OrderedDict[int, Int64] = OrderedDict()

@@ -61,6 +61,7 @@ class ShardedSampler(ABC):
             negatives.check(partition)
         self.partition, self.negatives, self.seed = partition, negatives, seed
         self._weights = np.ones(len(partition), np.float32) if weights is None else weights.astype(np.float32)
+        self._counts, self._offsets = partition.counts.reshape(-1), partition.offsets.reshape(-1)
         self._halved = negatives is not None and negatives.corruption == "ht"
         block = -(-batch_per_worker // partition.sharding.shards)
         self.block = block + (block % 2 if self._halved else 0)

@@ -1,34 +1,46 @@
-"""Embedding-moving: candidates' embeddings go to the triples that they are scored with, in one all-to-all."""
+"""Embedding-moving: one all-to-all sends the candidates' embeddings to their triples."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.replicas.knowledge_graphs.graph.batch import Negatives, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import Int32, Negatives, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme, Scored, StepGradients
 from elastable.replicas.knowledge_graphs.schemes.triple_scores import Asked, TripleScores, asked_sides, counted
 
 __all__ = ["EmbeddingMoving"]
 
 
+@dataclass(slots=True)
+class _Moved(Scored):
+    """What `backward` needs: the rows sent, the candidates received, and their scores for each queried end."""
+
+    batch: StepBatch
+    sent: Int32
+    candidates: Float32
+    ready: Float32
+    places: list[Int64]
+    scores: list[Float32]
+
+
 class EmbeddingMoving(Scheme):
     """Negatives are scored where the triples are, on the shard of their heads.
 
-    1. Every worker reads from its own shard the heads of its triples, and for
-       each other worker the tails and the candidates that that one needs.
+    1. Every worker reads the heads of its triples from its shard, and for each
+       other worker the tails and candidates that it needs.
     2. One balanced all-to-all moves tails and candidates.
     3. Triples and candidates are scored.
-    4. The gradients of what was moved go back the same way.
+    4. The gradients of what was moved are sent back the same way.
 
-    Bytes that a worker sends in a step: `4 w (n - 1) (p + B m)` forward, and as
-    many back; w the width of an embedding, other letters as in `elastable.replicas.knowledge_graphs.graph.batch`.
+    Bytes that a worker sends in a step: `4 w (n - 1) (p + B m)` forward, and as many
+    back; w is the width of an embedding, other letters are those of `graph.batch`.
     """
 
-    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> Scored:
-        self._require(batch)
-        negatives = batch.negatives
-        assert negatives is not None
+    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> _Moved:
+        negatives = self._negatives(batch)
         n, p = batch.head.shape
         heads = entities[batch.head.reshape(-1)]
         drawn = negatives.rows.reshape(n, -1)
@@ -48,37 +60,31 @@ class EmbeddingMoving(Scheme):
         negative = np.empty((n * p, found[0].shape[1]), np.float32)
         for part, scores in zip(asked, found, strict=True):
             negative[part.triples] = scores
-        kept = {
-            "batch": batch,
-            "sent": sent,
-            "candidates": candidates,
-            "ready": ready,
-            "places": places,
-            "scores": found,
-        }
-        return Scored(triples.scores, negative, counted(negatives.mask, n * p), batch.gathered_rows, triples, kept)
+        mask = counted(negatives.mask, n * p)
+        return _Moved(
+            triples.scores, negative, mask, batch.gathered_rows, triples, batch, sent, candidates, ready, places, found
+        )
 
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
-        kept, triples = scored._kept, scored._triples
-        batch: StepBatch = kept["batch"]
-        assert batch.negatives is not None
+        assert isinstance(scored, _Moved)
+        triples, batch, negatives = scored._triples, scored.batch, self._negatives(scored.batch)
         n, p = batch.head.shape
-        to_candidates = np.zeros_like(kept["candidates"])
+        to_candidates = np.zeros_like(scored.candidates)
         to_queries = [
             self.score.comparison.gradients(
-                query, kept["ready"], place, scores, negative[part.triples], place, to_candidates, self.pool
+                query, scored.ready, place, scores, negative[part.triples], place, to_candidates, self.pool
             )
             for part, query, place, scores in zip(
-                triples.asked, triples.queries, kept["places"], kept["scores"], strict=True
+                triples.asked, triples.queries, scored.places, scored.scores, strict=True
             )
         ]
-        to_candidates = self.score.unprepared(kept["candidates"], to_candidates)
+        to_candidates = self.score.unprepared(scored.candidates, to_candidates)
         to_heads, to_tails, relations, dense = triples.gradients(positive, to_queries)
         back = to_tails.reshape(n, p, -1)
-        places = [batch.head.reshape(-1), kept["sent"].reshape(-1)]
-        if batch.negatives.local:
+        places = [batch.head.reshape(-1), scored.sent.reshape(-1)]
+        if negatives.local:
             moved = [self.group.all_to_all(back).reshape(len(places[1]), -1), to_candidates]
-            places.append(batch.negatives.rows.reshape(-1))
+            places.append(negatives.rows.reshape(-1))
         else:
             back = np.concatenate([back, to_candidates.reshape(n, -1, back.shape[2])], axis=1)
             moved = [self.group.all_to_all(back).reshape(len(places[1]), -1)]
@@ -87,7 +93,7 @@ class EmbeddingMoving(Scheme):
 
 
 def _places(negatives: Negatives, part: Asked) -> Int64:
-    """int64 `[g, n * m]`: where the candidates of these triples lie in what came, `[n, B, m]`."""
+    """int64 `[g, n * m]`: positions of these triples' candidates in what was received, `[n, B, m]`."""
     every: Int64 = np.arange(negatives.rows.size).reshape(negatives.rows.shape)
     if negatives.per_triple:
         return np.ascontiguousarray(every[:, part.triples].transpose(1, 0, 2)).reshape(len(part.triples), -1)

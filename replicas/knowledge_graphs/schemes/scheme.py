@@ -1,23 +1,20 @@
-"""What every scheme does: scores of a step's triples and candidates, and the gradients of what was read."""
+"""The interface of schemes: scores of a step's triples and candidates, and their gradients."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.tables.grouping import coalesce
 from elastable.replicas.groups.group import ReplicaGroup
-from elastable.replicas.knowledge_graphs.graph.batch import Bools, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import Bools, Negatives, StepBatch
 from elastable.replicas.knowledge_graphs.schemes.triple_scores import TripleScores
 from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
 
-__all__ = ["Scheme", "Scored", "StepGradients", "require_balance"]
+__all__ = ["Scheme", "Scored", "StepGradients"]
 
 
 @dataclass(slots=True)
@@ -25,10 +22,10 @@ class Scored:
     """Scores of one worker's own triples of a step.
 
     Attributes:
-        positive: float32 `[b]`: of the triples, b = n * p.
-        negative: float32 `[b, c]`: of their candidates.
+        positive: float32 `[b]`: scores of the triples, b = n * p.
+        negative: float32 `[b, c]`: scores of their candidates.
         counted: bool `[b, c]`: which candidates count; None: all.
-        gathered_rows: Of its own shard that the worker read.
+        gathered_rows: Rows of its own shard that the worker read.
     """
 
     positive: Float32
@@ -36,7 +33,6 @@ class Scored:
     counted: Bools | None
     gathered_rows: int
     _triples: TripleScores
-    _kept: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +40,10 @@ class StepGradients:
     """One worker's gradients of a step.
 
     Attributes:
-        rows: int64 `[u]`, rows of its own shard, each once.
-        entities: float32 `[u, entity_width]`: their gradients, of all workers' triples.
-        relations: float32 `[R, relation_width]`: of its own triples alone.
-        dense: Of further variables, by name: of its own triples alone.
+        rows: int64 `[u]`, unique rows of its own shard.
+        entities: float32 `[u, entity_width]`: their gradients, from all workers' triples.
+        relations: float32 `[R, relation_width]`: from its own triples only.
+        dense: Gradients of further variables by name, from its own triples only.
     """
 
     rows: Int64
@@ -57,7 +53,7 @@ class StepGradients:
 
 
 class Scheme(ABC):
-    """How the triples of n workers meet their candidates.
+    """How the triples of n workers and their candidates are brought together.
 
     Every worker holds a shard of the entities; relations and further variables
     are the same on all. Every member of the group calls the same methods with
@@ -66,7 +62,7 @@ class Scheme(ABC):
     Args:
         group: Worker and shard are a member's rank.
         score: The score function.
-        pool: Threads to compute with; they change no bit.
+        pool: Threads to compute with; they do not affect results.
     """
 
     def __init__(self, group: ReplicaGroup, score: ScoreFunction, pool: RangePool = SERIAL) -> None:
@@ -82,40 +78,31 @@ class Scheme(ABC):
             relations: float32 `[R, relation_width]`.
 
         Raises:
-            BadInput: the batch fits neither the group nor the scheme.
+            BadInput: the batch does not fit the group or the scheme.
         """
 
     @abstractmethod
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
-        """Gradients, of those of the scores.
+        """Gradients from those of the scores.
 
         Args:
-            scored: What `forward` gave last.
+            scored: The last result of `forward`.
             positive: float32 `[b]`.
             negative: float32 `[b, c]`.
         """
 
-    def _require(self, batch: StepBatch) -> None:
+    def _negatives(self, batch: StepBatch) -> Negatives:
+        """The candidates of a batch that fits the group."""
         if batch.negatives is None:
-            raise BadInput(f"step {batch.step} brings no candidates: give its sampler negatives")
+            raise BadInput(f"step {batch.step} has no candidates: give its sampler negatives")
         if len(batch.head) != self.group.size or batch.worker != self.group.rank:
             raise BadInput(
                 f"a batch of worker {batch.worker} of {len(batch.head)} was given to worker {self.group.rank} of "
                 f"{self.group.size}"
             )
+        return batch.negatives
 
     def _summed(self, places: Int64, gradients: Float32) -> tuple[Int64, Float32]:
-        """Rows each once, and the sums of their gradients."""
+        """Unique rows, and the sums of their gradients."""
         update = coalesce(places, gradients, self.pool)
         return update.ids, update.gradients
-
-
-def require_balance(group: ReplicaGroup, gathered_rows: int) -> None:
-    """Every member calls it with the rows of its shard that it read.
-
-    Raises:
-        BadInput: they are not as many on every member.
-    """
-    counts = group.all_gather(np.array(gathered_rows, np.int64))
-    if (counts != counts[0]).any():
-        raise BadInput(f"workers read {counts.tolist()} rows of their shards in one step; balanced, they are equal")

@@ -1,4 +1,4 @@
-"""A worker's own triples: queries for the ends that are asked for, scores, and their gradients."""
+"""A worker's own triples: queries for an end, scores, and their gradients."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Asked", "TripleScores", "asked_sides", "counted"]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The triples of a worker whose one end is asked for: candidates replace it.
+    """A worker's triples whose candidates replace the same end.
 
     Attributes:
-        side: Which end.
-        triples: int64 `[q]`: which of the worker's.
-        place: Of the side among candidates that are shared: 0, but 1 of tails in corruption "ht".
+        side: The queried end.
+        triples: int64 `[q]`: indices of the worker's triples.
+        place: Index of the side among shared candidates: 1 for tails in corruption "ht", else 0.
     """
 
     side: Side
@@ -30,7 +30,7 @@ class Asked:
 
 
 def asked_sides(corruption: Corruption, blocks: int, each: int) -> tuple[Asked, ...]:
-    """What is asked of `blocks` blocks of `each` triples (`elastable.replicas.knowledge_graphs.graph.batch`)."""
+    """The queried ends of `blocks` blocks of `each` triples; see `graph.batch`."""
     order = np.arange(blocks * each)
     if corruption == "h":
         return (Asked("head", order, 0),)
@@ -49,19 +49,19 @@ def counted(mask: Bools | None, triples: int) -> Bools | None:
 
 
 class TripleScores:
-    """Scores of triples whose embeddings are at hand, through the queries that their candidates are scored by.
+    """Scores of triples with given embeddings, through the queries that also score their candidates.
 
     Args:
         score: The score function.
-        asked: Which end is asked for, of which triples; each triple once.
+        asked: The queried ends; each triple once.
         heads: float32 `[b, entity_width]`.
         relation: int `[b]`.
         tails: float32 `[b, entity_width]`.
         relations: float32 `[R, relation_width]`.
 
     Attributes:
-        queries: Of each of `asked`, float32 `[q, query_width]`.
-        scores: float32 `[b]`: of the triples.
+        queries: For each of `asked`, float32 `[q, query_width]`.
+        scores: float32 `[b]`: scores of the triples.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class TripleScores:
     def gradients(
         self, positive: Float32, to_queries: list[Float32]
     ) -> tuple[Float32, Float32, Float32, dict[str, Float32]]:
-        """Of heads and tails `[b, entity_width]`, of all relations, and of further variables.
+        """Gradients of heads and tails `[b, entity_width]`, of all relations, and of further variables.
 
         Args:
             positive: float32 `[b]`: gradients of the triples' scores.
-            to_queries: Of each of `asked`: the queries' gradients from elsewhere.
+            to_queries: For each of `asked`, the queries' gradients from their candidates.
         """
         found = {side: np.zeros_like(rows) for side, rows in self._raw.items()}
         to_relations = np.zeros_like(self._relations)

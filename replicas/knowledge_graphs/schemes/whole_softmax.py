@@ -1,4 +1,4 @@
-"""Cross-entropy over all entities: queries go to all shards, and only two numbers a query come back."""
+"""Cross-entropy over all entities: queries go to all shards, and only two numbers per query come back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROWS_A_THREAD = 8
 
 @dataclass(frozen=True, slots=True)
 class _Slopes:
-    """Of one side's queries: what their shares of the gradients are."""
+    """The loss of one side's queries, and their parts of the gradients."""
 
     loss: float
     given: Float32
@@ -34,20 +34,20 @@ class _Slopes:
 class WholeSoftmax:
     """The loss of a step, `-log softmax` of the answers among all entities, and its gradients.
 
-    1. Every worker reads the heads of its triples, and the tails that other
-       workers ask heads for; it makes its queries, and an all-gather gives them to all.
+    1. Every worker reads the heads of its triples, and the tails of other workers'
+       head queries; it computes its queries, and an all-gather sends them to all.
     2. Each scores everyone's queries with all entities of its shard.
     3. Each query's highest score and sum of exponentials are all-reduced: two
-       numbers, where score-moving brings back as many as there are entities.
-    4. Gradients of scores are then made in place, and those of queries summed
-       where the queries were made.
+       numbers, where score-moving returns as many as there are entities.
+    4. Gradients of scores are computed in place, and those of queries summed at
+       their workers.
 
     Args:
         group: Worker and shard are a member's rank.
         score: The score function.
-        held: Entities of this shard: rows behind them are padding.
-        sides: Which ends are asked for, of every triple.
-        pool: Threads to compute with; they change no bit.
+        held: Entities of this shard; further rows are padding.
+        sides: The queried ends of every triple.
+        pool: Threads to compute with; they do not affect results.
     """
 
     def __init__(
@@ -65,17 +65,13 @@ class WholeSoftmax:
     def step(
         self, batch: StepBatch, entities: Float32, relations: Float32, weight: Float32
     ) -> tuple[float, StepGradients]:
-        """One step's loss and gradients.
+        """One step: this shard's part of the weighted sum of losses, and the gradients.
 
         Args:
-            batch: This worker's part; candidates are not looked at.
+            batch: This worker's part; its candidates are ignored.
             entities: float32 `[rows, entity_width]`: its shard.
             relations: float32 `[R, relation_width]`.
-            weight: float32 `[n, p]`, of its triples.
-
-        Returns:
-            This shard's part of the weighted sum of the losses (the parts add up
-            to it), and the gradients.
+            weight: float32 `[n, p]`, weights of its triples.
 
         Raises:
             BadInput: a batch of another group.
@@ -138,17 +134,17 @@ class WholeSoftmax:
         weight = weights.reshape(-1)
         self.pool.run(lambda start, stop: _shares(slopes, totals, weight, start, stop), len(scores), _ROWS_A_THREAD)
         slopes[asked, answers] -= weight[asked]
-        told = np.log(totals[asked], dtype=np.float64) + highest[asked] - scores[asked, answers]
+        losses = np.log(totals[asked], dtype=np.float64) + highest[asked] - scores[asked, answers]
         to_everyone = self.score.comparison.gradients(flat, ready, places, scores, slopes, places, to_all, self.pool)
         to_query = self.group.reduce_scatter(np.ascontiguousarray(to_everyone).reshape(everyone.shape))
         to_given, to_relation, dense = self.score.all_gradients(mine, relations[relation], side, to_query)
         to_relations = np.zeros_like(relations)
         add_rows(to_relations, relation, np.ascontiguousarray(to_relation))
         to_given = self.score.unprepared(given, to_given)
-        return _Slopes(float(np.sum(told * weight[asked])), to_given, to_relations, dense)
+        return _Slopes(float(np.sum(losses * weight[asked])), to_given, to_relations, dense)
 
     def _answers(self, side: Side, batch: StepBatch) -> tuple[Int64, Int64]:
-        """Answers that lie on this shard: their rows, and which of everyone's queries ask for them."""
+        """The answers on this shard: their rows, and their queries among everyone's."""
         n, p = batch.head.shape
         asked = np.arange(n * n * p).reshape(n, n, p)  # by worker, block, place
         if side == "tail":

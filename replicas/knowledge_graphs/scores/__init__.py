@@ -27,7 +27,7 @@ class _Maker(Protocol):
 SCORES: Mapping[str, _Maker] = MappingProxyType(
     {maker.name: maker for maker in (TransE, RotatE, DistMult, ComplEx, PairRE, TripleRE, BoxE, InterHT, TranS, ConvE)}
 )
-"""Every score function that there is."""
+"""All score functions."""
 
 
 def score_function(name: str, dim: int, norm: int | None = None) -> ScoreFunction:
@@ -35,12 +35,12 @@ def score_function(name: str, dim: int, norm: int | None = None) -> ScoreFunctio
 
     Args:
         name: One of `SCORES`, in upper or lower case.
-        dim: float32 values of an entity's embedding; of those whose entities
-            have two parts (BoxE, InterHT, TranS) or a bias (ConvE), of one part.
-        norm: 1 or 2, of those that measure distances; None: the function's own.
+        dim: float32 values of an entity's embedding; of one part, if entities have two
+            (BoxE, InterHT, TranS), and without the bias (ConvE).
+        norm: 1 or 2, for distances; None: the function's default.
 
     Raises:
-        BadInput: an unknown name (the known ones are listed), or a dim or norm that cannot be.
+        BadInput: an unknown name, or an invalid dim or norm.
     """
     maker = {known.lower(): found for known, found in SCORES.items()}.get(name.lower())
     if maker is None:

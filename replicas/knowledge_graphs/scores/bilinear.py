@@ -8,7 +8,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Side
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.dot import Dot
 
 __all__ = ["ComplEx", "DistMult", "halves"]
@@ -29,9 +29,7 @@ class DistMult(ScoreFunction):
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         return given * relation
 
-    def query_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32]:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
         return gradients * relation, gradients * given
 
 
@@ -40,7 +38,7 @@ class ComplEx(ScoreFunction):
 
     Args:
         dim: float32 values of a row, so `dim / 2` complex numbers.
-        norm: Not used.
+        norm: Ignored.
 
     Raises:
         BadInput: `dim` is odd.
@@ -56,7 +54,7 @@ class ComplEx(ScoreFunction):
         self.entities = self.relations = InitializerSpec("normal", 0.0, _SPREAD)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """As in `ScoreFunction.query`: `h * r`, or `t * conj(r)`."""
+        """`h * r`, or `t * conj(r)`."""
         (a, b), (c, d) = halves(given), halves(relation)
         query = np.empty_like(given)
         real, imaginary = halves(query)
@@ -66,9 +64,7 @@ class ComplEx(ScoreFunction):
             real[:], imaginary[:] = a * c + b * d, b * c - a * d
         return query
 
-    def query_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32]:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
         (a, b), (c, d), (x, y) = halves(given), halves(relation), halves(gradients)
         sign = np.float32(1 if side == "tail" else -1)
         to_given = np.concatenate([x * c + sign * (y * d), y * c - sign * (x * d)], axis=1)

@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.bilinear import halves
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.boxes import boxes
 
 __all__ = ["BoxE"]
@@ -35,19 +35,13 @@ class BoxE(ScoreFunction):
         self.entities = self.relations = InitializerSpec("uniform", -bound, bound)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """As in `ScoreFunction.query`.
-
-        A candidate's point falls into the box of its own end, moved by the
-        bump of the entity that is given; its bump moves that entity's point in
-        the other box.
-        """
+        """A candidate's point, moved by the given entity's bump, belongs in the box of its own end; its bump moves
+        the given entity's point in the other box."""
         point, bump = halves(given)
         (middle, width), (other_middle, other_width) = self._boxes(relation, side)
         return np.concatenate([bump - middle, _positive(width), point - other_middle, _positive(other_width)], axis=1)
 
-    def query_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32]:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
         (_, width), (_, other_width) = self._boxes(relation, side)
         to_bump, to_width, to_point, to_other = np.split(gradients, 4, axis=1)
         asked = [-to_bump, to_width * _slope(width)]
@@ -57,7 +51,7 @@ class BoxE(ScoreFunction):
 
     @staticmethod
     def _boxes(relation: Float32, side: Side) -> tuple[tuple[Float32, Float32], tuple[Float32, Float32]]:
-        """Middle and raw width of the box of the end that is asked for, and of the other's."""
+        """Middle and raw width of the queried end's box, and of the other's."""
         head_middle, head_width, tail_middle, tail_width = np.split(relation, 4, axis=1)
         head, tail = (head_middle, head_width), (tail_middle, tail_width)
         return (tail, head) if side == "tail" else (head, tail)

@@ -1,9 +1,10 @@
-"""ConvE (Dettmers et al., 2018): a convolution over head and relation, by TensorFlow."""
+"""ConvE (Dettmers et al., 2018): a convolution over head and relation, in TensorFlow."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +12,15 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Side
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.dot import Dot
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 __all__ = ["ConvE"]
+
+Compiled = Callable[..., Sequence["tf.Tensor"]]
 
 _FILTERS, _KERNEL = 32, 3
 _SMALLEST_VARIANCE = 1e-5
@@ -23,20 +29,18 @@ _SMALLEST_VARIANCE = 1e-5
 class ConvE(ScoreFunction):
     """`relu(W relu(conv([h; r])) + b) . t + bias of t`; an entity is `[e, bias]`.
 
-    Head and relation are laid as images of `height x (dim / height)`, one above
-    the other. Both hidden layers are scaled and shifted by the mean and
-    variance of their own activations of that query (layer normalisation, where
-    the paper has batch normalisation): so a query does not depend on the
-    others of its batch, on how many workers share it, or on training and
-    answering. Asks for tails only, as in the paper: train it with reciprocal
-    relations.
+    Head and relation are reshaped to images of `height x (dim / height)`, one above
+    the other. Both hidden layers use layer normalisation, where the paper has
+    batch normalisation: so a query depends neither on the others of its batch,
+    nor on the number of workers, nor on whether it is trained. Like the paper,
+    it answers tail queries only: train it with reciprocal relations.
 
     Args:
-        dim: Of an entity, without its bias.
-        norm: Not used.
+        dim: Size of an entity, without its bias.
+        norm: Ignored.
 
     Raises:
-        BadInput: `dim` makes no image of height and width of at least 2.
+        BadInput: `dim` is not that of an image with height and width of at least 2.
     """
 
     name = "ConvE"
@@ -51,17 +55,15 @@ class ConvE(ScoreFunction):
         self.comparison = Dot(bias=True)
         self.entities = self.relations = InitializerSpec("normal", 0.0, 0.05)
         self.dense = MappingProxyType(self._initial(dim))
-        self._steps: Any = None
+        self._steps: tuple[Callable[..., tf.Tensor], Compiled] | None = None
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         self.require_side(side)
         forward, _ = self._compiled()
         return np.asarray(forward(given[:, :-1], relation, *self.dense.values()))
 
-    def query_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32]:
-        """As in `ScoreFunction.query_gradients`; those of the variables are dropped, see `all_gradients`."""
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
+        """Without those of the variables; see `all_gradients`."""
         to_given, to_relation, _ = self.all_gradients(given, relation, side, gradients)
         return to_given, to_relation
 
@@ -75,7 +77,7 @@ class ConvE(ScoreFunction):
 
     def _initial(self, dim: int) -> dict[str, Float32]:
         rows, columns = 2 * self._height, dim // self._height
-        flat = rows * columns * _FILTERS  # padded at its edges, so that small images work
+        flat = rows * columns * _FILTERS  # the convolution pads, so that small images work
         draw = np.random.Generator(np.random.Philox(dim))
         return {
             "filters": _scaled(draw, (_KERNEL, _KERNEL, 1, _FILTERS), _KERNEL * _KERNEL),
@@ -84,7 +86,7 @@ class ConvE(ScoreFunction):
             "hidden_bias": np.zeros(dim, np.float32),
         }
 
-    def _compiled(self) -> Any:
+    def _compiled(self) -> tuple[Callable[..., tf.Tensor], Compiled]:
         if self._steps is None:
             self._steps = _compile(self._height)
         return self._steps
@@ -95,14 +97,15 @@ def _scaled(draw: np.random.Generator, shape: tuple[int, ...], inputs: int) -> F
     return values
 
 
-def _compile(height: int) -> Any:
+def _compile(height: int) -> tuple[Callable[..., tf.Tensor], Compiled]:
     import tensorflow as tf
 
-    def normalised(x: Any, axes: list[int]) -> Any:
+    def normalised(x: tf.Tensor, axes: list[int]) -> tf.Tensor:
         mean, variance = tf.nn.moments(x, axes, keepdims=True)
         return (x - mean) * tf.math.rsqrt(variance + _SMALLEST_VARIANCE)
 
-    def forward(given: Any, relation: Any, filters: Any, filters_bias: Any, hidden: Any, hidden_bias: Any) -> Any:
+    def forward(given: tf.Tensor, relation: tf.Tensor, *dense: tf.Tensor) -> tf.Tensor:
+        filters, filters_bias, hidden, hidden_bias = dense
         count = tf.shape(given)[0]
         image = tf.reshape(tf.concat([given, relation], axis=1), [count, 2 * height, -1, 1])
         maps = tf.nn.conv2d(image, filters, 1, "SAME") + filters_bias
@@ -110,10 +113,11 @@ def _compile(height: int) -> Any:
         flat = tf.reshape(maps, [count, tf.shape(hidden)[0]])
         return tf.nn.relu(normalised(tf.matmul(flat, hidden) + hidden_bias, [1]))
 
-    def backward(given: Any, relation: Any, gradients: Any, *dense: Any) -> Any:
+    def backward(given: tf.Tensor, relation: tf.Tensor, gradients: tf.Tensor, *dense: tf.Tensor) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             tape.watch([given, relation, *dense])
             total = tf.reduce_sum(forward(given, relation, *dense) * gradients)
-        return tape.gradient(total, [given, relation, *dense])
+        found: list[tf.Tensor] = tape.gradient(total, [given, relation, *dense])
+        return found
 
     return tf.function(forward, reduce_retracing=True), tf.function(backward, reduce_retracing=True)

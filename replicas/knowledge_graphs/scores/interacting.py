@@ -10,7 +10,7 @@ from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.bilinear import halves
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.affine import affine_of_two
 from elastable.replicas.knowledge_graphs.scores.kernels.unit_length import to_unit_length, unit_length_gradients
 
@@ -42,14 +42,12 @@ class InterHT(ScoreFunction):
         return np.concatenate([unit_length_gradients(row, gradient) for row, gradient in parts], axis=1)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """As in `ScoreFunction.query`: with `s = 1` for tails, `-1` for heads, `s g + r`, `-s (g' + 1)`, `s g`."""
+        """With `s = 1` for tails, `-1` for heads: `s g + r`, `-s (g' + 1)`, `s g`."""
         entity, aid = halves(given)
         sign = np.float32(1 if side == "tail" else -1)
         return np.concatenate([sign * entity + relation, -sign * (aid + _ONE), sign * entity], axis=1)
 
-    def query_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32]:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
         sign = np.float32(1 if side == "tail" else -1)
         a, b, c = np.split(gradients, 3, axis=1)
         return np.concatenate([sign * (a + c), -sign * b], axis=1), a
@@ -58,7 +56,7 @@ class InterHT(ScoreFunction):
 class TranS(InterHT):
     """`-|h * (t' + 1) - t * (h' + 1) + r1 * h + r2 + r3 * t|`; a relation is `[r1, r2, r3]`.
 
-    The relation is put together of three, by the entities that it connects.
+    The relation combines three vectors, by the entities that it connects.
     """
 
     name = "TranS"
@@ -75,9 +73,7 @@ class TranS(InterHT):
         query[:, self.dim : 2 * self.dim] += other
         return query
 
-    def query_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32]:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
         r1, r2, r3 = np.split(relation, 3, axis=1)
         to_given, to_middle = super().query_gradients(given, r2, side, gradients)
         to_mine, to_other = to_middle * halves(given)[0], gradients[:, self.dim : 2 * self.dim]

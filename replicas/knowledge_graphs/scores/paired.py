@@ -9,7 +9,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32
 from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.replicas.knowledge_graphs.graph.batch import Side
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.affine import affine
 from elastable.replicas.knowledge_graphs.scores.kernels.unit_length import to_unit_length, unit_length_gradients
 
@@ -39,7 +39,7 @@ class PairRE(ScoreFunction):
         return unit_length_gradients(rows, gradients)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """As in `ScoreFunction.query`: `h * r_h (+ r_m)` and `-r_t`, or `-t * r_t (+ r_m)` and `r_h`."""
+        """`h * r_h (+ r_m)` and `-r_t`, or `-t * r_t (+ r_m)` and `r_h`."""
         mine, other = self._scales(relation, side)
         sign = np.float32(1 if side == "tail" else -1)
         fixed = sign * given * mine
@@ -47,9 +47,7 @@ class PairRE(ScoreFunction):
             fixed += relation[:, 2 * self.dim :]
         return np.concatenate([fixed, -sign * other], axis=1)
 
-    def query_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32]:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
         mine, _ = self._scales(relation, side)
         to_fixed, to_other = gradients[:, : self.dim], gradients[:, self.dim :]
         sign = np.float32(1 if side == "tail" else -1)
@@ -61,7 +59,7 @@ class PairRE(ScoreFunction):
         return sign * to_fixed * mine, np.concatenate(parts, axis=1)
 
     def _scales(self, relation: Float32, side: Side) -> tuple[Float32, Float32]:
-        """Of the entity that is given, and of the one that is asked for."""
+        """The scales of the given and of the queried entity."""
         head, tail = relation[:, : self.dim] + self._offset, relation[:, self.dim : 2 * self.dim] + self._offset
         return (head, tail) if side == "tail" else (tail, head)
 

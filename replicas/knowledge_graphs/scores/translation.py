@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.spec import InitializerSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.replicas.knowledge_graphs.graph.batch import Side
 from elastable.replicas.knowledge_graphs.scores.bilinear import halves
-from elastable.replicas.knowledge_graphs.scores.function import ScoreFunction
+from elastable.replicas.knowledge_graphs.scores.function import RowPair, ScoreFunction
 from elastable.replicas.knowledge_graphs.scores.kernels.distance import distance
 from elastable.replicas.knowledge_graphs.scores.kernels.modulus import modulus
 
@@ -32,9 +32,7 @@ class TransE(ScoreFunction):
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
         return given + relation if side == "tail" else given - relation
 
-    def query_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32]:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
         return gradients, gradients if side == "tail" else -gradients
 
 
@@ -43,7 +41,7 @@ class RotatE(ScoreFunction):
 
     Args:
         dim: float32 values of an entity: `dim / 2` complex numbers, and as many phases of a relation.
-        norm: Not used.
+        norm: Ignored.
 
     Raises:
         BadInput: `dim` is odd.
@@ -62,14 +60,12 @@ class RotatE(ScoreFunction):
         self.relations = InitializerSpec("uniform", -math.pi, math.pi)
 
     def query(self, given: Float32, relation: Float32, side: Side) -> Float32:
-        """As in `ScoreFunction.query`: heads are found by turning back."""
+        """Rotates back for heads."""
         a, b = halves(given)
         c, d = self._turn(relation, side)
         return np.concatenate([a * c - b * d, a * d + b * c], axis=1)
 
-    def query_gradients(
-        self, given: Float32, relation: Float32, side: Side, gradients: Float32
-    ) -> tuple[Float32, Float32]:
+    def query_gradients(self, given: Float32, relation: Float32, side: Side, gradients: Float32) -> RowPair:
         (a, b), (x, y) = halves(given), halves(gradients)
         c, d = self._turn(relation, side)
         to_given = np.concatenate([x * c + y * d, y * c - x * d], axis=1)

@@ -1,1 +1,1 @@
-"""A training run of a model of a graph: its checkpoints, and what is asked of them."""
+"""Training runs: defaults, epochs, checkpoints, and predictions from them."""

@@ -1,16 +1,15 @@
-"""Settings that a model is trained by where a person says nothing; found on CoDEx-S."""
+"""Default settings of each model, found on CoDEx-S."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from elastable.replicas.knowledge_graphs.scores import SCORES, score_function
 from elastable.replicas.knowledge_graphs.settings import TrainSettings
 
 __all__ = ["default_settings", "settings_of"]
 
-_PRODUCT: Mapping[str, Any] = {
+_PRODUCT: Mapping[str, object] = {
     "dim": 256,
     "loss": "whole-softmax",
     "optimizer": "adagrad",
@@ -21,7 +20,7 @@ _PRODUCT: Mapping[str, Any] = {
     "epochs": 40,
     "spread": 0.01,
 }
-_SAMPLED: Mapping[str, Any] = {
+_SAMPLED: Mapping[str, object] = {
     "dim": 256,
     "norm": 2,
     "loss": "softmax",
@@ -34,7 +33,7 @@ _SAMPLED: Mapping[str, Any] = {
     "evaluate_every": 5,
     "spread": 0.03,
 }
-_DISTANCE: Mapping[str, Any] = {
+_DISTANCE: Mapping[str, object] = {
     "dim": 128,
     "loss": "whole-softmax",
     "optimizer": "adam",
@@ -43,7 +42,7 @@ _DISTANCE: Mapping[str, Any] = {
     "epochs": 40,
 }
 
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+_DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "ComplEx": _PRODUCT,
     "DistMult": _PRODUCT,
     "TransE": _SAMPLED,
@@ -57,27 +56,19 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def default_settings(model: str) -> dict[str, Any]:
-    """The defaults of a model, by names of `TrainSettings`.
-
-    Raises:
-        BadInput: there is no such model; names those there are.
-    """
+def default_settings(model: str) -> dict[str, object]:
+    """The defaults of a model, by names of `TrainSettings`. Raises BadInput for an unknown model."""
     name = {known.lower(): known for known in SCORES}.get(model.lower())
     if name is None:
-        name = score_function(model, 2).name  # raises, and says which there are
+        name = score_function(model, 2).name  # raises BadInput with the known names
     return {"model": name, **_DEFAULTS[name]}
 
 
-def settings_of(model: str, given: Mapping[str, Any]) -> TrainSettings:
-    """The settings of a run: what was given, over the model's defaults.
-
-    Args:
-        model: Its name.
-        given: By names of `TrainSettings`; None stands for what was not given.
+def settings_of(model: str, given: Mapping[str, object]) -> TrainSettings:
+    """The settings of a run: the given ones (None: not given), then the model's defaults.
 
     Raises:
         BadInput: as `TrainSettings`.
     """
-    said = {name: value for name, value in given.items() if value is not None}
-    return TrainSettings(**{**default_settings(model), **said})
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return TrainSettings.from_json({**default_settings(model), **chosen})

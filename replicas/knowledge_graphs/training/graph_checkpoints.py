@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,15 +27,15 @@ _TENSORS = "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """Where a run stands.
+    """The progress of a run.
 
     Attributes:
-        epochs: That are done.
-        step: Steps that are done.
-        best_mrr: Of validation so far; -1 before any.
-        best_step: Of the checkpoint that had it.
-        waited: Evaluations since.
-        stopped: Whether training has ended.
+        epochs: Epochs completed.
+        step: Steps completed.
+        best_mrr: Best validation MRR so far; -1 before any.
+        best_step: Step of its checkpoint.
+        waited: Evaluations since then.
+        stopped: Whether early stopping has ended training.
     """
 
     epochs: int = 0
@@ -47,46 +46,39 @@ class RunProgress:
     stopped: bool = False
 
     def __post_init__(self) -> None:
-        """Raises `TypeError` where a manifest says something else than numbers."""
+        """Raises TypeError for a manifest with anything but whole numbers."""
         for name in ("epochs", "step", "best_step", "waited"):
             if type(getattr(self, name)) is not int:
-                raise TypeError(f"{name} is {getattr(self, name)!r}, no whole number")
+                raise TypeError(f"{name} is {getattr(self, name)!r}, not a whole number")
 
 
 @dataclass(frozen=True, slots=True)
 class GraphCheckpoint:
-    """A checkpoint that was read: the model's state in the order of global ids, and what it is of."""
+    """A checkpoint that was read: the model's state by global id, and the run that it belongs to."""
 
     state: Mapping[str, Array]
     settings: TrainSettings
     place: RunProgress
-    graph: Mapping[str, Any]
+    graph: Mapping[str, object]
     address: str = field(default="")
 
 
 class GraphCheckpoints:
-    """The checkpoints of one run, `ckpt-<step>`, side by side; the newest and the best stay.
-
-    Args:
-        home: The folder; made by the first `write`.
-    """
+    """The checkpoints of one run, folders `ckpt-<step>` in `home`; the newest and the best are kept."""
 
     def __init__(self, home: Path) -> None:
         self._files = LocalFiles(home)
 
     def write(
-        self, state: Mapping[str, Array], settings: TrainSettings, place: RunProgress, graph: Mapping[str, Any]
+        self, state: Mapping[str, Array], settings: TrainSettings, place: RunProgress, graph: Mapping[str, object]
     ) -> str:
-        """Writes one, whole or not at all, and takes away those that are neither newest nor best.
+        """Writes one atomically, deletes those that are neither newest nor best, and returns its address.
 
         Args:
-            state: What `Trainer.state` gave.
-            settings: Of the run.
-            place: Where it stands.
-            graph: What tells graphs apart.
-
-        Returns:
-            Its address.
+            state: From `GraphTrainer.state`.
+            settings: The run's settings.
+            place: The run's progress.
+            graph: The graph's identity.
 
         Raises:
             CheckpointError: it cannot be written; no earlier one has changed.
@@ -100,19 +92,7 @@ class GraphCheckpoints:
             draft = files.begin(name)
             parts = parts_of({key: [value] for key, value in state.items()}, {"elastable": _KIND})
             files.write(f"{draft}/{_TENSORS}", parts)
-            digest = hashlib.sha256()
-            for part in parts:
-                digest.update(part)
-            manifest = {
-                "format": FORMAT,
-                "kind": _KIND,
-                "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "settings": settings.as_json(),
-                "place": asdict(place),
-                "graph": dict(graph),
-                "files": {_TENSORS: {"sha256": digest.hexdigest(), "bytes": sum(len(part) for part in parts)}},
-            }
-            manifest["checksum"] = _checksum(manifest)
+            manifest = _manifest(parts, settings, place, graph)
             files.commit(draft, name, [memoryview((json.dumps(manifest, indent=1) + "\n").encode())])
         except BaseException as error:
             if draft is not None:
@@ -126,7 +106,7 @@ class GraphCheckpoints:
         return files.at(name)
 
     def names(self) -> list[str]:
-        """Of all that are whole, the oldest first."""
+        """Names of all complete ones, the oldest first."""
         return [name for name in self._files.names() if name.startswith("ckpt-")]
 
     def newest(self) -> GraphCheckpoint:
@@ -137,17 +117,13 @@ class GraphCheckpoints:
         return self.read(names[-1])
 
     def best(self) -> GraphCheckpoint:
-        """The one with the best validation MRR; the newest where none was validated. Raises as `read`."""
+        """The one with the best validation MRR, or the newest if none was validated. Raises as `read`."""
         newest = self.newest()
         name = _name(newest.place.best_step)
         return self.read(name) if name in self.names() else newest
 
     def read(self, name: str) -> GraphCheckpoint:
-        """Reads one, and checks its bytes.
-
-        Raises:
-            CheckpointError: it cannot be read, or its bytes are not the ones that were written.
-        """
+        """Reads one and verifies its checksums. Raises CheckpointError if it is unreadable or damaged."""
         address = self._files.at(name)
         try:
             manifest = json.loads(self._files.read(f"{name}/{MANIFEST}").tobytes())
@@ -157,10 +133,10 @@ class GraphCheckpoints:
                     f"this command reads {_KIND!r} of format {FORMAT}"
                 )
             if _checksum({key: value for key, value in manifest.items() if key != "checksum"}) != manifest["checksum"]:
-                raise CheckpointError(f"checkpoint {address}: its manifest is not the one that was written")
+                raise CheckpointError(f"checkpoint {address}: its manifest does not match its checksum")
             content = self._files.read(f"{name}/{_TENSORS}")
             if hashlib.sha256(content.data).hexdigest() != manifest["files"][_TENSORS]["sha256"]:
-                raise CheckpointError(f"checkpoint {address}: {_TENSORS} is not the file that was written")
+                raise CheckpointError(f"checkpoint {address}: {_TENSORS} does not match its checksum")
             state, _ = tensors_in(content)
             return GraphCheckpoint(
                 {key: np.asarray(value) for key, value in state.items()},
@@ -173,9 +149,27 @@ class GraphCheckpoints:
             raise CheckpointError(f"checkpoint {address} cannot be read: {error}") from error
 
 
+def _manifest(
+    parts: Sequence[memoryview], settings: TrainSettings, place: RunProgress, graph: Mapping[str, object]
+) -> dict[str, object]:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    manifest: dict[str, object] = {
+        "format": FORMAT,
+        "kind": _KIND,
+        "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "settings": settings.as_json(),
+        "place": asdict(place),
+        "graph": dict(graph),
+        "files": {_TENSORS: {"sha256": digest.hexdigest(), "bytes": sum(len(part) for part in parts)}},
+    }
+    return {**manifest, "checksum": _checksum(manifest)}
+
+
 def _name(step: int) -> str:
     return f"ckpt-{step:010d}"
 
 
-def _checksum(manifest: Mapping[str, Any]) -> str:
+def _checksum(manifest: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""One knowledge-graph run: epochs, evaluations, checkpoints and early stopping, on every worker of a group."""
+"""A knowledge-graph run: epochs, evaluations, checkpoints and early stopping, on every worker of a group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from elastable.replicas.knowledge_graphs.training.graph_checkpoints import (
 __all__ = ["GraphRun", "ProgressListener", "graph_identity", "train_graph"]
 
 ProgressListener = Callable[[str, RunProgress, Mapping[str, float]], None]
-"""Hears of "epoch" (loss) and "evaluation" (val_mrr and so on), on rank 0."""
+"""Called on rank 0 with "epoch" (loss) or "evaluation" (val_mrr, ...), the progress and the values."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,11 @@ class GraphRun:
     """A run over a graph.
 
     Attributes:
-        graph: What is learned.
-        source: Where the graph came from, as a person wrote it.
-        settings: All that its numbers depend on.
-        home: The run directory; its checkpoints go to `checkpoints` there.
-        begin: The checkpoint to go on from; None: from the beginning.
+        graph: The graph.
+        source: Where the graph came from, as the user wrote it.
+        settings: The run's settings.
+        home: The run directory; checkpoints are in its folder `checkpoints`.
+        begin: The checkpoint to resume; None: start from scratch.
     """
 
     graph: KnowledgeGraph
@@ -50,12 +49,11 @@ class GraphRun:
 
     @property
     def checkpoints(self) -> GraphCheckpoints:
-        """Those of the run."""
         return GraphCheckpoints(self.home / "checkpoints")
 
 
-def graph_identity(graph: KnowledgeGraph, source: str) -> dict[str, Any]:
-    """What tells a graph from others: sizes, and a checksum of its names and training triples."""
+def graph_identity(graph: KnowledgeGraph, source: str) -> dict[str, object]:
+    """Identifies a graph: its sizes, and a checksum of its names and training triples."""
     digest = hashlib.sha256("\n".join([*graph.entities, *graph.relations]).encode())
     digest.update(np.ascontiguousarray(graph.train).tobytes())
     return {
@@ -68,36 +66,26 @@ def graph_identity(graph: KnowledgeGraph, source: str) -> dict[str, Any]:
     }
 
 
-def train_graph(group: ReplicaGroup, run: GraphRun, tell: ProgressListener) -> dict[str, Any]:
+def train_graph(group: ReplicaGroup, run: GraphRun, tell: ProgressListener) -> dict[str, object]:
     """Trains on one worker; every member of the group calls it.
 
-    The model at the end is the one that validated best.
+    The final model is the one with the best validation MRR.
 
     Args:
         group: Worker and shard are a member's rank.
         run: The same on every member.
-        tell: Is called on rank 0.
+        tell: Called on rank 0.
 
     Returns:
-        Metrics of the test triples (of validation, where there are none), and how training went.
+        Metrics of the test triples (or of validation, if there are none), and the run's progress.
 
     Raises:
-        BadInput: the checkpoint to go on from is of another graph or other settings; or types are needed and missing.
+        BadInput: the checkpoint belongs to another graph, or types are needed and missing.
         NotFinite: the loss of a step is NaN or Inf.
         CheckpointError: a checkpoint cannot be written.
     """
     graph, settings = run.graph, run.settings
-    pool = RangePool(max(1, available_cores() // group.size))
-    if settings.candidates == "typed" and graph.entity_types is None:
-        raise BadInput(
-            f"{run.source} has no entity_types.txt (entity and type, a line each), which typed candidates need"
-        )
-    trainer = GraphTrainer(
-        group, settings, len(graph.entities), len(graph.relations), graph.train, pool, graph.entity_types
-    )
-    evaluation = Evaluation(
-        trainer.model, settings.reciprocal, len(graph.relations), graph.train, graph.valid, graph.test, pool=pool
-    )
+    trainer, evaluation = _prepared(group, run)
     identity = graph_identity(graph, run.source)
     place, best = _begun(run, trainer, identity)
     if group.rank == 0:
@@ -125,10 +113,22 @@ def train_graph(group: ReplicaGroup, run: GraphRun, tell: ProgressListener) -> d
     return {"metrics": metrics, "best_validation_mrr": place.best_mrr, "epochs": place.epochs, "steps": place.step}
 
 
+def _prepared(group: ReplicaGroup, run: GraphRun) -> tuple[GraphTrainer, Evaluation]:
+    graph, settings = run.graph, run.settings
+    if settings.candidates == "typed" and graph.entity_types is None:
+        raise BadInput(
+            f"{run.source} has no entity_types.txt (entity and type, one per line), which typed candidates need"
+        )
+    pool, relations = RangePool(max(1, available_cores() // group.size)), len(graph.relations)
+    trainer = GraphTrainer(group, settings, len(graph.entities), relations, graph.train, pool, graph.entity_types)
+    known = (graph.train, graph.valid, graph.test)
+    return trainer, Evaluation(trainer.model, settings.reciprocal, relations, *known, pool=pool)
+
+
 def _begun(
-    run: GraphRun, trainer: GraphTrainer, identity: Mapping[str, Any]
+    run: GraphRun, trainer: GraphTrainer, identity: Mapping[str, object]
 ) -> tuple[RunProgress, Mapping[str, Array]]:
-    """Where the run begins, and the best state so far."""
+    """The run's initial progress, and the best state so far."""
     begin = run.begin
     if begin is None:
         return RunProgress(), trainer.state()
@@ -144,7 +144,7 @@ def _begun(
 
 
 def _judged(place: RunProgress, mrr: float, patience: int) -> RunProgress:
-    """After an evaluation: the best so far, and whether it is time to stop."""
+    """The progress after an evaluation, with early stopping."""
     if mrr > place.best_mrr:
         return replace(place, best_mrr=mrr, best_step=place.step, waited=0)
     waited = place.waited + 1

@@ -1,4 +1,4 @@
-"""Answers of a trained knowledge-graph model, by names."""
+"""Link prediction by names, with a trained knowledge-graph model."""
 
 from __future__ import annotations
 
@@ -26,17 +26,14 @@ __all__ = ["Answer", "LinkPredictor"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An entity by name, and the model's score of the triple with it; higher is more plausible."""
+    """An entity's name, and the score of the triple with it; higher is more plausible."""
 
     entity: str
     score: float
 
 
 class LinkPredictor:
-    """The best model of a run, ready to be asked.
-
-    Args:
-        run: A run directory of `elastable kg train`.
+    """The best model of a run directory of `elastable kg train`.
 
     Raises:
         BadInput: there is no such run, or it has no checkpoint.
@@ -45,7 +42,7 @@ class LinkPredictor:
 
     def __init__(self, run: Path) -> None:
         if not (run / "entities.txt").is_file():
-            raise BadInput(f"{run} is no run directory of `elastable kg train`: it has no entities.txt")
+            raise BadInput(f"{run} is not a run directory of `elastable kg train`: it has no entities.txt")
         self.entities = Names.load(run / "entities.txt")
         self.relations = Names.load(run / "relations.txt", "relation")
         self._found: GraphCheckpoint = GraphCheckpoints(run / "checkpoints").best()
@@ -56,19 +53,18 @@ class LinkPredictor:
         """The best answers to (head, relation, ?) or (?, relation, tail), best first.
 
         Args:
-            relation: By name.
-            head: By name; None: it is asked for.
-            tail: By name; None: it is asked for.
-            k: How many.
-            new: Leave out those that the graph's own triples hold.
+            relation: Name of the relation.
+            head: Name of the head; None: the query is for heads.
+            tail: Name of the tail; None: the query is for tails.
+            k: Number of answers.
+            new: Leave out answers that are in the graph.
 
         Raises:
-            BadInput: not one of head and tail, a name that is not known (with
-                those that look alike), or k out of range; with `new`, the graph
-                is not where it was.
+            BadInput: not exactly one of head and tail, an unknown name (with similar
+                ones), or k out of range; with `new`, the graph has moved or changed.
         """
         if (head is None) == (tail is None):
-            raise BadInput("give a head to ask for tails, or a tail to ask for heads; got " + _told(head, tail))
+            raise BadInput("give a head to query tails, or a tail to query heads; got " + _given_text(head, tail))
         which = self.relations.id_of(relation)
         if head is not None:
             side, triple = "tail", [self.entities.id_of(head), which, -1]
@@ -91,7 +87,7 @@ class LinkPredictor:
         return run_threads(1, work)[0]
 
     def _known(self) -> KnownTriples:
-        graph, reciprocal = load_graph(self._found.graph["source"]), self._found.settings.reciprocal
+        graph, reciprocal = load_graph(str(self._found.graph["source"])), self._found.settings.reciprocal
         relations = len(self.relations)
         if list(graph.entities) != list(self.entities) or list(graph.relations) != list(self.relations):
             raise BadInput(f"the graph in {self._found.graph['source']} is not the one that the run was trained on")
@@ -101,5 +97,5 @@ class LinkPredictor:
         return KnownTriples.create(len(self.entities), (1 + reciprocal) * relations, every)
 
 
-def _told(head: str | None, tail: str | None) -> str:
+def _given_text(head: str | None, tail: str | None) -> str:
     return "neither" if head is None else f"head {head!r} and tail {tail!r}"

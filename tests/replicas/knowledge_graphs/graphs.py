@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.replicas.knowledge_graphs.graph.batch import Int32, StepBatch
+from elastable.replicas.knowledge_graphs.graph.batch import Bools, Int32, StepBatch
+from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.partition import PartitionedTriples
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding, types_of_offsets
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.sampler import ShardedSampler
 
 ENTITIES, RELATIONS, SHARDS = 501, 11, 5
@@ -23,7 +24,15 @@ def random_triples(count: int = 2000, seed: int = 7) -> Int32:
 
 def typed_sharding(shards: int = SHARDS, seed: int = 1) -> Sharding:
     """501 entities of six types, one of which has one entity only."""
-    return Sharding.create(ENTITIES, shards, seed=seed, entity_types=types_of_offsets(TYPE_OFFSETS, ENTITIES))
+    types = np.searchsorted(TYPE_OFFSETS, np.arange(ENTITIES), side="right") - 1
+    return Sharding.create(ENTITIES, shards, seed=seed, entity_types=types)
+
+
+def is_known(known: KnownTriples, triples: Int32) -> Bools:
+    """Whether each of `triples` is known: bool `[N]`."""
+    first, last = known.tails.spans(triples[:, 0], triples[:, 1])
+    spans = zip(first, last, triples[:, 2], strict=True)
+    return np.array([tail in known.tails.answers[start:stop] for start, stop, tail in spans], np.bool_)
 
 
 def everyones(sampler: ShardedSampler, step: int) -> list[StepBatch]:

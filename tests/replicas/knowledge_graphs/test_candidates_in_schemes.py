@@ -22,7 +22,7 @@ from elastable.replicas.knowledge_graphs.schemes.embedding_moving import Embeddi
 from elastable.replicas.knowledge_graphs.schemes.scheme import Scheme
 from elastable.replicas.knowledge_graphs.schemes.score_moving import ScoreMoving
 from elastable.replicas.knowledge_graphs.scores import score_function
-from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, random_triples, typed_sharding
+from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, is_known, random_triples, typed_sharding
 
 WORKERS, DIM = 3, 8
 TRIPLES, SHARDING = random_triples(), typed_sharding(WORKERS)
@@ -71,7 +71,7 @@ def test_scores_that_count(scheme: type[Scheme], corruption: Corruption, kind: s
                 [part[place].reshape(-1) for part in (everyones if of_all else [everyones[batch.worker]])]  # type: ignore[index]
             )
             made = [(e, relation, tail) if heads else (head, relation, e) for e in mine.tolist() if e >= 0]
-            counted = np.array([triple for triple in made if not KNOWN.contains(np.array([triple], np.int32))[0]])
+            counted = np.array([triple for triple in made if not is_known(KNOWN, np.array([triple], np.int32))[0]])
             expected = (EMBEDDED[counted[:, 0]] * RELATED[counted[:, 1]] * EMBEDDED[counted[:, 2]]).sum(1)
             got = scores.negative[b] if scores.counted is None else scores.negative[b][scores.counted[b]]
             np.testing.assert_allclose(np.sort(got), np.sort(expected), rtol=1e-4, atol=1e-5)

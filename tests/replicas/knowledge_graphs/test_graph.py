@@ -103,12 +103,12 @@ def test_a_tsv_file_will_do(tmp_path: Path) -> None:
 
 
 def test_what_is_no_graph_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="neither a folder nor a graph that may be installed"):
+    with pytest.raises(BadInput, match="neither a folder nor an installable graph"):
         load_graph("umlz")
     with pytest.raises(BadInput, match=r"no train\.txt"):
         load_graph(tmp_path)
     written(tmp_path, train="\n")
-    with pytest.raises(BadInput, match="no triple to train with"):
+    with pytest.raises(BadInput, match="no training triple"):
         load_graph(tmp_path)
 
 

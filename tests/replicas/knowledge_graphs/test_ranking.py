@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, Ranks
-from elastable.replicas.knowledge_graphs.evaluation.ranking_metrics import RankingMetrics
+from elastable.replicas.knowledge_graphs.evaluation.ranking import RankCounts, RankingMetrics, Ranks
 from elastable.replicas.knowledge_graphs.graph.batch import SIDES, Side
 from elastable.replicas.knowledge_graphs.graph.known_triples import KnownTriples
 from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from elastable.replicas.knowledge_graphs.sampling.queries import QueryBatches
-from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, SHARDS, random_triples, typed_sharding
+from tests.replicas.knowledge_graphs.graphs import ENTITIES, RELATIONS, SHARDS, is_known, random_triples, typed_sharding
 
 TRIPLES = random_triples()
 
@@ -111,14 +110,14 @@ def test_what_is_not_a_number_ranks_last() -> None:
 def test_known_triples() -> None:
     known = KnownTriples.create(ENTITIES, RELATIONS, TRIPLES[:1200], TRIPLES[900:])  # 300 are given twice
     assert len(known.tails.answers) == len(known.heads.answers) == len(TRIPLES)
-    assert known.contains(TRIPLES).all()
+    assert is_known(known, TRIPLES).all()
     true = {tuple(triple) for triple in TRIPLES.tolist()}
     rng = np.random.default_rng(1)
     others = np.stack([rng.integers(high, size=3000) for high in (ENTITIES, RELATIONS, ENTITIES)], 1).astype(np.int32)
     others = np.concatenate([others, TRIPLES[:5]])
-    np.testing.assert_array_equal(known.contains(others), [tuple(triple) in true for triple in others.tolist()])
+    np.testing.assert_array_equal(is_known(known, others), [tuple(triple) in true for triple in others.tolist()])
     nothing = KnownTriples.create(ENTITIES, RELATIONS)
-    assert not nothing.contains(TRIPLES).any()
+    assert not is_known(nothing, TRIPLES).any()
     with pytest.raises(BadInput, match="relation 10 is not one of 5"):
         KnownTriples.create(ENTITIES, 5, TRIPLES)
 

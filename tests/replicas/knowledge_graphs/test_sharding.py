@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastable.embedding_store.errors import BadInput
-from elastable.replicas.knowledge_graphs.graph.sharding import Sharding, types_of_offsets
+from elastable.replicas.knowledge_graphs.graph.sharding import Sharding
 from tests.replicas.knowledge_graphs.graphs import ENTITIES, SHARDS, TYPE_OFFSETS, typed_sharding
 
 
@@ -86,7 +86,7 @@ def test_what_is_no_saved_sharding_is_refused(tmp_path: Path) -> None:
     parts["row_of"][0] = parts["row_of"][1] = 0
     parts["shard_of"][0] = parts["shard_of"][1] = 0
     np.savez(path, **parts)
-    with pytest.raises(BadInput, match="two of them lie in one row"):
+    with pytest.raises(BadInput, match="two of them are in one row"):
         Sharding.load(path)
     path.write_bytes(path.read_bytes()[:300])
     with pytest.raises(BadInput, match="not a saved sharding"):
@@ -104,10 +104,3 @@ def test_more_workers_than_entities_are_refused() -> None:
 def test_types_that_do_not_fit_are_refused(types: list[int]) -> None:
     with pytest.raises(BadInput, match="entity types"):
         Sharding.create(3, 1, entity_types=types)
-
-
-def test_types_of_offsets() -> None:
-    np.testing.assert_array_equal(types_of_offsets([0, 2, 2, 4], 5), [0, 0, 2, 2, 3])
-    for offsets in ([], [1, 2], [0, 3, 2], [0, 9]):
-        with pytest.raises(BadInput, match="type offsets"):
-            types_of_offsets(offsets, 5)

@@ -230,3 +230,17 @@ def test_learning_rates_fall_as_their_schedule_says() -> None:
     assert [settings.rate(step, 4) for step in (0, 1, 4, 9)] == [2.0, 1.5, 0.0, 0.0]
     cosine = TrainSettings(learning_rate=2.0, schedule="cosine")
     assert [cosine.rate(step, 4) for step in (0, 2, 4)] == pytest.approx([2.0, 1.0, 0.0])
+
+
+def test_workers_that_read_different_numbers_of_rows_are_refused() -> None:
+    class Unbalanced(GraphTrainer):
+        def _gradients(self, *step: Any) -> Any:
+            loss, gradients, gathered = super()._gradients(*step)
+            return loss, gradients, gathered + self.group.rank
+
+    def work(group: ReplicaGroup) -> None:
+        trainer = Unbalanced(group, WHOLE, ENTITIES, RELATIONS, KEPT)
+        with pytest.raises(BadInput, match=r"step 0: workers read \[\d+, \d+\] rows of their shards"):
+            trainer.run_step()
+
+    run_threads(2, work)
