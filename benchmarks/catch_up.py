@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.peers import workloads
-from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RowBlock, TableSpec, TableUpdate
+from benchmarks.tables import filled_blocks
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.process.heap import keep_freed_memory
 
@@ -140,9 +141,7 @@ def _filled(optimizer: OptimizerSpec) -> Iterator[MemoryStore]:
     with MemoryStore(workloads.THREADS, direct_bytes=1 << 33) as store:
         store.create_table(TableSpec("t", DIM, ROWS, optimizer=optimizer))
         slots = row_optimizer(optimizer).initial_slots(DIM)
-        for start in range(0, ROWS, 1 << 16):
-            ids = np.arange(start, min(start + (1 << 16), ROWS))
-            store.put("t", [RowBlock(ids, np.ones((len(ids), DIM), np.float32), np.tile(slots, (len(ids), 1)))])
+        store.put("t", filled_blocks(ROWS, DIM, slots))
         work = _updates(store, BATCH)
         for _ in range(_TURN):
             work()

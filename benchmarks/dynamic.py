@@ -8,13 +8,12 @@ from __future__ import annotations
 import statistics
 import time
 from itertools import count, cycle
-from pathlib import Path
-from resource import getpagesize
 
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.lookup import filled_table, look_up
+from benchmarks.tables import resident_bytes
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
@@ -53,12 +52,6 @@ def _store() -> MemoryStore:
     return MemoryStore(_THREADS)
 
 
-def _resident() -> int:
-    """Bytes of this process that lie in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * getpagesize()
-
-
 def _bytes_row(name: str, measured: float) -> Row:
     return Row(name, measured, "bytes/row", _BYTES_A_ROW, _BYTES_A_ROW / measured, 1.0)
 
@@ -69,13 +62,13 @@ def _bytes_of_the_index(ids: Int64) -> list[Row]:
     warmed = IdIndex()
     warmed.reserve(_BATCH)
     warmed.claim(ids[:_BATCH], positions)
-    before, index, found = _resident(), IdIndex(), list[float]()
+    before, index, found = resident_bytes(), IdIndex(), list[float]()
     for start in range(0, len(ids), _BATCH):
         some = ids[start : start + _BATCH]
         index.reserve(len(some))
         index.claim(some, positions[: len(some)])
         if index.count >= _ROWS:
-            found.append((_resident() - before) / index.count)
+            found.append((resident_bytes() - before) / index.count)
     return [
         _bytes_row(f"index of {len(ids):,} ids, resident", found[-1]),
         _bytes_row(f"index at the worst moment from {_ROWS:,} ids to {len(ids):,}, resident", max(found)),
@@ -90,11 +83,11 @@ def _bytes_of_a_table(ids: Int64) -> Row:
             store.create_table(TableSpec(name, _DIM, optimizer=_ADAGRAD))
         for version in (1, 2):  # from here on the process has what commits work with
             store.commit(Commit(version, {"warm": TableUpdate(ids[:_BATCH], gradients)}, 0, {}))
-        before = _resident()
+        before = resident_bytes()
         for version, start in enumerate(range(0, len(ids), _BATCH), 3):
             some = ids[start : start + _BATCH]
             store.commit(Commit(version, {"t": TableUpdate(some, gradients[: len(some)])}, 0, {}))
-        beyond = (_resident() - before) / len(ids) - 2 * 4 * _DIM
+        beyond = (resident_bytes() - before) / len(ids) - 2 * 4 * _DIM
     return _bytes_row(f"table of {len(ids):,} rows beyond weights and slots, resident", beyond)
 
 

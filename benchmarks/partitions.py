@@ -15,9 +15,10 @@ from itertools import count, cycle
 import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
+from benchmarks.tables import filled_blocks
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -54,7 +55,7 @@ def _of_shape(rows: int, dim: int, batch: int) -> Iterator[Row]:
     spec = TableSpec("t", dim, rows, optimizer=OptimizerSpec.of("adagrad", learning_rate=0.01))
     for store in stores.values():
         store.create_table(spec)
-        store.put("t", _blocks(rows, dim))
+        store.put("t", filled_blocks(rows, dim, np.ones(dim, np.float32)))
     for what, work in (("lookup", _looking_up), ("commit, Adagrad", _committing)):
         contenders = {name: rate(work(store, batches, dim), batch) for name, store in stores.items()}
         rounds = interleaved(contenders, _ROUNDS)
@@ -75,13 +76,6 @@ def _committing(store: EmbeddingStore, batches: list[Int64], dim: int) -> Callab
     updates = cycle([TableUpdate(ids, gradients[: len(ids)]) for ids in (np.unique(batch) for batch in batches)])
     versions = count(1)
     return lambda: store.commit(Commit(next(versions), {"t": next(updates)}, 1, {}))
-
-
-def _blocks(rows: int, dim: int) -> Iterator[RowBlock]:
-    step = (1 << 23) // dim
-    for start in range(0, rows, step):
-        ids = np.arange(start, min(rows, start + step))
-        yield RowBlock(ids, np.ones((len(ids), dim), np.float32), np.ones((len(ids), dim), np.float32))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ import numpy as np
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.peers import workloads
-from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, RowBlock, TableSpec, TableUpdate
+from benchmarks.tables import filled_blocks
+from elastable.embedding_store import Commit, MemoryStore, OptimizerSpec, TableSpec, TableUpdate
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.process.heap import keep_freed_memory
 
@@ -101,9 +102,7 @@ def _filled(optimizer: str) -> Iterator[MemoryStore]:
         spec = TableSpec("t", DIM, ROWS, optimizer=OptimizerSpec.of(optimizer, learning_rate=0.01))
         store.create_table(spec)
         slots = row_optimizer(spec.optimizer).initial_slots(DIM)
-        for start in range(0, ROWS, 1 << 16):
-            ids = np.arange(start, min(start + (1 << 16), ROWS))
-            store.put("t", [RowBlock(ids, np.ones((len(ids), DIM), np.float32), np.tile(slots, (len(ids), 1)))])
+        store.put("t", filled_blocks(ROWS, DIM, slots))
         yield store
 
 

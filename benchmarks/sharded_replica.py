@@ -6,18 +6,17 @@ elastable replicas -n 2 -m benchmarks.sharded_replica both 2048 64
 from __future__ import annotations
 
 import json
-import os
 import resource
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 import elastable as et
+from benchmarks.tables import resident_bytes
 
 __all__ = ["main"]
 
@@ -52,7 +51,7 @@ def main(shared: str, width: int, batch_size: int) -> None:
     x = random.normal(size=(_STEPS * batch_size, 64)).astype(np.float32)
     y = x[:, :1] * x[:, 1:2]
     layers = keras.layers
-    before = _resident()
+    before = resident_bytes()
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
         [keras.Input((64,)), layers.Dense(width, "relu"), layers.Dense(width, "relu"), layers.Dense(1)]
@@ -71,16 +70,11 @@ def main(shared: str, width: int, batch_size: int) -> None:
         "whole_state": held.whole_optimizer_state,
         "weights": held.weights + held.buffers,
         "sent": (group.bytes_sent - sent) / (_STEPS * _EPOCHS),
-        "resident": _resident() - before,
+        "resident": resident_bytes() - before,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before,
     }
     if group.rank == 0:
         print(json.dumps(told), flush=True)
-
-
-def _resident() -> int:
-    """Bytes of memory that this process has now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -8,15 +8,15 @@ turns, so that rows come from memory rather than a cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count, cycle
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
+from benchmarks.tables import filled_blocks
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.native.range_pool import RangePool, available_cores
@@ -115,14 +115,8 @@ def _filled(optimizer: str) -> MemoryStore:
     """A store whose table "t" has all its rows."""
     store = MemoryStore()
     store.create_table(TableSpec("t", _DIM, _ROWS, optimizer=OptimizerSpec.of(optimizer, learning_rate=0.01)))
-    store.put("t", _blocks(_SLOTS[optimizer] * _DIM))
+    store.put("t", filled_blocks(_ROWS, _DIM, np.ones(_SLOTS[optimizer] * _DIM, np.float32)))
     return store
-
-
-def _blocks(slot_width: int) -> Iterator[RowBlock]:
-    for start in range(0, _ROWS, 1 << 16):
-        ids: npt.NDArray[np.int64] = np.arange(start, min(start + (1 << 16), _ROWS))
-        yield RowBlock(ids, np.ones((len(ids), _DIM), np.float32), np.ones((len(ids), slot_width), np.float32))
 
 
 if __name__ == "__main__":

@@ -16,18 +16,17 @@ from itertools import cycle
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.harness import Row, compare, interleaved, publish, rate
 from benchmarks.peers import workloads
 from benchmarks.peers.races import run, table_races
+from benchmarks.tables import filled_blocks
 from elastable.embedding_store import (
     EmbeddingTable,
     IndexedSlices,
     Indexer,
     MemoryStore,
     OptimizerSpec,
-    RowBlock,
     TableSpec,
 )
 from elastable.embedding_store.native.range_pool import RangePool
@@ -123,14 +122,8 @@ def _filled(optimizer: str) -> Iterator[EmbeddingTable]:
     with MemoryStore(_POOL.threads, direct_bytes=1 << 33) as store:
         spec = TableSpec("t", DIM, ROWS, optimizer=OptimizerSpec.of(optimizer, learning_rate=0.01))
         table = store.table(spec)
-        table.put(_blocks(row_optimizer(spec.optimizer).initial_slots(DIM)))
+        table.put(filled_blocks(ROWS, DIM, row_optimizer(spec.optimizer).initial_slots(DIM)))
         yield table
-
-
-def _blocks(slots: npt.NDArray[np.float32]) -> Iterator[RowBlock]:
-    for start in range(0, ROWS, 1 << 16):
-        ids: workloads.Int64 = np.arange(start, min(start + (1 << 16), ROWS))
-        yield RowBlock(ids, np.ones((len(ids), DIM), np.float32), np.tile(slots, (len(ids), 1)))
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ class HostTableContract:
 
     @pytest.mark.parametrize(("replicas", "strategy"), [(1, "TOKEN"), (3, "ENCODING"), (8, "ENCODING"), (4, "TOKEN")])
     @pytest.mark.parametrize("name", ["adam", "rowwise_adagrad"])
-    def test_states_go_on_with_other_replicas_and_strategies(
+    def test_states_continue_with_other_replicas_and_strategies(
         self, way: Way, replicas: int, strategy: str, name: str
     ) -> None:
         steps, arguments = random_steps(13, 7, 2, 8, seed=3), way()
@@ -191,7 +191,7 @@ class HostTableContract:
             for key, values in whole.items():
                 np.testing.assert_array_equal(state[key], values, key)
 
-    def test_an_index_outside_is_everyones_error_and_changes_nothing(self, way: Way) -> None:
+    def test_an_index_out_of_range_is_raised_on_every_replica_and_changes_nothing(self, way: Way) -> None:
         arguments = way()
 
         def work(group: ReplicaGroup) -> Any:
@@ -205,7 +205,7 @@ class HostTableContract:
         told = "host embedding 't': index 5 at position 1 of rank 1 is outside 0 <= index < 5, and clip_indices=False"
         assert run_threads(2, work) == [told, told]
 
-    def test_replicas_that_differ_are_told_in_what(self, way: Way) -> None:
+    def test_replicas_with_different_options_are_refused_with_the_difference(self, way: Way) -> None:
         arguments = way()
 
         def work(group: ReplicaGroup) -> Any:
@@ -216,7 +216,7 @@ class HostTableContract:
         told = "host embedding 't': replicas differ in shape: rank 0 has [5, 3], rank 2 has [5, 4]"
         assert run_threads(3, work) == [told] * 3
 
-    def test_what_is_not_trained_stays(self, way: Way) -> None:
+    def test_untrained_embeddings_do_not_change(self, way: Way) -> None:
         arguments = way()
 
         def work(group: ReplicaGroup) -> Any:

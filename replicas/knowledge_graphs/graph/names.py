@@ -68,12 +68,12 @@ class Names(Sequence[str]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the names, one per line in the order of ids; replaces an existing file."""
-        beside = Path(path).with_name(f".{Path(path).name}.new")
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
+        draft = Path(path).with_name(f".{Path(path).name}.new")
+        with draft.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(f"{name}\n" for name in self._names)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        draft.replace(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], what: str = "entity") -> Names:

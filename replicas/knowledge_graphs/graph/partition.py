@@ -99,7 +99,7 @@ def with_inverses(triples: npt.ArrayLike, relations: int) -> Int32:
     given = checked_triples(triples, 2**31 - 1, unknown_in=(0, 2))
     if given.size and not 0 <= given[:, 1].min() <= given[:, 1].max() < relations:
         raise IdOutOfRange(
-            f"inverse triples: relations lie in {given[:, 1].min()} .. {given[:, 1].max()}, not in 0 .. {relations - 1}"
+            f"inverse triples: relations are in {given[:, 1].min()} .. {given[:, 1].max()}, not in 0 .. {relations - 1}"
         )
     inverse = given[:, ::-1] + np.array([0, relations, 0], np.int32)
     return np.concatenate([given, inverse])

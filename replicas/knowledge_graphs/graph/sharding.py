@@ -138,8 +138,8 @@ class Sharding:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the sharding as a .npz file; replaces an existing one."""
-        beside = Path(path).with_name(f".{Path(path).name}.new")
-        with beside.open("wb") as file:
+        draft = Path(path).with_name(f".{Path(path).name}.new")
+        with draft.open("wb") as file:
             np.savez(
                 file,
                 format=np.int64(_FORMAT),
@@ -151,7 +151,7 @@ class Sharding:
             )
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        draft.replace(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Sharding:

@@ -116,7 +116,7 @@ def _checked_lists(side: Side, given: npt.ArrayLike | None, entities: int) -> In
     if lists.ndim not in (1, 2) or lists.dtype.kind not in "iu" or not lists.shape[-1]:
         raise BadInput(f"listed {side}s must be integers [N, k] or [k], got {lists.dtype} {list(lists.shape)}")
     if lists.size and not -1 <= lists.min() <= lists.max() < entities:
-        raise IdOutOfRange(f"listed {side}s lie in {lists.min()} .. {lists.max()}; there are {entities} entities")
+        raise IdOutOfRange(f"listed {side}s are in {lists.min()} .. {lists.max()}; there are {entities} entities")
     return np.ascontiguousarray(lists, np.int64)
 
 

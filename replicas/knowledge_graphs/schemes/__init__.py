@@ -1,1 +1,1 @@
-"""Schemes: how triples and candidates that lie on different workers meet to be scored."""
+"""Schemes: how triples and candidates on different workers are brought together to be scored."""

@@ -15,7 +15,7 @@ __all__ = ["EmbeddingMoving"]
 
 
 @dataclass(slots=True)
-class _Moved(Scored):
+class _EmbeddingMovingScored(Scored):
     """What `backward` needs: the rows sent, the candidates received, and their scores for each queried end."""
 
     batch: StepBatch
@@ -39,7 +39,7 @@ class EmbeddingMoving(Scheme):
     back; w is the width of an embedding, other letters are those of `graph.batch`.
     """
 
-    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> _Moved:
+    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> _EmbeddingMovingScored:
         negatives = self._negatives(batch)
         n, p = batch.head.shape
         heads = entities[batch.head.reshape(-1)]
@@ -61,12 +61,12 @@ class EmbeddingMoving(Scheme):
         for part, scores in zip(asked, found, strict=True):
             negative[part.triples] = scores
         mask = counted(negatives.mask, n * p)
-        return _Moved(
+        return _EmbeddingMovingScored(
             triples.scores, negative, mask, batch.gathered_rows, triples, batch, sent, candidates, ready, places, found
         )
 
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
-        assert isinstance(scored, _Moved)
+        assert isinstance(scored, _EmbeddingMovingScored)
         triples, batch, negatives = scored._triples, scored.batch, self._negatives(scored.batch)
         n, p = batch.head.shape
         to_candidates = np.zeros_like(scored.candidates)

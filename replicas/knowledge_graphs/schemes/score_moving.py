@@ -17,7 +17,7 @@ __all__ = ["ScoreMoving"]
 
 
 @dataclass(slots=True)
-class _Moved(Scored):
+class _ScoreMovingScored(Scored):
     """What `backward` needs; for each queried end: everyone's queries, the candidates' positions, and scores.
 
     `places` are positions among the unique rows, `read` in `ready`.
@@ -52,7 +52,7 @@ class ScoreMoving(Scheme):
     of a query, m' = m for candidates per triple and n m for shared ones.
     """
 
-    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> _Moved:
+    def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> _ScoreMovingScored:
         negatives = self._negatives(batch)
         mask = self._mask(negatives)
         n, p = batch.head.shape
@@ -76,10 +76,10 @@ class ScoreMoving(Scheme):
             back = self.group.all_to_all(scores.reshape(n, len(part.triples), -1))
             negative[part.triples] = back.transpose(1, 0, 2).reshape(len(part.triples), -1)
         common = (triples.scores, negative, counted(mask, n * p), batch.gathered_rows, triples)
-        return _Moved(*common, batch, entities, unique, ready, everyone, places, read, found)
+        return _ScoreMovingScored(*common, batch, entities, unique, ready, everyone, places, read, found)
 
     def backward(self, scored: Scored, positive: Float32, negative: Float32) -> StepGradients:
-        assert isinstance(scored, _Moved)
+        assert isinstance(scored, _ScoreMovingScored)
         triples, batch, unique, raw = scored._triples, scored.batch, scored.unique, scored.entities
         n, p = batch.head.shape
         to_drawn = np.zeros((len(unique), raw.shape[1]), np.float32)

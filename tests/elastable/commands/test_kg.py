@@ -88,7 +88,7 @@ def test_what_cannot_be_answered_is_refused_by_name(run: Path, asked: dict[str, 
 
 
 def test_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no run directory"):
+    with pytest.raises(BadInput, match="not a run directory"):
         LinkPredictor(tmp_path)
 
 
@@ -159,11 +159,11 @@ def test_a_checkpoint_whose_bytes_changed_is_refused(run: Path, tmp_path: Path) 
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"model.safetensors is not the file"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors does not match"):
         copy.newest()
     manifest = address / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"epochs": ', '"epochs": 1'))
-    with pytest.raises(CheckpointError, match="manifest is not the one"):
+    with pytest.raises(CheckpointError, match="manifest does not match"):
         copy.newest()
 
 

@@ -19,7 +19,7 @@ def test_transposes(grouping: tuple[int, int, int], transposed: tuple[int, int, 
     assert ReplicaGrouping(*grouping).transposed() == ReplicaGrouping(*transposed)
 
 
-def test_a_transpose_that_is_no_grouping_is_refused() -> None:
+def test_a_transpose_that_is_not_a_grouping_is_refused() -> None:
     with pytest.raises(BadInput, match="groups of 2 at stride 3 of 12 replicas have no transpose"):
         ReplicaGrouping(12, 3, 2).transposed()
 
@@ -68,6 +68,6 @@ def test_comm_groups(comm_group: CommGroup, grouping: tuple[int, int, int]) -> N
         (lambda: ReplicaGrouping(8, 1, 4).group_of(8), "no replica 8; the ranks are 0 to 7"),
     ],
 )
-def test_what_cannot_be_is_refused(make: object, told: str) -> None:
+def test_invalid_arguments_are_refused(make: object, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         make()  # type: ignore[operator]

@@ -20,7 +20,7 @@ class TestThreads(ReplicaContract):
         return run_threads
 
 
-def test_one_that_hangs_is_named_within_the_deadline() -> None:
+def test_a_hanging_member_is_named_within_the_deadline() -> None:
     told, heard = list[str](), threading.Event()
 
     def work(group: ReplicaGroup) -> Any:
@@ -36,7 +36,7 @@ def test_one_that_hangs_is_named_within_the_deadline() -> None:
     assert told == ["all_gather of uint8 []: rank 1 has not come within 0.2 s"]
 
 
-def test_a_group_of_nobody_is_refused() -> None:
+def test_an_empty_group_is_refused() -> None:
     with pytest.raises(BadInput, match="at least 1 member, got 0"):
         run_threads(0, lambda group: group.barrier())
 

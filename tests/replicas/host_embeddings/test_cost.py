@@ -73,6 +73,6 @@ def test_optimizers_that_look_across_columns_are_split_by_token() -> None:
     assert run_threads(2, work) == [["ENCODING", "TOKEN"]] * 2
 
 
-def test_what_cannot_be() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(BadSpec, match="a strategy needs rows, columns and replicas, got 0, 1 and 2"):
         choose_strategy(0, 1, 2)

@@ -256,13 +256,13 @@ def test_rows_have_the_tables_dtype() -> None:
     assert model.layers[1] is half
 
 
-def test_keras_initializers_say_how_rows_begin() -> None:
+def test_keras_initializers_set_initial_rows() -> None:
     host = create_host_embedding("t", (9, 4), initializer=keras.initializers.RandomNormal(0.0, 2.0, seed=5))
     assert (host.table.spec.initializer, host.table.spec.seed) == (InitializerSpec("normal", 0.0, 2.0), 5)
     np.testing.assert_array_equal(host.get_embedding_tensor(), initial_rows(host.table.spec, np.arange(9)))
 
 
-def test_what_cannot_be_looked_up() -> None:
+def test_invalid_lookups_are_refused() -> None:
     host = embedding()
     with pytest.raises(BadInput, match="'rows' is looked up without being registered"):
         host.lookup([1])

@@ -84,7 +84,7 @@ def test_sums_over_replicas_are_one_process_with_the_joined_batch(
     assert run(replicas, strategy, steps) == run(1, "TOKEN", joined) * replicas
 
 
-def test_rows_lie_where_the_document_says() -> None:
+def test_rows_are_partitioned_as_in_the_original() -> None:
     """Source: the host-embedding document: row i on shard i mod n at i // n; ceil(dim / n) columns each."""
     spec = TableSpec("t", 7, 13)
 
@@ -100,7 +100,7 @@ def test_rows_lie_where_the_document_says() -> None:
     ]
 
 
-def test_replicas_with_stores_of_their_own_that_are_not_the_same_are_told() -> None:
+def test_replicas_with_different_stores_are_refused() -> None:
     def work(group: ReplicaGroup) -> Any:
         optimizer = HostEmbeddingOptimizerSpec(0.1)
         table = create_host_table("t", (4, 3), optimizer_spec=optimizer, group=group, store=_Impatient())

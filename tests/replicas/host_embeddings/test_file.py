@@ -24,7 +24,7 @@ def table_for(group: ReplicaGroup | None = None, strategy: str = "TOKEN", dim: i
     return create_host_table("t", (13, dim), partition_strategy=strategy, optimizer_spec=optimizer, group=group)
 
 
-def test_what_some_replicas_wrote_others_read(tmp_path: Path) -> None:
+def test_files_are_read_by_any_number_of_replicas(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
 
     def write(group: ReplicaGroup) -> Any:
@@ -67,7 +67,7 @@ def test_files_that_cannot_be_read_are_refused_and_change_nothing(tmp_path: Path
         np.testing.assert_array_equal(values, before[name])
 
 
-def test_a_file_that_cannot_be_written_is_everyones_error(tmp_path: Path) -> None:
+def test_a_failed_write_is_raised_on_every_replica(tmp_path: Path) -> None:
     def work(group: ReplicaGroup) -> Any:
         with pytest.raises((CheckpointError, StoreFailed), match="host embedding 't' cannot be written to") as caught:
             save_host_embedding(table_for(group), tmp_path / "missing" / "t.safetensors")

@@ -46,7 +46,7 @@ def test_a_name_is_registered_once_at_a_time() -> None:
         assert other.lookup([1]).shape == (1, 3)
 
 
-def test_a_part_of_a_group_holds_a_name_with_the_group() -> None:
+def test_a_subgroup_shares_the_names_of_its_group() -> None:
     def work(group: ReplicaGroup) -> Any:
         table = create_host_table("users", (4, 3), group=group)
         again = create_host_table("users", (4, 3), group=group.subgroup(CommGroup("all")))
@@ -58,7 +58,7 @@ def test_a_part_of_a_group_holds_a_name_with_the_group() -> None:
     assert run_threads(3, work) == [BadInput] * 3
 
 
-def test_one_replicas_refusal_is_everyones() -> None:
+def test_a_refusal_on_one_replica_is_raised_on_all() -> None:
     def work(group: ReplicaGroup) -> Any:
         alone = group.subgroup(CommGroup("consecutive", 1))
         table = create_host_table("users", (4, 3), group=group)
@@ -85,7 +85,7 @@ def test_lookups_and_updates_need_a_registration() -> None:
         table.update(batch, rows)
 
 
-def test_indices_and_gradients_that_do_not_fit() -> None:
+def test_mismatched_indices_and_gradients_are_refused() -> None:
     table = create_host_table("t", (4, 3), optimizer_spec=HostEmbeddingOptimizerSpec(0.1))
     with table.register():
         with pytest.raises(BadIds, match="'t': ids must be integers, got float64"):
@@ -202,7 +202,7 @@ def test_callbacks_and_remote_buffers_by_name() -> None:
     run_threads(2, without_a_store)
 
 
-def test_rows_begin_as_the_initializer_says() -> None:
+def test_initial_rows_are_the_initializers() -> None:
     drawn = create_host_table("t", (6, 3), initializer=InitializerSpec("normal", 0, 1), seed=7)
     np.testing.assert_array_equal(drawn.whole(), initial_rows(drawn.spec, np.arange(6)))
     given = np.arange(6).reshape(3, 2)
@@ -226,7 +226,7 @@ def test_rows_begin_as_the_initializer_says() -> None:
         ({"name": "a b"}, "table name 'a b'"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments: dict[str, Any], told: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(BadSpec, match=told):
         create_host_table(**{"name": "t", "shape": (4, 3), **arguments})
 
@@ -241,12 +241,12 @@ def test_what_cannot_be_is_refused(arguments: dict[str, Any], told: str) -> None
         ((0.1, "keras"), "optimizer 'keras': known optimizers are"),
     ],
 )
-def test_optimizers_that_cannot_be(arguments: tuple[Any, ...], told: str) -> None:
+def test_invalid_optimizers_are_refused(arguments: tuple[Any, ...], told: str) -> None:
     with pytest.raises(BadSpec, match=told):
         HostEmbeddingOptimizerSpec(*arguments)
 
 
-def test_hyperparameters_and_factors_that_cannot_be() -> None:
+def test_invalid_hyperparameters_and_factors_are_refused() -> None:
     with pytest.raises(BadSpec, match="unknown hyperparameter 'beta_3'"):
         HostEmbeddingOptimizerSpec(0.1, "adam", beta_3=0.5)
     with pytest.raises(BadSpec, match="accumulation_factor must be an integer of at least 1, got 0"):
@@ -255,7 +255,7 @@ def test_hyperparameters_and_factors_that_cannot_be() -> None:
         create_host_table("t", (4, 3), np.float16, optimizer_spec=HostEmbeddingOptimizerSpec(0.1, "adam", lazy=False))
 
 
-def test_the_words_of_the_original() -> None:
+def test_names_and_defaults_of_the_original() -> None:
     """Source: `HostEmbeddingOptimizerSpec` of TensorFlow for the IPU: a rate alone is SGD."""
     assert HostEmbeddingOptimizerSpec(0.5).optimizer.name == "sgd"
     assert HostEmbeddingOptimizerSpec(0.5).get_learning_rate() == 0.5
@@ -283,7 +283,7 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change: dict[str,
         np.testing.assert_array_equal(values, state[name])
 
 
-def test_one_replicas_bad_state_is_everyones_error() -> None:
+def test_a_bad_state_of_one_replica_is_raised_on_all() -> None:
     def work(group: ReplicaGroup) -> Any:
         table = create_host_table("t", (4, 3), group=group)
         state = table.state()

@@ -68,7 +68,7 @@ def test_ranks_and_best_answers_are_those_of_the_whole(model: str, side: Side, w
 
 @pytest.mark.parametrize("model", ["TransE", "RotatE", "DistMult", "ComplEx", "ConvE"])
 @pytest.mark.parametrize(("workers", "window"), [(1, 1 << 20), (3, 500), (2, 1)])
-def test_a_model_that_has_collapsed_ranks_in_the_middle(model: str, workers: int, window: int) -> None:
+def test_a_collapsed_model_ranks_in_the_middle(model: str, workers: int, window: int) -> None:
     """All entities score the same; a matrix product that sums in another order makes no order of them."""
     settings = TrainSettings(model=model, dim=64, reciprocal=model == "ConvE", loss="log-sigmoid")
 

@@ -56,7 +56,7 @@ def scored(scheme: type[Scheme], negatives: NegativeSampler) -> list[tuple[StepB
 @pytest.mark.parametrize("scheme", [EmbeddingMoving, ScoreMoving])
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_scores_that_count(scheme: type[Scheme], corruption: Corruption, kind: str) -> None:
+def test_masked_scores_do_not_count(scheme: type[Scheme], corruption: Corruption, kind: str) -> None:
     negatives = KINDS[kind](corruption=corruption, exclude="known", known=KNOWN, tell_entities=True)
     found = scored(scheme, negatives)
     everyones = [batch.negatives.entities for batch, _ in found if batch.negatives is not None]

@@ -37,7 +37,7 @@ def small(tmp_path: Path) -> Path:
     )
 
 
-def test_names_and_ids_in_the_order_they_are_met(small: Path) -> None:
+def test_ids_are_in_order_of_first_occurrence(small: Path) -> None:
     graph = load_graph(small)
     assert list(graph.entities) == ["ann", "bob", "cid", "dee", "eve"]
     assert list(graph.relations) == ["knows", "likes", "hates"]
@@ -49,7 +49,7 @@ def test_names_and_ids_in_the_order_they_are_met(small: Path) -> None:
     assert graph.entity_types is None
 
 
-def test_what_training_has_not_seen(small: Path) -> None:
+def test_unseen_names(small: Path) -> None:
     kept = load_graph(small)
     assert kept.unseen == {"valid": 1, "test": 1}
     dropped = load_graph(small, unseen="drop")
@@ -84,7 +84,7 @@ def test_malformed_lines_are_refused_by_file_and_number(tmp_path: Path, text: st
         load_graph(tmp_path)
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_invalid_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_bytes(b"a\tr\tb\na\tr\t\xff\n")
     with pytest.raises(BadInput, match=r"train\.txt, line 2: not UTF-8"):
         load_graph(tmp_path)
@@ -97,12 +97,12 @@ def test_names_that_other_readers_would_change(tmp_path: Path) -> None:
     assert graph.valid.shape == graph.test.shape == (0, 3)
 
 
-def test_a_tsv_file_will_do(tmp_path: Path) -> None:
+def test_tsv_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("a\tr\tb\n")
     assert told(load_graph(tmp_path), "train") == [("a", "r", "b")]
 
 
-def test_what_is_no_graph_is_refused(tmp_path: Path) -> None:
+def test_malformed_graphs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="neither a folder nor an installable graph"):
         load_graph("umlz")
     with pytest.raises(BadInput, match=r"no train\.txt"):
@@ -135,7 +135,7 @@ def test_names_are_saved_with_a_run(small: Path, tmp_path: Path) -> None:
         Names.load(tmp_path / "none.txt")
 
 
-def test_names_that_are_not_there() -> None:
+def test_unknown_names_are_refused() -> None:
     names = Names(["physiologic_function", "alga"])
     assert names.ids_of(["alga", "alga", "physiologic_function"]).tolist() == [1, 1, 0]
     with pytest.raises(BadInput, match="no entity 'physiological_function' among 2; alike are 'physiologic_function'"):

@@ -254,7 +254,7 @@ def _one(sampler: NegativeSampler) -> StepBatch:
     return RigidSampler(PARTITION, 10, negatives=sampler).batch(0, 0)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_arguments_are_refused() -> None:
     with pytest.raises(BadInput, match="at least 1 from each shard"):
         RandomNegatives(SHARDING, 0)
     with pytest.raises(BadInput, match="known are h, t, ht"):

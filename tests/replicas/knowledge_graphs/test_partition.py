@@ -50,7 +50,7 @@ def test_no_triples_and_empty_shardpairs() -> None:
     assert one.counts[0, 2] == one.counts.sum() == 1
 
 
-def test_the_end_that_is_asked_for_may_be_unknown() -> None:
+def test_the_queried_end_may_be_unknown() -> None:
     sharding = typed_sharding()
     asked = np.array([[3, 0, -1], [400, 2, -1]])
     by_head = PartitionedTriples.create(asked, sharding, "head")
@@ -61,7 +61,7 @@ def test_the_end_that_is_asked_for_may_be_unknown() -> None:
         PartitionedTriples.create(asked, sharding)
 
 
-def test_what_is_no_triple_is_refused() -> None:
+def test_malformed_triples_are_refused() -> None:
     sharding = typed_sharding()
     with pytest.raises(IdOutOfRange, match=f"triple 1: head {ENTITIES} is not one of {ENTITIES} entities"):
         PartitionedTriples.create([[0, 0, 0], [ENTITIES, 0, 0]], sharding)

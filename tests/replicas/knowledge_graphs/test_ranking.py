@@ -96,7 +96,7 @@ def test_windows_and_masks_change_nothing(seed: int, queries: int, candidates: i
     np.testing.assert_array_equal(plain.equal, ((scores == true[:, None]) & ~without).sum(1))
 
 
-def test_what_is_not_a_number_ranks_last() -> None:
+def test_nan_ranks_last() -> None:
     counts = RankCounts(np.array([np.nan, 1.0], np.float32))
     scores = np.array([[0.0, np.inf, np.nan], [0.0, np.nan, 2.0]], np.float32)
     counts.add(scores)
@@ -213,7 +213,7 @@ def test_exclusions_of_a_hub_are_cut_to_the_window() -> None:
     np.testing.assert_array_equal(np.sort(found), np.arange(400))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_arguments_are_refused() -> None:
     with pytest.raises(BadInput, match=r"true scores must be \[q\]"):
         RankCounts(np.zeros((2, 2)))
     with pytest.raises(BadInput, match=r"scores must be \[2, c\]"):

@@ -96,7 +96,7 @@ def test_a_rigid_epoch_is_spread_evenly_and_its_orders_differ() -> None:
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_a_run_goes_on_where_it_stood(kind: type[ShardedSampler]) -> None:
+def test_a_run_resumes_at_its_step(kind: type[ShardedSampler]) -> None:
     """A position is one number: batches of a new sampler, made from there, are those of the old one."""
     partition = partitioned()
 
@@ -194,7 +194,7 @@ def test_weights_do_not_depend_on_the_number_of_shards() -> None:
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_what_does_not_fit_is_refused(kind: type[ShardedSampler]) -> None:
+def test_mismatched_arguments_are_refused(kind: type[ShardedSampler]) -> None:
     triples, sharding = random_triples(), typed_sharding()
     partition = partitioned()
     with pytest.raises(BadInput, match="mode 'pair', not 'head'"):

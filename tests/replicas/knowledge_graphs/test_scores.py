@@ -263,12 +263,12 @@ def test_rotate_measures_the_modulus_and_not_both_parts() -> None:
         ("DistMult", 0, None, "at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused(name: str, dim: int, norm: int | None, told: str) -> None:
+def test_invalid_arguments_are_refused(name: str, dim: int, norm: int | None, told: str) -> None:
     with pytest.raises(BadInput, match=told):
         score_function(name, dim, norm)
 
 
-def test_conve_asks_for_tails_only() -> None:
+def test_conve_answers_tail_queries_only() -> None:
     score = score_function("ConvE", DIM)
     given, relations, candidates = _embeddings(score, False)
     with pytest.raises(BadInput, match="reciprocal"):

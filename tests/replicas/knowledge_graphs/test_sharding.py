@@ -28,7 +28,7 @@ def test_501_entities_over_5_shards() -> None:
         np.testing.assert_array_equal(sharding.row_of[held], np.arange(len(held)))
 
 
-def test_each_type_lies_evenly_and_together() -> None:
+def test_each_type_is_spread_evenly_in_contiguous_rows() -> None:
     sharding = typed_sharding()
     sizes = np.diff([*TYPE_OFFSETS, ENTITIES])
     np.testing.assert_array_equal(sharding.type_counts.sum(0), sizes)
@@ -70,7 +70,7 @@ def test_saved_with_a_run(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["sharding.npz"]
 
 
-def test_what_is_no_saved_sharding_is_refused(tmp_path: Path) -> None:
+def test_malformed_sharding_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "sharding.npz"
     with pytest.raises(BadInput, match=r"sharding\.npz"):
         Sharding.load(path)
@@ -101,6 +101,6 @@ def test_more_workers_than_entities_are_refused() -> None:
 
 
 @pytest.mark.parametrize("types", [[0, 1], [0.0, 1.0, 2.0], [0, 1, -1], [[0, 1, 2]]])
-def test_types_that_do_not_fit_are_refused(types: list[int]) -> None:
+def test_malformed_types_are_refused(types: list[int]) -> None:
     with pytest.raises(BadInput, match="entity types"):
         Sharding.create(3, 1, entity_types=types)

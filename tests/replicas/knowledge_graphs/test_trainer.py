@@ -81,7 +81,7 @@ def test_typed_candidates_and_drawn_triples_train_as_well(workers: int) -> None:
         ({"sampling": "sorted"}, "'sorted'.*rigid"),
     ],
 )
-def test_sampling_that_cannot_be_is_refused(changes: dict[str, Any], told: str) -> None:
+def test_invalid_sampling_is_refused(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         TrainSettings.from_json({**SAMPLED.as_json(), **changes})
 
@@ -98,7 +98,7 @@ def test_both_schemes_train_the_same_model() -> None:
 
 @pytest.mark.parametrize("regularizer", ["none", "n3", "l2"])
 @pytest.mark.parametrize("settings", [WHOLE, SAMPLED], ids=["whole-softmax", "sampled"])
-def test_resuming_is_to_the_bit(settings: TrainSettings, regularizer: str) -> None:
+def test_resuming_is_bit_identical(settings: TrainSettings, regularizer: str) -> None:
     settings = TrainSettings.from_json({**settings.as_json(), "regularizer": regularizer, "regularization": 0.01})
 
     def straight(group: ReplicaGroup) -> dict[str, Array]:
@@ -192,7 +192,7 @@ def test_a_state_of_another_model_is_refused_and_nothing_changes() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
-def test_a_loss_that_is_not_finite_ends_training_by_name() -> None:
+def test_a_non_finite_loss_stops_training_and_names_the_step() -> None:
     settings = TrainSettings.from_json({**WHOLE.as_json(), "optimizer": "sgd", "learning_rate": 1e20})
     with pytest.raises(NotFinite, match="smaller learning rate"):
         run_threads(1, lambda group: _trained(group, settings, 3))
@@ -220,7 +220,7 @@ def test_more_workers_than_entities_are_refused() -> None:
         ({"epoch": 3}, "have no epoch"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(change: dict[str, Any], told: str) -> None:
+def test_invalid_settings_are_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(BadInput, match=told):
         TrainSettings.from_json({**TrainSettings().as_json(), **change})
 

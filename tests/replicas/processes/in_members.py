@@ -109,7 +109,7 @@ def test_uneven_exchanges_are_a_transpose(lengths: list[list[int]], width: int, 
         np.testing.assert_array_equal(ours, row[0], strict=True)
 
 
-def test_what_is_long_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_payloads_are_sent_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi_channel, "_CHUNK_BYTES", 4096)
     group = everyone()
     for length in (4095, 4096, 4097, 50_001):
@@ -117,7 +117,7 @@ def test_what_is_long_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(found, [np.arange(length, dtype=np.uint8) + np.uint8(r) for r in range(MEMBERS)])
 
 
-def test_one_that_waits_for_another_is_not_the_one_to_blame() -> None:
+def test_a_member_that_waits_for_another_is_not_blamed() -> None:
     """Rank 0 waits for rank 2, which waits for rank 3, which does something else."""
 
     def work(group: ReplicaGroup) -> Any:
@@ -141,7 +141,7 @@ def test_one_that_waits_for_another_is_not_the_one_to_blame() -> None:
     assert "rank 2 is in all_gather of uint8 [], waiting for rank 3; rank 3 is elsewhere" in zero
 
 
-def test_one_whose_end_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_that_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(requests: list[Any]) -> bool:
         raise mpi_channel.MPI.Exception(mpi_channel.MPI.ERR_OTHER)  # type: ignore[attr-defined]
 
@@ -166,7 +166,7 @@ def test_one_whose_end_mpi_notices_first_is_named(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("in_pairs", [False, True])
 @pytest.mark.parametrize("victim", range(MEMBERS))
-def test_one_that_is_stopped_in_the_middle_is_named(victim: int, in_pairs: bool) -> None:
+def test_a_member_stopped_during_an_exchange_is_named(victim: int, in_pairs: bool) -> None:
     block = np.zeros((2, 200_000))
 
     def work(group: ReplicaGroup) -> Any:
@@ -212,7 +212,7 @@ def test_members_on_several_hosts_meet_by_the_addresses_of_their_hosts(monkeypat
     assert run_members(MEMBERS, work) == ["told", "left", "told", "told"]
 
 
-def test_a_group_can_be_made_anew_after_one_has_failed() -> None:
+def test_a_new_group_can_replace_a_failed_one() -> None:
     def fail(group: ReplicaGroup) -> Any:
         if group.rank == 1:
             return "left"

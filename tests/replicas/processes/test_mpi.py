@@ -11,13 +11,13 @@ from tests.replicas.processes.mpi_run import MEMBERS, run_in_members
 
 CONTRACT = [name for name in dir(ReplicaContract) if name.startswith("test_")]
 MORE = [
-    "test_a_group_can_be_made_anew_after_one_has_failed",
+    "test_a_new_group_can_replace_a_failed_one",
     "test_members_on_several_hosts_meet_by_the_addresses_of_their_hosts",
-    "test_one_that_is_stopped_in_the_middle_is_named",
-    "test_one_that_waits_for_another_is_not_the_one_to_blame",
-    "test_one_whose_end_mpi_notices_first_is_named",
+    "test_a_member_stopped_during_an_exchange_is_named",
+    "test_a_member_that_waits_for_another_is_not_blamed",
+    "test_a_death_that_mpi_notices_first_is_named",
     "test_uneven_exchanges_are_a_transpose",
-    "test_what_is_long_goes_in_pieces",
+    "test_large_payloads_are_sent_in_chunks",
 ]
 
 Outcomes = dict[str, list[tuple[int, str, str, str]]]

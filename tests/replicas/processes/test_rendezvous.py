@@ -70,7 +70,7 @@ def test_strangers_are_not_taken_for_members() -> None:
         connection.close()
 
 
-def test_one_that_does_not_come_is_named() -> None:
+def test_a_missing_member_is_named() -> None:
     points = [Rendezvous(one_host=True) for _ in range(3)]
     addresses = [point.address for point in points]
     with pytest.raises(DeadlineExceeded, match=r"rank 1, 2 has not connected to rank 0 within 0\.1 s"):
@@ -89,7 +89,7 @@ def two_monitors() -> tuple[PeerMonitor, PeerMonitor]:
     return PeerMonitor(0, {1: one}, DEADLINE_S), PeerMonitor(1, {0: other}, DEADLINE_S)
 
 
-def test_a_farewell_says_why_and_how_far_its_member_came() -> None:
+def test_a_member_that_leaves_reports_why_and_its_progress() -> None:
     zero, one = two_monitors()
     one.rounds[7] = 3
     one.leave("its work is done")
@@ -102,7 +102,7 @@ def test_a_farewell_says_why_and_how_far_its_member_came() -> None:
         monitor.close()
 
 
-def test_an_end_without_a_farewell_is_a_death() -> None:
+def test_a_connection_that_ends_without_a_message_is_a_death() -> None:
     zero, one = two_monitors()
     one.close()
     assert not zero.all_done(20)
@@ -110,7 +110,7 @@ def test_an_end_without_a_farewell_is_a_death() -> None:
     zero.close()
 
 
-def test_asked_members_say_where_they_are() -> None:
+def test_members_report_which_collective_they_wait_in() -> None:
     zero, one = two_monitors()
     assert "rank 1 does not answer" in zero.story([1])
     for at, told in ((None, "rank 1 is elsewhere"), (("all_gather", (0,)), "rank 1 is in all_gather, waiting for")):
@@ -122,7 +122,7 @@ def test_asked_members_say_where_they_are() -> None:
         monitor.close()
 
 
-def test_a_cut_link_is_told_as_one_once_the_deadline_is_over() -> None:
+def test_a_cut_link_is_reported_after_the_deadline() -> None:
     """In a network of its own; the system's word for it, ETIMEDOUT, is also that of a read that took too long."""
     ran = subprocess.run(
         [sys.executable, "-m", "tests.replicas.processes.cut_link", "2"],

@@ -90,7 +90,7 @@ def test_a_split_changes_no_bit_of_a_sum_and_gathering_restores_it(
     run_threads(size, work)
 
 
-def test_what_does_not_fit_one_message_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensors_are_sent_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_module, "_MOST_BYTES", 64)
 
     def work(group: ReplicaGroup) -> None:

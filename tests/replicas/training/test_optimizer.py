@@ -116,7 +116,7 @@ def test_parts_move_as_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "ftrl", "global_clipnorm"])
-def test_what_is_shared_changes_no_bit(name: str) -> None:
+def test_sharding_changes_no_bit(name: str) -> None:
     whole = of_replicas(OPTIMIZERS[name], 2, LocationSettings())
     for locations in (STATE, BOTH, WEIGHTS):
         for found, want in zip(of_replicas(OPTIMIZERS[name], 2, locations), whole, strict=True):
@@ -146,7 +146,7 @@ def test_an_optimizer_that_looks_at_whole_variables_is_refused(kind: Any) -> Non
         refuse_parts(kind(0.01), ["net/kernel"])
 
 
-def test_an_optimizer_of_ones_own_says_that_it_is_elementwise() -> None:
+def test_a_custom_optimizer_may_declare_itself_elementwise() -> None:
     class Own(keras.optimizers.SGD):
         pass
 
@@ -156,7 +156,7 @@ def test_an_optimizer_of_ones_own_says_that_it_is_elementwise() -> None:
     refuse_parts(Own(0.1), ["v"])
 
 
-def test_optimizers_that_cannot_be_honoured() -> None:
+def test_unsupported_optimizers_are_refused() -> None:
     with pytest.raises(Unsupported, match="LossScaleOptimizer is not supported"):
         refuse_optimizer(kinds.LossScaleOptimizer(kinds.SGD(0.1)))
     with pytest.raises(Unsupported, match="gradient_accumulation_steps and clipping"):

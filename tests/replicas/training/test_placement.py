@@ -80,7 +80,7 @@ def test_weight_alone() -> None:
     }
 
 
-def test_a_domain_without_sharding_says_nothing() -> None:
+def test_a_domain_without_sharding_has_no_effect() -> None:
     whole = TensorLocationSettings(TensorLocation(sharding_domain=CommGroup("consecutive", 2)))
     lines = plan_variables([KERNEL], LocationSettings(whole, TensorLocationSettings(PAIRS), whole), 4)
     assert [line.domain for line in lines] == [None, ReplicaGrouping(4, 1, 2)]
@@ -134,7 +134,7 @@ def test_dense_variables_are_not_in_redis() -> None:
         plan_variables([KERNEL], redis, 2)
 
 
-def test_settings_that_cannot_be() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(BadSpec, match="min_elements_for_replicated_tensor_sharding must not be negative, got -1"):
         TensorLocationSettings(min_elements_for_replicated_tensor_sharding=-1)
     with pytest.raises(BadSpec, match="accumulator with replicated_tensor_sharding"):

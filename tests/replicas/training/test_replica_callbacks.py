@@ -48,7 +48,7 @@ def fitted(group: ReplicaGroup, callbacks: list[Any], locations: Any = BOTH, **n
     return trainer, trainer.fit(X, Y, **{"batch_size": 4, "epochs": 2, "verbose": 0, "callbacks": callbacks, **named})
 
 
-def test_what_one_replica_stops_all_stop_and_batches_have_logs_of_all() -> None:
+def test_one_replica_stops_all_and_batch_logs_cover_all() -> None:
     def work(group: ReplicaGroup) -> Any:
         batches = Batches(3)
         trainer, history = fitted(group, [batches] if group.rank == 1 else [])
@@ -104,7 +104,7 @@ def test_rank_0_shows_a_line_an_epoch(capsys: pytest.CaptureFixture[str]) -> Non
     assert shown.count("loss:") == 2
 
 
-def test_callbacks_that_cannot_be_honoured(tmp_path: Any) -> None:
+def test_unsupported_callbacks_are_refused(tmp_path: Any) -> None:
     kinds, model = keras.callbacks, perceptron()
     refused = [
         (kinds.BackupAndRestore(str(tmp_path)), r"use ReplicaTrainer\.save and load"),

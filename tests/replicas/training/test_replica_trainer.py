@@ -83,7 +83,7 @@ def test_a_checkpoint_is_that_of_unsharded_training(saved: Any) -> None:
 
 
 @pytest.mark.parametrize(("size", "locations"), [(1, None), (2, STATE), (4, BOTH), (2, WEIGHTS)])
-def test_it_is_loaded_at_any_number_of_replicas_and_whatever_they_share(saved: Any, size: int, locations: Any) -> None:
+def test_a_checkpoint_loads_with_any_number_of_replicas_and_any_sharding(saved: Any, size: int, locations: Any) -> None:
     home, tensors = saved
 
     def work(group: ReplicaGroup) -> None:
@@ -99,7 +99,7 @@ def test_it_is_loaded_at_any_number_of_replicas_and_whatever_they_share(saved: A
 
 
 @pytest.mark.parametrize("locations", [STATE, BOTH, WEIGHTS], ids=["state", "both", "weights"])
-def test_resumed_is_never_stopped_to_the_bit(tmp_path: Path, locations: LocationSettings) -> None:
+def test_resumed_training_is_bit_identical(tmp_path: Path, locations: LocationSettings) -> None:
     def straight(group: ReplicaGroup) -> Any:
         return whole(fitted(trainer_of(group, locations, make=dropping)))
 
@@ -120,7 +120,7 @@ def test_resumed_is_never_stopped_to_the_bit(tmp_path: Path, locations: Location
     assert same_bits(found.values(), want.values())
 
 
-def test_a_torn_file_is_refused_by_name_on_every_replica(saved: Any, tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused_by_name_on_every_replica(saved: Any, tmp_path: Path) -> None:
     home, _ = saved
     torn = tmp_path / "ckpt-0000000005"
     torn.mkdir()
@@ -163,7 +163,7 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused(saved: Any) -> No
     run_threads(2, work)
 
 
-def test_it_cannot_be_written_is_told_on_every_replica(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_fails_on_every_replica(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
 
     def work(group: ReplicaGroup) -> None:

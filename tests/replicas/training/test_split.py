@@ -51,11 +51,11 @@ def test_put_is_take_of_every_part_and_join_undoes_both(elements: int, parts: in
 
 
 @pytest.mark.parametrize(("elements", "parts"), [(0, 1), (1, 0), (-1, 2)])
-def test_a_split_of_nothing_is_refused(elements: int, parts: int) -> None:
+def test_an_empty_split_is_refused(elements: int, parts: int) -> None:
     with pytest.raises(BadInput, match="must be at least 1"):
         VariableSplit(elements, parts)
 
 
-def test_a_part_that_there_is_not() -> None:
+def test_a_missing_part_is_refused() -> None:
     with pytest.raises(BadInput, match=r"no part 4; the parts are 0 to 3"):
         VariableSplit(30, 4).bounds(4)

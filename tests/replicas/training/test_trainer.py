@@ -255,7 +255,7 @@ def test_moving_statistics_are_those_of_all_and_dropout_is_seeded() -> None:
     np.testing.assert_allclose(moved["moving_mean"], 0.01 * inputs.numpy().mean(axis=0), rtol=1e-4, atol=1e-6)
 
 
-def test_variables_that_the_loss_does_not_reach_stay() -> None:
+def test_variables_that_the_loss_does_not_depend_on_do_not_change() -> None:
     class Aside(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -331,7 +331,7 @@ def test_a_keras_embedding_is_a_dense_variable_and_inputs_may_be_nested() -> Non
     np.testing.assert_allclose(predicted, alone_predicted, rtol=1e-3, atol=1e-4)
 
 
-def test_afterwards_the_model_is_an_ordinary_one(tmp_path: Any) -> None:
+def test_close_makes_the_model_ordinary_again(tmp_path: Any) -> None:
     x, y = records()
 
     def work(group: ReplicaGroup) -> None:
@@ -361,7 +361,7 @@ class Doubled(keras.Model):
         return super().train_step(data)
 
 
-def test_models_that_cannot_be_trained_so_are_refused_by_name() -> None:
+def test_unsupported_models_are_refused_by_name() -> None:
     with pytest.raises(ModelError, match=r"needs a keras.Model, got int"):
         ReplicaTrainer(3, None, alone())
     with pytest.raises(Unsupported, match="overrides train_step"):
@@ -387,7 +387,7 @@ def test_models_that_cannot_be_trained_so_are_refused_by_name() -> None:
         trainer.fit(np.ones((4, 3), np.int32), np.ones((4, 3, 1), np.float32), verbose=0)
 
 
-def test_an_optimizer_that_cannot_move_parts_is_refused_before_anything_is_made() -> None:
+def test_an_optimizer_that_needs_whole_variables_is_refused_before_anything_is_created() -> None:
     x, y = records()
 
     def work(group: ReplicaGroup) -> None:
@@ -425,7 +425,7 @@ def test_the_last_records_are_for_validation() -> None:
         trainer.fit(x, y, validation_split=1.0)
 
 
-def test_replicas_that_are_given_different_records_are_refused() -> None:
+def test_replicas_with_different_records_are_refused() -> None:
     x, y = records()
 
     def work(group: ReplicaGroup) -> None:
@@ -437,7 +437,7 @@ def test_replicas_that_are_given_different_records_are_refused() -> None:
         run_threads(2, work)
 
 
-def test_a_replica_that_is_gone_is_told_by_its_rank() -> None:
+def test_a_lost_replica_is_named_by_its_rank() -> None:
     x, y = records()
 
     class Falls(keras.callbacks.Callback):
