@@ -8,12 +8,12 @@ from dataclasses import replace
 import keras
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, UInt8
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
+from elastable.embedding_store.optimizers.registry import decays_untouched_rows
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.master.keras.discovery import create_tables
 from elastable.worker.layers.model_tables import store_layers
@@ -22,7 +22,7 @@ from elastable.worker.models.keras_slots import keras_slots
 __all__ = ["note_trained", "seeded_as_read", "tables_in_store"]
 
 _BLOCK_ROWS = 1 << 16
-_NO_DECAY = np.zeros(8, np.uint8)  # the logarithm of 1, a float64
+_NO_DECAY = 0.0  # the logarithm of 1
 
 
 def seeded_as_read(tables: Mapping[str, TableSpec], model: keras.Model, keras: bool) -> dict[str, TableSpec]:
@@ -138,14 +138,14 @@ def _carry(source: EmbeddingStore, held: EmbeddingStore, spec: TableSpec, goes_o
         held.put(spec.name, source.scan(spec.name))
     else:
         held.put(spec.name, (fresh_rows(spec, block.ids, block.weights) for block in _rows(source, there)))
-    counters = source.sightings(spec.name) if same else _counters(source, there, spec)
-    if counters is not None and source is not held:
-        held.put_sightings(spec.name, counters)
+    state = source.table_state(spec.name) if same else _state(source, there, spec)
+    if state and source is not held:
+        held.put_table_state(spec.name, state)
 
 
 def _rows(source: EmbeddingStore, there: TableSpec) -> Iterator[RowBlock]:
     """Every row that is not its initial value, in blocks."""
-    if there.vocabulary_size is None or not _decays(there):
+    if there.vocabulary_size is None or not decays_untouched_rows(there.optimizer):
         yield from source.scan(there.name)
         return
     # Decay has reached rows that were never updated, too.
@@ -154,25 +154,20 @@ def _rows(source: EmbeddingStore, there: TableSpec) -> Iterator[RowBlock]:
         yield fresh_rows(there, ids, source.lookup({there.name: ids})[there.name])
 
 
-def _counters(source: EmbeddingStore, there: TableSpec, spec: TableSpec) -> UInt8 | None:
-    """What a table that gets another optimizer counts on with: sightings, and the decay of rows never updated.
+def _state(source: EmbeddingStore, there: TableSpec, spec: TableSpec) -> TableState:
+    """What a table that gets another optimizer keeps of its admission counts and of the decay of untouched rows.
 
     Raises:
         Unsupported: rows of any ids have decayed, and would not under the new optimizer.
     """
-    counters = source.sightings(there.name)
     if there.vocabulary_size is not None:
-        return None
-    if _decays(there) and not _decays(spec):
+        return TableState()
+    decayed, decays = decays_untouched_rows(there.optimizer), decays_untouched_rows(spec.optimizer)
+    if decayed and not decays:
         raise Unsupported(
             f"table {there.name!r}: weight_decay with lazy=False has reached rows of ids that were never updated, and "
             "the new optimizer has no place for that: keep weight_decay and lazy=False, or give the table input_dim"
         )
-    if _decays(there) or not _decays(spec):
-        return counters if spec.admission is not None or _decays(spec) else None
-    return _NO_DECAY if counters is None else np.concatenate((counters, _NO_DECAY))
-
-
-def _decays(spec: TableSpec) -> bool:
-    form = row_optimizer(spec.optimizer).dense_form if follows_steps(spec.optimizer) else None
-    return form is not None and form.decay != 0
+    state = source.table_state(there.name)
+    counts = None if spec.admission is None else state.admission_counts
+    return TableState(counts, state.untouched_decay if decayed else _NO_DECAY if decays else None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["Commit", "RowBlock", "TableStatistics", "TableUpdate"]
+__all__ = ["Commit", "RowBlock", "TableState", "TableStatistics", "TableUpdate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +92,31 @@ class TableStatistics:
     evicted: int = 0
     deleted: int = 0
     written: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableState:
+    """One record of a table at one version. Two are equal when they are equal to the bit; an empty one is false.
+
+    Attributes:
+        admission_counts: uint8 `[counters]`, the sketch in which a table with admission counts its ids; None: the
+            table has no admission.
+        untouched_decay: How far weight decay has shrunk rows that were never updated, where it reaches them
+            (`lazy=False`): the natural logarithm of the factor. None: it does not reach them.
+    """
+
+    admission_counts: UInt8 | None = None
+    untouched_decay: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.admission_counts is not None or self.untouched_decay is not None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TableState) and self._bits() == other._bits()
+
+    def __hash__(self) -> int:
+        return hash(self._bits())
+
+    def _bits(self) -> tuple[bytes | None, bytes | None]:
+        counts, decay = self.admission_counts, self.untouched_decay
+        return None if counts is None else counts.tobytes(), None if decay is None else struct.pack("<d", decay)

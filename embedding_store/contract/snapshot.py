@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.row_source import RowSource
 
 __all__ = ["Snapshot"]
@@ -61,10 +61,10 @@ class Snapshot(RowSource):
             TableNotFound, BadIds, IdOutOfRange: as `lookup`.
         """
 
-    def sightings(self, table: str) -> UInt8 | None:
-        """A copy of the sketch in which a table with admission counts its ids; None where there is none.
+    def table_state(self, table: str) -> TableState:
+        """What the table keeps besides its rows; arrays are copies.
 
         Raises:
             TableNotFound: there is no table of that name.
         """
-        return None
+        return TableState()

@@ -6,10 +6,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import PinStatistics
 from elastable.embedding_store.contract.refusals import refuse_other_version
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, Unsupported
@@ -168,14 +168,14 @@ class EmbeddingStore(Snapshot):
         """What the table holds. Raises `TableNotFound`."""
         return TableStatistics(self.row_count(table))
 
-    def put_sightings(self, table: str, counters: UInt8) -> None:
-        """Writes the sketch of a table with admission as `sightings` gave it (restore).
+    def put_table_state(self, table: str, state: TableState) -> None:
+        """Restores what `table_state` returned; parts that are None are left as they are.
 
         Raises:
             TableNotFound: there is no table of that name.
-            BadInput: the table has no sketch, or one of another size.
+            BadInput: the table keeps no such state, or counts of another size; nothing has changed.
         """
-        raise BadInput(f"table {table!r} has no sketch of sightings here")
+        raise BadInput(f"table {table!r} keeps no state besides its rows here")
 
     @abstractmethod
     def clear(self, table: str) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import PinStatistics, require_lease
 from elastable.embedding_store.contract.refusals import refuse_conflict, refuse_other_version
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_table import MemoryTable, StagedUpdate
@@ -183,15 +183,13 @@ class MemoryStore(TableLookups, BaseStore):
         with self._lock.reading():
             return self._table(table).statistics()
 
-    def sightings(self, table: str) -> UInt8 | None:
-        """As in `EmbeddingStore.sightings`."""
+    def table_state(self, table: str) -> TableState:
         with self._lock.reading():
-            return self._table(table).sightings()
+            return self._table(table).state()
 
-    def put_sightings(self, table: str, counters: UInt8) -> None:
-        """As in `EmbeddingStore.put_sightings`."""
+    def put_table_state(self, table: str, state: TableState) -> None:
         with self._lock.writing():
-            self._table(table).put_sightings(counters)
+            self._table(table).put_state(state)
             self._changes += 1
 
     def clear(self, table: str) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
-from elastable.embedding_store.contract.row_data import RowBlock, TableStatistics, TableUpdate
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableStatistics, TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.engine.following.following_table import following
@@ -15,6 +15,7 @@ from elastable.embedding_store.engine.membership.row_membership import RowMember
 from elastable.embedding_store.engine.pinned_table import PinnedTable
 from elastable.embedding_store.engine.table_rows import MakeRows, TableRows, resident_rows
 from elastable.embedding_store.engine.table_versions import TableVersions
+from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.ids.id_index import IdIndex
 from elastable.embedding_store.native.ids.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
@@ -249,27 +250,28 @@ class MemoryTable(TableReader):
         gone = self._members.evicted, self._deleted
         return TableStatistics(self.count, held, self._members.refused, *gone, self._written)
 
-    def sightings(self) -> UInt8 | None:
-        """As in `EmbeddingStore.sightings`."""
-        counters = self._members.sightings()
-        return counters if self.following is None else self.following.with_decay(counters)
+    def state(self) -> TableState:
+        """What the table keeps besides its rows."""
+        return TableState(
+            self._members.admission_counts(), None if self.following is None else self.following.untouched_decay()
+        )
 
-    def put_sightings(self, counters: UInt8) -> None:
-        """As in `EmbeddingStore.put_sightings`."""
-        decay = None
-        if self.following is not None:
-            counters, decay = self.following.without_decay(counters)
-        puts = bool(len(counters)) or self.following is None
-        if puts:
-            self._members.require_sightings(counters)
-        self.versions.save_sightings(self._members)
-        if self.following is not None and decay is not None:
+    def put_state(self, state: TableState) -> None:
+        """Restores what `state` returned. Raises `BadInput`, and nothing has changed."""
+        counts, decay = state.admission_counts, state.untouched_decay
+        if counts is not None:
+            self._members.require_admission_counts(counts)
+        if decay is not None and self.following is None:
+            raise BadInput(f"table {self.spec.name!r} has lazy=True, so there is no decay of other rows to restore")
+        if decay is not None and self.following is not None:
+            self.following.require_decay(decay)
             self.following.steps.put_untouched(decay)
-        if puts:
-            self._members.put_sightings(counters)
+        if counts is not None:
+            self.versions.save_admission_counts(self._members)
+            self._members.put_admission_counts(counts)
 
     def clear(self) -> None:
-        """Forgets every row and sighting, and gives the memory back."""
+        """Deletes every row and count, and frees their memory."""
         self._written += 1 + self.count
         self._rows.close()
         if self.following is not None:
@@ -294,7 +296,7 @@ class MemoryTable(TableReader):
             positions[fresh] = -1
         self.versions.save(staged.batch.ids, positions, self._rows, self._members, pool)
         if staged.sighted is not None and len(staged.sighted):
-            self.versions.save_sightings(self._members)
+            self.versions.save_admission_counts(self._members)
 
     def _save_of(self, ids: Int64) -> None:
         """Before rows of `ids` int64 `[n]`, which may repeat, are changed."""

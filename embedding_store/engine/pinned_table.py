@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.arrays import Float32, Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.following.following_table import Following
 from elastable.embedding_store.engine.membership.row_membership import RowMembership
@@ -61,11 +61,12 @@ class PinnedTable(TableReader):
         """Rows that held a value of their own."""
         return self._since[0].count
 
-    def sightings(self) -> UInt8 | None:
-        """As in `EmbeddingStore.sightings`."""
-        kept = next((images.sightings for images in self._since if images.sightings is not None), None)
-        counters = self._members.sightings() if kept is None else kept.copy()
-        return counters if self._following is None else self._following.with_decay(counters, self._since[0].step)
+    def state(self) -> TableState:
+        """What the table kept besides its rows."""
+        kept = next((images.admission_counts for images in self._since if images.admission_counts is not None), None)
+        counts = self._members.admission_counts() if kept is None else kept.copy()
+        decay = None if self._following is None else self._following.untouched_decay(self._since[0].step)
+        return TableState(counts, decay)
 
     def stored(self, ids: Int64) -> RowBlock:
         """Of `ids` int64 `[n]` the rows that held a value of their own, in that order."""

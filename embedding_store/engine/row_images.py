@@ -32,7 +32,7 @@ class BeforeImages:
         tells_of_none: Whether any image says that there was no row.
         step: The step that rows had followed then, and oldest_step the oldest one that images may refer to, of a
             table whose rows follow steps.
-        sightings: The sketch of the table's admission as it was; None: as it is.
+        admission_counts: The table's admission sketch as it was; None: as it is now.
         frequencies: How often rows were touched, by position, before an
             eviction last began to count anew, and the number of that change in
             the table's sequence; None: no eviction has.
@@ -44,7 +44,7 @@ class BeforeImages:
         self.tells_of_none = False
         self.step = None if steps is None else steps.now
         self.oldest_step = None if steps is None else steps.first
-        self.sightings: UInt8 | None = None
+        self.admission_counts: UInt8 | None = None
         self.frequencies: tuple[int, UInt32] | None = None
         self._memory = memory
         self._rows: ImageRows | None = None
@@ -68,7 +68,7 @@ class BeforeImages:
     @property
     def bytes(self) -> int:
         """Bytes of memory that this takes."""
-        apart = 0 if self.sightings is None else self.sightings.nbytes
+        apart = 0 if self.admission_counts is None else self.admission_counts.nbytes
         apart += 0 if self.frequencies is None else self.frequencies[1].nbytes
         return apart if self._rows is None else apart + self._rows.bytes
 
@@ -166,7 +166,7 @@ class BeforeImages:
             for ours, theirs in zip(held.slabs, theirs_held.slabs, strict=True):
                 np.take(theirs.array, chosen, axis=0, out=ours.array[start:stop], mode="clip")
             self.tells_of_none |= newer.tells_of_none
-        if self.sightings is None:
-            self.sightings = newer.sightings
+        if self.admission_counts is None:
+            self.admission_counts = newer.admission_counts
         if self.frequencies is None:
             self.frequencies = newer.frequencies

@@ -125,14 +125,14 @@ class TableVersions:
         except MemoryError:
             self._make_room(MAX_BYTES)
 
-    def save_sightings(self, members: RowMembership) -> None:
-        """Is told that the sketch of the table's admission is about to change. Never fails, as `save`."""
+    def save_admission_counts(self, members: RowMembership) -> None:
+        """The table's admission sketch is about to change. Never fails, as `save`."""
         images = self._newest()
-        if images is None or images.sightings is not None or not members.bytes:
+        if images is None or images.admission_counts is not None or not members.bytes:
             return
         try:
             self._make_room(members.bytes)
-            images.sightings = members.sightings()
+            images.admission_counts = members.admission_counts()
         except MemoryError:
             self._make_room(MAX_BYTES)
 

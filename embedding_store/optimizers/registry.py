@@ -10,7 +10,7 @@ from elastable.embedding_store.optimizers.base import Factory, RowOptimizer
 from elastable.embedding_store.optimizers.dense_replay.dense_form import dense_form
 from elastable.embedding_store.optimizers.fused import FUSED
 
-__all__ = ["follows_steps", "known_row_optimizers", "register_row_optimizer", "row_optimizer"]
+__all__ = ["decays_untouched_rows", "follows_steps", "known_row_optimizers", "register_row_optimizer", "row_optimizer"]
 
 _registered: dict[str, Factory] = {}
 
@@ -52,3 +52,9 @@ def row_optimizer(spec: OptimizerSpec) -> RowOptimizer:
 def follows_steps(spec: OptimizerSpec) -> bool:
     """Whether steps move rows that have no gradient: `lazy=False`, of an optimizer for which that is another thing."""
     return not spec.lazy and row_optimizer(spec).dense_form is not None
+
+
+def decays_untouched_rows(spec: OptimizerSpec) -> bool:
+    """Whether weight decay reaches rows that were never updated: `lazy=False` with `weight_decay`."""
+    form = row_optimizer(spec).dense_form
+    return form is not None and form.decay != 0

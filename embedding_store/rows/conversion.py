@@ -11,7 +11,7 @@ from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import SpecConflict, TableNotFound, Unsupported
-from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
+from elastable.embedding_store.optimizers.registry import decays_untouched_rows, follows_steps
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 
 __all__ = ["Conversion", "convert_table", "spec_in_dtype"]
@@ -74,9 +74,9 @@ def convert_table(
             kept = fresh_rows(there, block.ids, block.weights) if dtype == "int8" else block
             worst, limit = _put(target, there, kept)
             rows, error, bound = rows + len(block.ids), max(error, worst), max(bound, limit)
-        counters = source.sightings(table)
-        if counters is not None and (there.admission is not None or follows_steps(there.optimizer)):
-            target.put_sightings(table, counters)
+        state = source.table_state(table)
+        if there.admission is not None or follows_steps(there.optimizer):
+            target.put_table_state(table, state)
     except BaseException:
         target.drop_table(table)
         raise
@@ -85,8 +85,7 @@ def convert_table(
 
 def _refuse_decayed(spec: TableSpec, there: TableSpec) -> None:
     """Raises `Unsupported` where rows that were never updated would no longer read what decay has made of them."""
-    form = row_optimizer(spec.optimizer).dense_form if follows_steps(spec.optimizer) else None
-    if form is not None and form.decay and not follows_steps(there.optimizer):
+    if decays_untouched_rows(spec.optimizer) and not follows_steps(there.optimizer):
         raise Unsupported(
             f"table {spec.name!r}: with lazy=False its weight_decay reaches rows that were never updated, and a table "
             f"of {there.dtype} has no place for that; keep it in float32"

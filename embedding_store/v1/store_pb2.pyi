@@ -729,27 +729,33 @@ Global___ReadSightingsRequest: _TypeAlias = ReadSightingsRequest  # noqa: Y015
 
 @_typing.final
 class SightingsHeader(_message.Message):
-    """The sketch of a table with admission.  Body: uint8 sightings[counters]; no
-    counters where the table has no sketch.
+    """What a table keeps besides its rows.  Body: uint8 admission_counts[counters],
+    the sketch of a table with admission; no counters where it has none.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TABLE_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
+    UNTOUCHED_DECAY_FIELD_NUMBER: _builtins.int
     table: _builtins.str
     counters: _builtins.int
+    untouched_decay: _builtins.float
+    """logarithm of what weight decay made of rows that were never updated"""
     def __init__(
         self,
         *,
         table: _builtins.str = ...,
         counters: _builtins.int = ...,
+        untouched_decay: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_untouched_decay", b"_untouched_decay", "untouched_decay", b"untouched_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "table", b"table"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_untouched_decay", b"_untouched_decay", "counters", b"counters", "table", b"table", "untouched_decay", b"untouched_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__untouched_decay: _TypeAlias = _typing.Literal["untouched_decay"]  # noqa: Y015
+    _WhichOneofArgType__untouched_decay: _TypeAlias = _typing.Literal["_untouched_decay", b"_untouched_decay"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__untouched_decay) -> _WhichOneofReturnType__untouched_decay | None: ...
 
 Global___SightingsHeader: _TypeAlias = SightingsHeader  # noqa: Y015
 

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.errors import CheckpointError
+from elastable.embedding_store.tables.earlier_state import state_from_bytes
 from elastable.master.api import Tensor
 from elastable.master.checkpoints.rows.row_chain import chained_rows
 from elastable.master.checkpoints.storage.checkpoint_files import MANIFEST, Bytes, CheckpointFiles
@@ -78,13 +79,19 @@ class Checkpoint:
         with suggesting_older(self):
             yield from chained_rows(self.chain(), table, _tensors_of)
 
-    def sightings(self, table: str) -> Tensor | None:
-        """The sketch of a table with admission, uint8 `[counters]`. Raises `CheckpointError`."""
-        file = self.manifest.tables[table].sightings
-        if file is None:
-            return None
+    def table_state(self, table: str) -> TableState:
+        """What the table kept besides its rows. Raises `CheckpointError`."""
+        entry = self.manifest.tables[table]
+        if entry.state is None:
+            return TableState()
         with suggesting_older(self):
-            return _tensors_of(self, file, ("sightings",))["sightings"]
+            tensors = read_tensors(self, entry.state)
+            if "sightings" in tensors:
+                return state_from_bytes(entry.spec, tensors["sightings"])
+            counts, decay = tensors.get("admission_counts"), tensors.get("untouched_decay")
+            if set(tensors) - {"admission_counts", "untouched_decay"} or (decay is not None and decay.shape != (1,)):
+                raise CheckpointError(f"{self.home.at(f'{self.name}/{entry.state}')}: it does not hold a table's state")
+            return TableState(counts, None if decay is None else float(decay[0]))
 
     def chain(self) -> tuple[Checkpoint, ...]:
         """This one, and what it builds upon, the newest first; the last is full."""

@@ -112,7 +112,7 @@ def _restore(checkpoint: Checkpoint, store: EmbeddingStore, spec: TableSpec) -> 
             f"{checkpoint.address}: table {spec.name!r} has {rows} rows in its files, and had {expected} when it was "
             "written"
         )
-    counters = checkpoint.sightings(spec.name)
-    if counters is not None and (spec.admission is not None or follows_steps(spec.optimizer)):
-        store.put_sightings(spec.name, counters)
+    state = checkpoint.table_state(spec.name)
+    if state and (spec.admission is not None or follows_steps(spec.optimizer)):
+        store.put_table_state(spec.name, state)
     return rows

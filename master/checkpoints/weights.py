@@ -10,7 +10,6 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
 from elastable.embedding_store.rows.put_weights import put_weights
 from elastable.master.checkpoints.checkpoint import Checkpoint
 
@@ -42,21 +41,19 @@ def restore_weights(checkpoint: Checkpoint, store: EmbeddingStore, changed: Call
             if len(since):
                 put_weights(store, name, since, _untouched(checkpoint, spec, since))
                 changed(name, since)
-        counters = checkpoint.sightings(name)
-        if counters is not None and _decays(spec):
-            store.put_sightings(name, counters)  # what decay has made of rows that were never updated
+        _restore_decay(checkpoint, store, name)
 
 
 def _untouched(checkpoint: Checkpoint, spec: TableSpec, ids: Int64) -> Float32:
     """What ids without a row read at the version of the checkpoint."""
     with MemoryStore(threads=1) as empty:
         empty.create_table(spec)
-        counters = checkpoint.sightings(spec.name)
-        if counters is not None and _decays(spec):
-            empty.put_sightings(spec.name, counters)
+        _restore_decay(checkpoint, empty, spec.name)
         return empty.lookup({spec.name: ids})[spec.name]
 
 
-def _decays(spec: TableSpec) -> bool:
-    form = row_optimizer(spec.optimizer).dense_form if follows_steps(spec.optimizer) else None
-    return form is not None and form.decay != 0
+def _restore_decay(checkpoint: Checkpoint, store: EmbeddingStore, table: str) -> None:
+    """Rows that were never updated have decayed as far as at the version of the checkpoint."""
+    state = checkpoint.table_state(table)
+    if state.untouched_decay is not None:
+        store.put_table_state(table, state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec import AdmissionSpec, EvictionSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupported
@@ -61,7 +62,7 @@ class MembershipContract:
         told = store.table_statistics("evicts")
         assert (told.rows, told.refused, told.evicted) == (1, 0, 2)
 
-    def test_scan_and_sightings_carry_all_that_membership_needs(
+    def test_scan_and_table_state_carry_all_that_membership_needs(
         self, store: EmbeddingStore, make_store: MakeStore
     ) -> None:
         if not made(store, ADMITTING, EVICTING):
@@ -73,10 +74,10 @@ class MembershipContract:
             assert made(copy, ADMITTING, EVICTING)
             for name in ("admits", "evicts"):
                 copy.put(name, list(store.scan(name, 11)))
-            counters = store.sightings("admits")
-            assert counters is not None
-            assert counters.dtype == np.uint8
-            copy.put_sightings("admits", counters)
+            state = store.table_state("admits")
+            assert state.admission_counts is not None
+            assert state.admission_counts.dtype == np.uint8
+            copy.put_table_state("admits", state)
             copy.reset_version(3)
             for seed in range(3, 8):
                 ids = np.unique(np.random.default_rng(seed).integers(-40, 40, 12))
@@ -85,14 +86,14 @@ class MembershipContract:
                 for name in ("admits", "evicts"):
                     assert rows_by_id(copy, name) == rows_by_id(store, name)
 
-    def test_tables_without_admission_have_no_sightings(self, store: EmbeddingStore) -> None:
+    def test_tables_without_admission_have_no_state(self, store: EmbeddingStore) -> None:
         store.create_table(TableSpec("plain", 4))
-        assert store.sightings("plain") is None
+        assert not store.table_state("plain")
         assert store.table_statistics("plain").rows == 0
         with pytest.raises(BadInput, match="'plain'"):
-            store.put_sightings("plain", np.zeros(64, np.uint8))
+            store.put_table_state("plain", TableState(np.zeros(64, np.uint8)))
         with pytest.raises(TableNotFound, match="'nobody'"):
             store.table_statistics("nobody")
         if made(store, ADMITTING):
             with pytest.raises(BadInput, match=r"'admits'.*uint8 \[4096\]"):
-                store.put_sightings("admits", np.zeros(64, np.uint8))
+                store.put_table_state("admits", TableState(np.zeros(64, np.uint8)))

@@ -56,8 +56,7 @@ def whole(source: Snapshot, tables: Iterable[str] = ("cities", "people")) -> dic
             if block.touches is not None
             for one, touch in zip(block.ids.tolist(), block.touches, strict=True)
         }
-        sketch = source.sightings(name)
-        found[name] = rows, touches, None if sketch is None else sketch.tobytes()
+        found[name] = rows, touches, source.table_state(name)
     return found
 
 
@@ -234,7 +233,7 @@ class PinContract:
         with store.pin() as pin:
             with pytest.raises(TableNotFound, match="'towns'"):
                 pin.lookup({"towns": PLACES})
-            for call in (pin.row_count, pin.scan, pin.sightings):
+            for call in (pin.row_count, pin.scan, pin.table_state):
                 with pytest.raises(TableNotFound, match="'towns'"):
                     list(call("towns") or ())  # type: ignore[arg-type]
             with pytest.raises(IdOutOfRange, match="100"):

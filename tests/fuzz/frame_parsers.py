@@ -14,7 +14,7 @@ from elastable.embedding_store.wire.messages.store_messages import (
     blocks_from_frames,
     commit_from_frames,
     ids_from_frames,
-    sightings_from_frames,
+    state_from_frames,
 )
 from elastable.master.api import DenseSnapshot
 from elastable.master.v1 import master_pb2
@@ -47,7 +47,7 @@ PARSERS: dict[str, tuple[Call, Callable[[Iterable[bytes]], Any]]] = {
     "RowIds": (STORE_CALLS["Delete"], ids_from_frames),
     "RowBlock": (STORE_CALLS["Put"], lambda frames: list(blocks_from_frames(frames))),
     "Commit": (STORE_CALLS["Commit"], commit_from_frames),
-    "Sightings": (STORE_CALLS["PutSightings"], sightings_from_frames),
+    "Sightings": (STORE_CALLS["PutSightings"], state_from_frames),
     "Gradient": (MASTER_CALLS["ReportGradient"], push_from_frames),
     "Evaluation": (MASTER_CALLS["ReportEvaluation"], evaluation_from_frames),
     "Dense": (Call(_dense, master_pb2.DenseFrame), dense_from_frames),

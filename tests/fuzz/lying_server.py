@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 from google.protobuf.descriptor import ServiceDescriptor
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
@@ -161,7 +161,7 @@ STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "LookupSmall": lambda store: store.lookup({"any": _IDS, "fixed": _IDS}),
     "CountRows": lambda store: store.row_count("any"),
     "TableStatistics": lambda store: store.table_statistics("any"),
-    "ReadSightings": lambda store: store.sightings("rare"),
+    "ReadSightings": lambda store: store.table_state("rare"),
     "Scan": lambda store: list(store.scan("any")),
     "ReadRows": lambda store: store.read_rows("any", _IDS),
     "Attach": lambda store: store.attach(),
@@ -173,7 +173,7 @@ STORE_QUESTIONS: dict[str, Callable[[Any], Any]] = {
     "Commit": _commit,
     "CommitStaged": _staged,
     "Put": lambda store: store.put("any", [_block()]),
-    "PutSightings": lambda store: store.put_sightings("rare", np.zeros(64, np.uint8)),
+    "PutSightings": lambda store: store.put_table_state("rare", TableState(np.zeros(64, np.uint8))),
     "Delete": lambda store: store.delete("any", _IDS),
     "ClearTable": lambda store: store.clear("any"),
     "DropTable": lambda store: (store.drop_table("half"), store.create_table(SPECS["half"])),

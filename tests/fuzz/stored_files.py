@@ -193,7 +193,7 @@ def _read_all(store: EmbeddingStore) -> None:
         for _ in store.scan(name):
             pass
         store.lookup({name: np.arange(5, dtype=np.int64)})
-        store.sightings(name)
+        store.table_state(name)
 
 
 class VersionRecords(Target):

@@ -17,7 +17,6 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import Unsupported
-from elastable.embedding_store.optimizers.registry import follows_steps, row_optimizer
 from elastable.embedding_store.rows.initial_values import table_key
 from elastable.worker.keras.structures import TensorLike
 from elastable.worker.rows.saved_rows import all_rows
@@ -144,11 +143,8 @@ def _trained(layer: StoreLayer) -> tuple[Int64, Float32, TableSpec, np.float32]:
 
 
 def _kept(source: EmbeddingStore, spec: TableSpec) -> np.float32:
-    form = row_optimizer(spec.optimizer).dense_form if follows_steps(spec.optimizer) else None
-    counters = source.sightings(spec.name)
-    if form is None or not form.decay or counters is None:
-        return np.float32(1)
-    return np.float32(np.exp(np.frombuffer(counters[-8:].tobytes(), "<f8")[0]))
+    decay = source.table_state(spec.name).untouched_decay
+    return np.float32(1) if decay is None else np.float32(np.exp(decay))
 
 
 def _refuse_large(layer: StoreLayer, rows: int) -> None:

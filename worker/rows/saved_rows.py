@@ -15,7 +15,7 @@ import numpy as np
 from keras.src.backend.common import global_state
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -23,6 +23,7 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.rows.put_weights import put_weights
+from elastable.embedding_store.tables.earlier_state import state_from_bytes
 from elastable.worker.rows.keras_draw import first_rows
 from elastable.worker.rows.store_layer import SavedArrays, StoreLayer
 
@@ -125,9 +126,11 @@ def save_table(layer: StoreLayer, store: SavedArrays) -> None:
     store["rows"] = np.concatenate([block.weights for block in blocks])
     store["slots"] = np.concatenate([block.slots for block in blocks])
     store["steps"] = np.array(layer.steps_trained, np.int64)
-    counters = source.sightings(name)
-    if counters is not None:
-        store["counters"] = counters
+    state = source.table_state(name)
+    if state.admission_counts is not None:
+        store["admission_counts"] = state.admission_counts
+    if state.untouched_decay is not None:
+        store["untouched_decay"] = np.array(state.untouched_decay, np.float64)
 
 
 def load_table(layer: StoreLayer, store: SavedArrays) -> None:
@@ -198,9 +201,15 @@ def _saved_table(layer: StoreLayer, store: SavedArrays) -> _Saved:
     ids = np.asarray(store["ids"], np.int64)
     rows, slots = np.asarray(store["rows"], np.float32), np.asarray(store["slots"], np.float32)
     own.put(spec.name, [RowBlock(ids, rows, slots)])
-    if "counters" in store:
-        own.put_sightings(spec.name, np.asarray(store["counters"], np.uint8))
+    own.put_table_state(spec.name, _saved_state(spec, store))
     return _Saved(spec, ids, own)
+
+
+def _saved_state(spec: TableSpec, store: SavedArrays) -> TableState:
+    if "counters" in store:  # as earlier releases wrote it
+        return state_from_bytes(spec, np.asarray(store["counters"], np.uint8))
+    counts = np.asarray(store["admission_counts"], np.uint8) if "admission_counts" in store else None
+    return TableState(counts, float(np.asarray(store["untouched_decay"])) if "untouched_decay" in store else None)
 
 
 def _writable(layer: StoreLayer) -> EmbeddingStore:

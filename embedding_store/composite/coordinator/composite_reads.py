@@ -11,8 +11,8 @@ import numpy as np
 
 from elastable.embedding_store.composite.coordinator.composite_source import CompositeSource
 from elastable.embedding_store.composite.splits.partition import Partition
-from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.row_data import RowBlock, TableStatistics
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.rows.checks import require_block_rows, require_ids
 from elastable.embedding_store.rows.row_blocks import chosen_rows, joined_rows
@@ -43,13 +43,13 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
         blocks = [replace(block, ids=found.whole_ids(shard, block.ids)) for shard, block in read.items()]
         return blocks[0] if len(blocks) == 1 else _in_order_of(ids, joined_rows(found.spec, blocks))
 
-    def sightings(self, table: str) -> UInt8 | None:
-        """The greatest counters of all stores, which is enough for each of them."""
+    def table_state(self, table: str) -> TableState:
+        """The largest counts of all stores, which is enough for each of them; their decay is the same."""
         with self._lock.reading():
-            read = self._each(lambda store: store.sightings(table), self._partition(table).holders)
-        sketches = [counters for counters in read.values() if counters is not None]
-        joined: UInt8 | None = np.maximum.reduce(sketches) if sketches else None
-        return joined
+            read = self._each(lambda store: store.table_state(table), self._partition(table).holders)
+        states = list(read.values())
+        counts = [state.admission_counts for state in states if state.admission_counts is not None]
+        return TableState(np.maximum.reduce(counts) if counts else None, states[0].untouched_decay)
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
         """Each block is of one version; a commit between two blocks shows in the later one."""

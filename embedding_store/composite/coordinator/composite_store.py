@@ -16,10 +16,10 @@ from elastable.embedding_store.composite.coordinator.composite_reads import Comp
 from elastable.embedding_store.composite.coordinator.composite_snapshot import CompositeSnapshot
 from elastable.embedding_store.composite.splits.partition import Part, Partition
 from elastable.embedding_store.composite.splits.table_splits import TableSplits
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import PinStatistics, joined_pins, refuse_while_pinned, require_lease
 from elastable.embedding_store.contract.refusals import refuse_conflict
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
@@ -215,9 +215,9 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
 
         return total_statistics(found, parts)
 
-    def put_sightings(self, table: str, counters: UInt8) -> None:
+    def put_table_state(self, table: str, state: TableState) -> None:
         with self._alone(), self._lock.writing():
-            self._each(lambda store: store.put_sightings(table, counters), self._partition(table).holders)
+            self._each(lambda store: store.put_table_state(table, state), self._partition(table).holders)
 
     def clear(self, table: str) -> None:
         with self._alone(), self._lock.writing():

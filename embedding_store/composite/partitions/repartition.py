@@ -85,7 +85,6 @@ def _copy(source: EmbeddingStore, target: EmbeddingStore, spec: TableSpec, progr
                 progress(spec.name, done, total)
 
     target.put(spec.name, told(source.scan(spec.name, max(1, _BLOCK_BYTES // row_bytes))))
-    counters = source.sightings(spec.name)
-    if counters is not None:
-        target.put_sightings(spec.name, counters)
+    if state := source.table_state(spec.name):
+        target.put_table_state(spec.name, state)
     return done

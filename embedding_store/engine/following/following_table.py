@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.following.following_rows import CaughtUpRows, caught_up_rows
 from elastable.embedding_store.engine.following.sweep import Sweep
@@ -19,16 +17,13 @@ from elastable.embedding_store.optimizers.dense_replay.table_steps import TableS
 
 __all__ = ["Following", "following"]
 
-_DECAY_BYTES = 8
 _MOST_DECAY = 1e15  # in logarithms: beyond it another step would be lost in rounding
 
 
 class Following:
     """The steps of one table, and the sweep that keeps them few.
 
-    Where the optimizer has weight decay, rows that were never updated decay,
-    too. How far they have is kept once for all of them, and travels with the
-    table's sketch of sightings, as its last 8 bytes.
+    With weight decay, rows that were never updated decay as well, all by one factor: `TableState.untouched_decay`.
 
     Attributes:
         steps: That the table has taken.
@@ -67,29 +62,16 @@ class Following:
         self.steps.begin_anew()
         self._sweep.begin_anew()
 
-    def with_decay(self, counters: UInt8 | None, step: int | None = None) -> UInt8 | None:
-        """The table's sketch, with what decay has made of rows that were never updated, until a step (None: now)."""
-        if not self.steps.form.decay:
-            return counters
-        decay = np.frombuffer(self.steps.untouched(step), np.uint8)
-        return decay.copy() if counters is None else np.concatenate((counters, decay))
+    def untouched_decay(self, step: int | None = None) -> float | None:
+        """`TableState.untouched_decay` as of a step (None: now)."""
+        return self.steps.untouched(step) if self.steps.form.decay else None
 
-    def without_decay(self, counters: UInt8) -> tuple[UInt8, float | None]:
-        """What `with_decay` gave in two: the sketch, and what `TableSteps.put_untouched` takes; None without decay.
-
-        Raises:
-            BadInput: it holds no decay that rows can have had.
-        """
+    def require_decay(self, decay: float) -> None:
+        """Raises `BadInput` for a decay that rows of this table cannot have."""
         if not self.steps.form.decay:
-            return counters, None
-        if not isinstance(counters, np.ndarray) or counters.dtype != np.uint8 or counters.ndim != 1:
-            raise BadInput("sightings must be uint8 [counters]")
-        if len(counters) < _DECAY_BYTES:
-            raise BadInput(f"{len(counters)} bytes of sightings do not hold the decay of rows that were never updated")
-        decay = float(np.frombuffer(counters[-_DECAY_BYTES:].tobytes(), "<f8")[0])
+            raise BadInput(f"weight decay does not reach rows that were never updated, so {decay:g} cannot be restored")
         if not abs(decay) <= _MOST_DECAY:
             raise BadInput(f"rows that were never updated cannot have decayed by e**{decay:g}")
-        return counters[:-_DECAY_BYTES], decay
 
 
 def following(spec: TableSpec, optimizer: RowOptimizer) -> Following | None:

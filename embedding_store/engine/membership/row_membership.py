@@ -9,8 +9,8 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.row_data import TableUpdate
 from elastable.embedding_store.contract.spec import TableSpec
+from elastable.embedding_store.engine.membership.admission_sketch import AdmissionSketch
 from elastable.embedding_store.engine.membership.row_touches import RowTouches, UInt32
-from elastable.embedding_store.engine.membership.sightings import Sightings
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.ids.id_index import IdIndex
 from elastable.embedding_store.native.ids.row_directory import RowDirectory
@@ -30,7 +30,7 @@ class RowMembership:
     def __init__(self, spec: TableSpec, rows: int, new_slab: SlabMaker = anonymous_slab) -> None:
         """Room for `rows` rows. Raises `MemoryError`."""
         self._table = spec.name
-        self._sightings = None if spec.admission is None else Sightings(spec, spec.admission, new_slab)
+        self._sketch = None if spec.admission is None else AdmissionSketch(spec, spec.admission, new_slab)
         self._touches = None if spec.eviction is None else RowTouches(spec.eviction, rows, new_slab)
         self.refused = 0
         self.evicted = 0
@@ -43,7 +43,7 @@ class RowMembership:
     @property
     def bytes(self) -> int:
         """Bytes that this takes whatever the number of rows."""
-        return 0 if self._sightings is None else self._sightings.bytes
+        return 0 if self._sketch is None else self._sketch.bytes
 
     def screen(self, update: TableUpdate, directory: RowDirectory) -> tuple[TableUpdate, Int64 | None]:
         """What of an update is of ids that have a row or may have one now; changes nothing.
@@ -55,14 +55,14 @@ class RowMembership:
         Raises:
             MemoryError: no room for a smaller update.
         """
-        if self._sightings is None:
+        if self._sketch is None:
             return update, None
         positions = np.empty(len(update.ids), np.int64)
         if not directory.find(update.ids, positions):
             return update, None
         strangers = np.flatnonzero(positions < 0)
         sighted = update.ids[strangers]
-        refused = strangers[~self._sightings.admits(sighted)]
+        refused = strangers[~self._sketch.admits(sighted)]
         if not len(refused):
             return update, sighted
         stays = np.ones(len(update.ids), np.bool_)
@@ -72,8 +72,8 @@ class RowMembership:
 
     def count(self, sighted: Int64 | None, refused: int) -> None:
         """The ids that `screen` gave are sighted, and so many of them refused."""
-        if self._sightings is not None and sighted is not None:
-            self._sightings.count(sighted)
+        if self._sketch is not None and sighted is not None:
+            self._sketch.count(sighted)
         self.refused += refused
 
     def grow(self, rows: int) -> None:
@@ -130,17 +130,17 @@ class RowMembership:
             return None
         return directory.row_ids[self._touches.unsettled_positions(directory.positions_given)]
 
-    def sightings(self) -> UInt8 | None:
-        """As `EmbeddingStore.sightings`."""
-        return None if self._sightings is None else self._sightings.read()
+    def admission_counts(self) -> UInt8 | None:
+        """`TableState.admission_counts`, a copy."""
+        return None if self._sketch is None else self._sketch.read()
 
-    def require_sightings(self, counters: UInt8) -> None:
-        """Raises `BadInput` for what `put_sightings` cannot take."""
-        if self._sightings is None:
-            raise BadInput(f"table {self._table!r} has no admission, so no sketch of sightings to restore")
-        self._sightings.require(counters)
+    def require_admission_counts(self, counters: UInt8) -> None:
+        """Raises `BadInput` for what `put_admission_counts` cannot take."""
+        if self._sketch is None:
+            raise BadInput(f"table {self._table!r} has no admission, so there are no admission counts to restore")
+        self._sketch.require(counters)
 
-    def put_sightings(self, counters: UInt8) -> None:
-        """As `EmbeddingStore.put_sightings`, of what `require_sightings` takes."""
-        if self._sightings is not None:
-            self._sightings.write(counters)
+    def put_admission_counts(self, counters: UInt8) -> None:
+        """As `TableState.admission_counts`, of what `require_admission_counts` takes."""
+        if self._sketch is not None:
+            self._sketch.write(counters)

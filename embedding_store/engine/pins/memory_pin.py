@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
+from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.pins import require_lease
 from elastable.embedding_store.contract.refusals import refuse_other_version
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_table import MemoryTable
@@ -76,10 +76,9 @@ class MemoryPin(TableLookups, Snapshot):
             found = self._at(table)
             return found.stored(require_ids(found.spec, ids))
 
-    def sightings(self, table: str) -> UInt8 | None:
-        """As in `Snapshot.sightings`."""
+    def table_state(self, table: str) -> TableState:
         with self._lock.reading():
-            return self._at(table).sightings()
+            return self._at(table).state()
 
     def close(self) -> None:
         if self._lease.gone is None:

@@ -141,13 +141,10 @@ class TableSteps:
                 self._past[step] = self._chapters[chapter].at(step, self._ends[:chapter])
             return self._past[step]
 
-    def untouched(self, step: int | None = None) -> bytes:
-        """What decay has made of rows that were never updated, until a step that is remembered (None: the last one).
-
-        The logarithm, a little-endian float64.
-        """
+    def untouched(self, step: int | None = None) -> float:
+        """The logarithm of the factor by which decay shrank rows that were never updated, until a step (None: now)."""
         wanted = self.now if step is None else step
-        return np.array(self._chapters[self._chapter_of(wanted)].untouched(wanted), "<f8").tobytes()
+        return self._chapters[self._chapter_of(wanted)].untouched(wanted)
 
     def put_untouched(self, logarithm: float) -> None:
         """As `untouched` gave it."""

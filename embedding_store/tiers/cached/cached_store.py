@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.pins import PinStatistics
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
@@ -146,13 +146,11 @@ class CachedStore(CachedSource, BaseStore):
         """As in `EmbeddingStore.table_statistics`, of the store behind."""
         return self._store.table_statistics(table)
 
-    def sightings(self, table: str) -> UInt8 | None:
-        """As in `EmbeddingStore.sightings`."""
-        return self._store.sightings(table)
+    def table_state(self, table: str) -> TableState:
+        return self._store.table_state(table)
 
-    def put_sightings(self, table: str, counters: UInt8) -> None:
-        """As in `EmbeddingStore.put_sightings`."""
-        self._store.put_sightings(table, counters)
+    def put_table_state(self, table: str, state: TableState) -> None:
+        self._store.put_table_state(table, state)
 
     def _current(self) -> int:
         at = self._at

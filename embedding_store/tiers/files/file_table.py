@@ -14,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.engine.memory_table import MemoryTable
 from elastable.embedding_store.errors import StoreFailed
@@ -22,11 +22,12 @@ from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.optimizers.base import RowOptimizer
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.support.row_budget import RowBudget
+from elastable.embedding_store.tables.earlier_state import state_from_bytes
 from elastable.embedding_store.tiers.files.file_rows import FileRows
 
 __all__ = ["FileTable", "SavedIds", "sync_folder"]
 
-_IDS, _SIGHTINGS, _STEPS = "ids.int64", "sightings.uint8", "steps.float64"
+_IDS, _COUNTS, _STEPS = "ids.int64", "sightings.uint8", "steps.float64"
 _BLOCK = 1 << 18  # ids that are written at a time
 
 
@@ -42,8 +43,10 @@ class SavedIds:
         columns: Of the file, 2 or 4.
         crc32: Of the file.
         direct: Whether row i lies at position i.
-        sightings: Checksum of the file with the sketch of a table with admission; None: there is none.
+        sightings: Checksum of the file with the admission counts; None: there are none. Earlier releases wrote the
+            decay into it, as its last 8 bytes.
         steps: Checksum of the file with the steps of a table whose rows follow them; None: they do not.
+        untouched_decay: Of its `TableState`; None also where an earlier release wrote it.
     """
 
     count: int
@@ -52,6 +55,7 @@ class SavedIds:
     direct: bool
     sightings: int | None = None
     steps: int | None = None
+    untouched_decay: float | None = None
 
 
 class FileTable(MemoryTable):
@@ -133,10 +137,10 @@ class FileTable(MemoryTable):
                 content = rows.astype("<i8").tobytes()
                 crc32, count = zlib.crc32(content, crc32), count + len(rows)
                 file.write(content)
-        counters = self.sightings()
-        sightings = None if counters is None else self._save_file(_SIGHTINGS, counters.tobytes())
+        state = self.state()
+        counts = None if state.admission_counts is None else self._save_file(_COUNTS, state.admission_counts.tobytes())
         steps = None if self.following is None else self._save_file(_STEPS, self.following.steps.save())
-        return SavedIds(count, columns, crc32, self.direct, sightings, steps)
+        return SavedIds(count, columns, crc32, self.direct, counts, steps, state.untouched_decay)
 
     def remove_files(self) -> None:
         """Closes the table and deletes its folder."""
@@ -217,11 +221,17 @@ class FileTable(MemoryTable):
         self.file_rows.adopt(positions)
         if saved.columns == 4:
             self._members.put(positions, rows[:, 2:].copy())
-        if saved.sightings is not None:
-            counters = np.frombuffer(self._saved_file(_SIGHTINGS, None, saved.sightings), np.uint8)
-            self.put_sightings(counters.copy())
+        self.put_state(self._saved_state(saved))
         if saved.steps is not None and self.following is not None:
             self.following.steps.restore(self._saved_file(_STEPS, None, saved.steps))
+
+    def _saved_state(self, saved: SavedIds) -> TableState:
+        if saved.sightings is None:
+            return TableState(None, saved.untouched_decay)
+        counts = np.frombuffer(self._saved_file(_COUNTS, None, saved.sightings), np.uint8).copy()
+        if saved.untouched_decay is None:
+            return state_from_bytes(self.spec, counts)
+        return TableState(counts, saved.untouched_decay)
 
 
 def sync_folder(folder: Path) -> None:

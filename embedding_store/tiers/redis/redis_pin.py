@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.pins import require_lease
 from elastable.embedding_store.contract.refusals import refuse_other_version
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.rows.checks import require_block_rows, require_ids
 from elastable.embedding_store.rows.row_blocks import joined_rows
 from elastable.embedding_store.tables.base_store import BaseSnapshot
@@ -62,11 +62,11 @@ class RedisPin(BaseSnapshot):
         rows = self._rows(table, require_ids(spec, ids))
         return joined_rows(spec, [] if rows is None else [rows])
 
-    def sightings(self, table: str) -> UInt8 | None:
-        """None: tables in Redis have no admission. Raises `TableNotFound`."""
+    def table_state(self, table: str) -> TableState:
+        """Empty: tables in Redis keep nothing besides their rows. Raises `TableNotFound`."""
         self._require_standing()
         self._store.where(table)
-        return None
+        return TableState()
 
     def renew(self, lease_s: float | None = None) -> None:
         """As in `Snapshot.renew`."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 
-from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.pins import PinStatistics, require_lease
 from elastable.embedding_store.contract.refusals import refuse_other_version
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.rows.checks import require_block_rows
 from elastable.embedding_store.tables.base_store import BaseSnapshot
@@ -80,10 +80,9 @@ class RemotePin(BaseSnapshot):
         self._require_open()
         return self._reads.read_rows(table, ids)
 
-    def sightings(self, table: str) -> UInt8 | None:
-        """As in `Snapshot.sightings`."""
+    def table_state(self, table: str) -> TableState:
         self._require_open()
-        return self._reads.sightings(table)
+        return self._reads.table_state(table)
 
     def _release(self) -> None:
         """Raises `Unavailable` if the server is not reached; there the version is freed when its lease ends."""

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.rows.checks import require_block_rows
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import raising
 from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
-from elastable.embedding_store.wire.messages.store_messages import blocks_from_frames, ids_frames, sightings_from_frames
+from elastable.embedding_store.wire.messages.store_messages import blocks_from_frames, ids_frames, state_from_frames
 from elastable.embedding_store.wire.messages.upload import StreamingUpload
 
 __all__ = ["RemoteReads"]
@@ -32,7 +32,7 @@ class RemoteReads:
         self._connection, self._pin = connection, pin
         channel, path = connection.channel, f"/{STORE_SERVICE}"
         self._stub = store_pb2_grpc.EmbeddingStoreStub(channel)
-        self._read_sightings = channel.unary_stream(
+        self._read_state = channel.unary_stream(
             f"{path}/ReadSightings", store_pb2.ReadSightingsRequest.SerializeToString, None
         )
         self._read_rows = StreamingUpload(channel, f"{path}/ReadRows")
@@ -74,13 +74,12 @@ class RemoteReads:
             )
         return blocks[0]
 
-    def sightings(self, table: str) -> UInt8 | None:
-        """As in `EmbeddingStore.sightings`."""
+    def table_state(self, table: str) -> TableState:
         request = store_pb2.ReadSightingsRequest(table=table, pin=self._pin)
 
-        def attempt(timeout: float) -> UInt8 | None:
+        def attempt(timeout: float) -> TableState:
             try:
-                return sightings_from_frames(self._read_sightings(request, timeout=timeout))[1]
+                return state_from_frames(self._read_state(request, timeout=timeout))[1]
             except BadInput as error:
                 raise self._unreadable(error) from error
 

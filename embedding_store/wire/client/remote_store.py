@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from elastable.embedding_store.contract.arrays import Float32, Int64, UInt8
+from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.pins import PinStatistics
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableStatistics
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableStatistics
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound
@@ -23,7 +23,7 @@ from elastable.embedding_store.wire.messages.store_messages import (
     block_frames,
     commit_frames,
     ids_frames,
-    sightings_frames,
+    state_frames,
 )
 from elastable.embedding_store.wire.messages.upload import Upload
 
@@ -56,7 +56,7 @@ class RemoteStore(RemoteSource, BaseStore):
         self._commit = Upload(channel, f"{path}/Commit", store_pb2.CommitReply.FromString)
         self._put = Upload(channel, f"{path}/Put", store_pb2.PutReply.FromString)
         self._delete = Upload(channel, f"{path}/Delete", store_pb2.DeleteReply.FromString)
-        self._put_sightings = Upload(channel, f"{path}/PutSightings", store_pb2.PutReply.FromString)
+        self._put_state = Upload(channel, f"{path}/PutSightings", store_pb2.PutReply.FromString)
         self._reads = RemoteReads(self._connection)
 
     def create_table(self, spec: TableSpec) -> bool:
@@ -153,13 +153,11 @@ class RemoteStore(RemoteSource, BaseStore):
         size = told.bytes if told.HasField("bytes") else None
         return TableStatistics(told.rows, size, told.refused, told.evicted, told.deleted, told.written)
 
-    def sightings(self, table: str) -> UInt8 | None:
-        """As in `EmbeddingStore.sightings`."""
-        return self._reads.sightings(table)
+    def table_state(self, table: str) -> TableState:
+        return self._reads.table_state(table)
 
-    def put_sightings(self, table: str, counters: UInt8) -> None:
-        """As in `EmbeddingStore.put_sightings`."""
-        self._connection.call(lambda timeout: self._put_sightings(sightings_frames(table, counters), timeout))
+    def put_table_state(self, table: str, state: TableState) -> None:
+        self._connection.call(lambda timeout: self._put_state(state_frames(table, state), timeout))
 
     def clear(self, table: str, force: bool = False) -> None:
         """As in `EmbeddingStore.clear`; `force` as in `drop_table`."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64, UInt8
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput
 from elastable.embedding_store.v1 import store_pb2
 from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
@@ -24,8 +24,8 @@ __all__ = [
     "ids_frames",
     "ids_from_frames",
     "require_wire_ids",
-    "sightings_frames",
-    "sightings_from_frames",
+    "state_frames",
+    "state_from_frames",
 ]
 
 LONGEST_WAIT_S = 60.0
@@ -177,21 +177,26 @@ def ids_from_frames(frames: Iterable[bytes]) -> tuple[str, Int64, bytes]:
     return header.table, ids, header.pin
 
 
-def sightings_frames(table: str, counters: UInt8 | None) -> Iterator[bytes]:
-    """The frames of one sketch, or of the answer that there is none.
+def state_frames(table: str, state: TableState) -> Iterator[bytes]:
+    """The frames of what a table keeps besides its rows.
 
     Raises:
         BadInput: an array that the wire has no place for; names its table.
     """
-    if counters is None:
-        return encode(store_pb2.SightingsHeader(table=table).SerializeToString(), [])
-    if not isinstance(counters, np.ndarray) or counters.dtype != np.uint8 or counters.ndim != 1:
-        raise BadInput(f"table {table!r}: sightings must be uint8 [counters], got {_kind(counters)}")
-    return encode(store_pb2.SightingsHeader(table=table, counters=len(counters)).SerializeToString(), [counters])
+    header, counts = (
+        store_pb2.SightingsHeader(table=table, untouched_decay=state.untouched_decay),
+        state.admission_counts,
+    )
+    if counts is None:
+        return encode(header.SerializeToString(), [])
+    if not isinstance(counts, np.ndarray) or counts.dtype != np.uint8 or counts.ndim != 1:
+        raise BadInput(f"table {table!r}: admission counts must be uint8 [counters], got {_kind(counts)}")
+    header.counters = len(counts)
+    return encode(header.SerializeToString(), [counts])
 
 
-def sightings_from_frames(frames: Iterable[bytes]) -> tuple[str, UInt8 | None]:
-    """The table, and its sketch; None for one of no counters.
+def state_from_frames(frames: Iterable[bytes]) -> tuple[str, TableState]:
+    """A table, and what it keeps besides its rows.
 
     Raises:
         BadInput: malformed frames.
@@ -199,9 +204,10 @@ def sightings_from_frames(frames: Iterable[bytes]) -> tuple[str, UInt8 | None]:
     reader = FrameReader(frames, "Sightings")
     header = reader.header(store_pb2.SightingsHeader)
     plan = BodyPlan("Sightings")
-    plan.add("sightings", (header.counters,), np.dtype(np.uint8))
-    (counters,) = reader.read(plan)
-    return header.table, counters if len(counters) else None
+    plan.add("admission counts", (header.counters,), np.dtype(np.uint8))
+    (counts,) = reader.read(plan)
+    decay = header.untouched_decay if header.HasField("untouched_decay") else None
+    return header.table, TableState(counts if len(counts) else None, decay)
 
 
 def _require_rows(table: str, what: str, values: object, count: int, error: type[BadInput]) -> None:

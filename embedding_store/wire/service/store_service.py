@@ -31,7 +31,7 @@ from elastable.embedding_store.wire.messages.store_messages import (
     LONGEST_WAIT_S,
     block_frames,
     ids_from_frames,
-    sightings_frames,
+    state_frames,
 )
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.write_service import write_handlers
@@ -154,7 +154,7 @@ class _StoreServicer:
         with answering(context):
             source, spec = self.pins.source(request.pin), self._specs_of((request.table,))[request.table]
             with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters):
-                yield from sightings_frames(request.table, source.sightings(request.table))
+                yield from state_frames(request.table, source.table_state(request.table))
 
     def attach(self, request: store_pb2.AttachRequest, context: grpc.ServicerContext) -> store_pb2.AttachReply:
         with answering(context):

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import grpc
-import numpy as np
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, TableNotFound, Unsupported, VersionError
@@ -20,7 +19,7 @@ from elastable.embedding_store.wire.messages.store_messages import (
     blocks_from_frames,
     commit_from_frames,
     ids_from_frames,
-    sightings_from_frames,
+    state_from_frames,
 )
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 
@@ -136,8 +135,8 @@ class _WriteServicer:
     def put_sightings(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> store_pb2.PutReply:
         with answering(context):
             self._require_writable("PutSightings")
-            table, counters = sightings_from_frames(frames)
-            self._store.put_sightings(table, np.empty(0, np.uint8) if counters is None else counters)
+            table, state = state_from_frames(frames)
+            self._store.put_table_state(table, state)
             return store_pb2.PutReply()
 
     def delete(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> store_pb2.DeleteReply:

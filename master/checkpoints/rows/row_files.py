@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import RowBlock
 from elastable.embedding_store.contract.snapshot import Snapshot
@@ -52,7 +54,7 @@ def write_rows(out: FileWriter, prefix: str, source: Snapshot, spec: TableSpec, 
     if ids is not None and changes is not None and spec.name in changes.shrunk:
         live = _write_live(out, prefix, source, spec.name, block_rows)
     return TableEntry(
-        spec, rows, written, tuple(files), ids is None, live, _write_sightings(out, prefix, source, spec.name)
+        spec, rows, written, tuple(files), ids is None, live, _write_state(out, prefix, source, spec.name)
     )
 
 
@@ -94,10 +96,15 @@ def _write_live(out: FileWriter, prefix: str, source: Snapshot, table: str, bloc
     return tuple(files)
 
 
-def _write_sightings(out: FileWriter, prefix: str, source: Snapshot, table: str) -> str | None:
-    counters = source.sightings(table)
-    if counters is None:
+def _write_state(out: FileWriter, prefix: str, source: Snapshot, table: str) -> str | None:
+    state = source.table_state(table)
+    if not state:
         return None
-    file = f"{prefix}-sightings.safetensors"
-    out.put(file, {"sightings": [counters]})
+    tensors: dict[str, list[Tensor]] = {}
+    if state.admission_counts is not None:
+        tensors["admission_counts"] = [state.admission_counts]
+    if state.untouched_decay is not None:
+        tensors["untouched_decay"] = [np.array([state.untouched_decay], np.float64)]
+    file = f"{prefix}-state.safetensors"
+    out.put(file, tensors)
     return file

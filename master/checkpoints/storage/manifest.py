@@ -48,7 +48,7 @@ class TableEntry:
         whole: Whether `files` hold all rows; else those that changed since the base.
         live: Of a table of an increment that gave up rows: files of the ids of
             all rows that there are; None: none was given up since the base.
-        sightings: File of the sketch of a table with admission.
+        state: File of what the table keeps besides its rows (`TableState`); None: nothing.
     """
 
     spec: TableSpec
@@ -57,12 +57,12 @@ class TableEntry:
     files: tuple[str, ...]
     whole: bool = True
     live: tuple[str, ...] | None = None
-    sightings: str | None = None
+    state: str | None = None
 
     @property
     def all_files(self) -> tuple[str, ...]:
         """Every file of the table."""
-        return (*self.files, *(self.live or ()), *((self.sightings,) if self.sightings else ()))
+        return (*self.files, *(self.live or ()), *((self.state,) if self.state else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def _table_fields(entry: TableEntry) -> dict[str, object]:
         "files": list(entry.files),
         "whole": entry.whole,
         "live": None if entry.live is None else list(entry.live),
-        "sightings": entry.sightings,
+        "sightings": entry.state,  # the name that formats 1 and 2 have for it
     }
 
 
@@ -202,7 +202,7 @@ def _of_format_1(fields: Mapping[str, Any], checksum: str) -> Manifest:
             int(entry["rows"]),
             int(entry["rows"]),
             tuple(entry["files"]),
-            sightings=entry.get("sightings"),
+            state=entry.get("sightings"),
         )
         for name, entry in fields["tables"].items()
     }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.contract.row_data import Commit, TableStatistics, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, TableState, TableStatistics, TableUpdate
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
     EvictionSpec,
@@ -63,9 +63,7 @@ def copied(store: EmbeddingStore, name: str = "t") -> MemoryStore:
     copy = MemoryStore(threads=1)
     copy.create_table(store.specs()[name])
     copy.put(name, list(store.scan(name, 5)))
-    counters = store.sightings(name)
-    if counters is not None:
-        copy.put_sightings(name, counters)
+    copy.put_table_state(name, store.table_state(name))
     copy.reset_version(store.version())
     return copy
 
@@ -237,8 +235,8 @@ def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
         commit(store, t=[1])
         commit(store, t=[1, 2])
         commit(store)
-        before, counters = rows(store), store.sightings("t")
-        assert counters is not None
+        before, counts = rows(store), store.table_state("t")
+        assert counts
         bad = TableUpdate(np.array([2, 3]), np.ones((1, 3), np.float32))
         good = TableUpdate(np.array([2, 3]), np.ones((2, 3), np.float32))
         with pytest.raises(BadInput, match="'t'"):
@@ -246,10 +244,8 @@ def test_a_commit_that_fails_counts_and_evicts_nothing() -> None:
         with pytest.raises(StaleVersion):
             store.commit(Commit(3, {"t": good}, 0, {}))
         store.stage(Commit(4, {"t": good}, 0, {}))  # and never carried out
-        after = store.sightings("t")
-        assert after is not None
         assert (rows(store), store.version(), store.table_statistics("t").refused) == (before, 3, 2)
-        assert (after == counters).all()
+        assert store.table_state("t") == counts
 
 
 def test_no_room_for_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,11 +271,11 @@ def test_putting_back_refuses_what_does_not_fit() -> None:
     with MemoryStore() as store:
         store.create_table(table("plain"))
         store.create_table(table("t", AdmissionSpec(2, 64)))
-        assert store.sightings("plain") is None
+        assert not store.table_state("plain")
         with pytest.raises(BadInput, match="'plain'"):
-            store.put_sightings("plain", np.zeros(64, np.uint8))
+            store.put_table_state("plain", TableState(np.zeros(64, np.uint8)))
         with pytest.raises(BadInput, match=r"'t'.*uint8 \[64\]"):
-            store.put_sightings("t", np.zeros(32, np.uint8))
+            store.put_table_state("t", TableState(np.zeros(32, np.uint8)))
 
 
 def test_rows_are_evicted_while_others_look_them_up() -> None:

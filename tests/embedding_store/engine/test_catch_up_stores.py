@@ -26,6 +26,7 @@ from elastable.embedding_store import (
 )
 from elastable.embedding_store.composite.placement.placed_store import PlacedStore
 from elastable.embedding_store.contract.arrays import Float32
+from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.spec_json import spec_from_json, spec_to_json
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.following import following_table as following
@@ -131,7 +132,7 @@ def test_a_pinned_version_stays_as_it_was(store: EmbeddingStore, expected: dict[
     first = store.pin()
     steps(store, 11, 17)
     with first, store.pin() as second:
-        decay = second.sightings("t")
+        state = second.table_state("t")
         steps(store, 18, 40)
         for pin, version in ((first, 10), (second, 17)):
             assert np.array_equal(pin.lookup({"t": IDS})["t"], expected[version])
@@ -140,10 +141,8 @@ def test_a_pinned_version_stays_as_it_was(store: EmbeddingStore, expected: dict[
                 assert np.array_equal(block.weights, expected[version][block.ids])
             block = pin.read_rows("t", IDS)
             assert np.array_equal(block.weights, expected[version][block.ids])
-        later = second.sightings("t")
-        assert decay is not None
-        assert later is not None
-        assert np.array_equal(decay, later)
+        assert state.untouched_decay is not None
+        assert second.table_state("t") == state
         assert np.array_equal(rows(store), expected[40])
 
 
@@ -153,9 +152,9 @@ def test_restored_rows_go_on_from_where_they_were(store: EmbeddingStore, expecte
         before.create_table(table())
         steps(before, 1, 20)
         store.put("t", before.scan("t", 4))
-        sketch = before.sightings("t")
-    assert sketch is not None
-    store.put_sightings("t", sketch)
+        state = before.table_state("t")
+    assert state
+    store.put_table_state("t", state)
     store.reset_version(20)
     assert np.array_equal(rows(store), expected[20])
     steps(store, 21, 60)
@@ -223,24 +222,26 @@ def test_evicted_rows_are_rows_that_were_never_updated() -> None:
             assert np.array_equal(store.lookup({"t": ids})["t"][1], other.lookup({"t": ids})["t"][1])
 
 
-def test_decay_travels_beside_sightings() -> None:
+def test_a_table_state_holds_counts_and_decay() -> None:
     with MemoryStore(threads=1) as store, MemoryStore(threads=1) as other:
         spec = table(size=None, admission=AdmissionSpec(2, 16))
         for one in (store, other):
             one.create_table(spec)
         steps(store, 1, 9)
-        sketch = store.sightings("t")
-        assert sketch is not None
-        assert len(sketch) == 16 + 8
+        state = store.table_state("t")
+        assert state.admission_counts is not None
+        assert len(state.admission_counts) == 16
+        assert state.untouched_decay
         other.put("t", store.scan("t"))
-        other.put_sightings("t", sketch)
+        other.put_table_state("t", state)
         other.reset_version(9)
         assert np.array_equal(rows(store), rows(other))
-        again = other.sightings("t")
-        assert again is not None
-        assert np.array_equal(again, sketch)
-        with pytest.raises(BadInput, match="decay"):
-            other.put_sightings("t", np.zeros(3, np.uint8))
+        assert other.table_state("t") == state
+        with pytest.raises(BadInput, match="decayed"):
+            other.put_table_state("t", TableState(None, 1e300))
+        with pytest.raises(BadInput, match="admission counts"):
+            other.put_table_state("t", TableState(np.zeros(3, np.uint8)))
+        assert other.table_state("t") == state
 
 
 def test_repartition_and_conversion_keep_the_numbers(expected: dict[int, Float32]) -> None:

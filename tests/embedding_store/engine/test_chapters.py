@@ -25,6 +25,7 @@ from elastable.embedding_store import (
     TableSpec,
     TableUpdate,
 )
+from elastable.embedding_store.contract.row_data import TableState
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.following import following_table as following
@@ -59,7 +60,7 @@ OPTIMIZERS = {
 STEPS, ENDS = 600, (13, 14, 60, 450)
 """The last chapter but one is long enough that sums are taken in blocks; some rows are behind by all of them."""
 
-Everything = tuple[dict[int, tuple[bytes, ...]], bytes, bytes | None]
+Everything = tuple[dict[int, tuple[bytes, ...]], bytes, TableState]
 
 
 def step(store: EmbeddingStore, number: int, ends: bool, tables: Sequence[str] = "t") -> None:
@@ -82,8 +83,7 @@ def everything(source: Snapshot, table: str = "t", ids: np.ndarray = IDS) -> Eve
         for i, one in enumerate(block.ids.tolist()):
             touches = b"" if block.touches is None else block.touches[i].tobytes()
             rows[one] = (block.weights[i].tobytes(), block.slots[i].tobytes(), touches)
-    sketch = source.sightings(table)
-    return rows, source.lookup({table: ids})[table].tobytes(), None if sketch is None else sketch.tobytes()
+    return rows, source.lookup({table: ids})[table].tobytes(), source.table_state(table)
 
 
 def restore(source: Snapshot, into: EmbeddingStore, version: int) -> None:
@@ -92,9 +92,8 @@ def restore(source: Snapshot, into: EmbeddingStore, version: int) -> None:
         into.create_table(spec)
         into.clear(name)
         into.put(name, source.scan(name, 4))
-        sketch = source.sightings(name)
-        if sketch is not None:
-            into.put_sightings(name, sketch)
+        if state := source.table_state(name):
+            into.put_table_state(name, state)
     into.reset_version(version)
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
@@ -101,7 +101,6 @@ class Served:
         """All that can be read of a store, to the bit."""
         found: list[Any] = [store.version()]
         for name in sorted(SPECS):
-            sightings = store.sightings(name)
             touches = sorted(
                 (one, *touched.tolist())
                 for block in store.scan(name)
@@ -109,9 +108,7 @@ class Served:
                 for one, touched in zip(block.ids.tolist(), block.touches, strict=True)
             )
             read = store.lookup({name: np.arange(20)})[name].tobytes()
-            found.append(
-                (name, rows_by_id(store, name), None if sightings is None else sightings.tobytes(), touches, read)
-            )
+            found.append((name, rows_by_id(store, name), store.table_state(name), touches, read))
         return found
 
     def commit(self, commit: Commit) -> None:
@@ -212,11 +209,14 @@ def test_a_commit_that_is_refused_has_changed_nothing(served: Served, attack: st
 def test_decay_that_no_row_can_have_is_refused_and_commits_go_on(served: Served, logarithm: float) -> None:
     served.commit(good(1))
     before = served.everything(served.store)
-    for counters in (np.frombuffer(np.array(logarithm, "<f8").tobytes(), np.uint8), np.zeros(7, np.uint8)):
+    for table, state in (
+        ("decays", TableState(None, logarithm)),
+        ("decays", TableState(np.zeros(7, np.uint8))),
+        ("rare", TableState(np.zeros(3, np.uint8))),
+        ("rare", TableState(None, -0.5)),
+    ):
         with pytest.raises(BadInput):
-            served.client.put_sightings("decays", counters)
-    with pytest.raises(BadInput):
-        served.client.put_sightings("rare", np.zeros(3, np.uint8))
+            served.client.put_table_state(table, state)
     assert served.everything(served.store) == before
     served.commit(good(2))
     served.require_equal()
@@ -227,19 +227,17 @@ def test_a_sketch_of_another_size_leaves_the_decay_alone() -> None:
     with MemoryStore(threads=1) as store:
         store.create_table(spec)
         store.commit(Commit(1, {}, 0, {}))
-        before = store.sightings("decays")
-        assert before is not None
-        wrong = np.concatenate((np.zeros(5, np.uint8), np.frombuffer(np.array(-3.0, "<f8").tobytes(), np.uint8)))
+        before = store.table_state("decays")
         with pytest.raises(BadInput, match=r"must be uint8 \[1024\]"):
-            store.put_sightings("decays", wrong)
-        np.testing.assert_array_equal(store.sightings("decays"), before)
+            store.put_table_state("decays", TableState(np.zeros(5, np.uint8), -3.0))
+        assert store.table_state("decays") == before
 
 
 def test_the_largest_decay_that_is_taken_ends_no_commit() -> None:
     with MemoryStore(threads=1) as store:
         store.create_table(SPECS["decays"])
         for logarithm in (1e15, -1e15):
-            store.put_sightings("decays", np.frombuffer(np.array(logarithm, "<f8").tobytes(), np.uint8))
+            store.put_table_state("decays", TableState(None, logarithm))
             version = store.version() + 1
             store.commit(Commit(version, {"decays": gradients([1])}, version - 1, {}))
             store.lookup({"decays": np.arange(3)})
@@ -365,7 +363,7 @@ def test_any_commit_is_made_whole_or_not_at_all(module_served: Served, history: 
 def test_kernels_look_at_nothing_beyond_their_arrays() -> None:
     """A part of the tests, with kernels that are compiled to check every index, and kept for the next run."""
     engine = Path(__file__).parent
-    modules = [engine / f"test_{name}.py" for name in ("hostile_commits", "row_touches", "sightings")]
+    modules = [engine / f"test_{name}.py" for name in ("hostile_commits", "row_touches", "admission_sketch")]
     modules.append(engine.parent / "native" / "test_id_index.py")
     compiled = engine.parents[2] / "build" / "checked-kernels"
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(compiled), "PYTEST_ADDOPTS": ""}

@@ -13,7 +13,7 @@ import pytest
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.composite.placement.placed_store import PlacedStore
 from elastable.embedding_store.contract.pins import PinStatistics, joined_pins
-from elastable.embedding_store.contract.row_data import RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
@@ -119,13 +119,14 @@ def test_a_sketch_that_is_written_does_not_show_in_a_pin() -> None:
     with MemoryStore(2) as store:
         store.create_table(TableSpec("t", 2, admission=AdmissionSpec(3, 64)))
         commit(store, {"t": update(np.arange(5), 2)})
-        counters = store.sightings("t")
+        before = store.table_state("t")
         with store.pin() as pin:
-            store.put_sightings("t", np.zeros(64, np.uint8))
-            np.testing.assert_array_equal(pin.sightings("t"), counters)
-            assert not store.sightings("t").any()  # type: ignore[union-attr]
+            zeros = TableState(np.zeros(64, np.uint8))
+            store.put_table_state("t", zeros)
+            assert pin.table_state("t") == before
+            assert store.table_state("t") == zeros
             commit(store, {"t": update(np.arange(9), 2)})
-            np.testing.assert_array_equal(pin.sightings("t"), counters)
+            assert pin.table_state("t") == before
 
 
 @pytest.mark.parametrize("when", ["add", "take_over"])

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableUpdate
+from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.spec import (
     AdmissionSpec,
@@ -62,11 +62,10 @@ def rows_of(blocks: Iterator[RowBlock], rows: Rows | None = None) -> Rows:
     return found
 
 
-def everything(source: Snapshot) -> dict[str, tuple[Rows, bytes | None]]:
+def everything(source: Snapshot) -> dict[str, tuple[Rows, TableState]]:
     told = {}
     for name in NAMES:
-        sketch = source.sightings(name)
-        told[name] = (rows_of(source.scan(name, 4)), None if sketch is None else sketch.tobytes())
+        told[name] = (rows_of(source.scan(name, 4)), source.table_state(name))
         assert source.row_count(name) == len(told[name][0])
     return told
 
@@ -82,7 +81,7 @@ class Reader:
 
     pin: Snapshot
     ends: float
-    rows: dict[str, tuple[Rows, bytes | None]]
+    rows: dict[str, tuple[Rows, TableState]]
 
 
 @dataclass
@@ -143,8 +142,8 @@ class PinsInAnyHistory(RuleBasedStateMachine):
         self.store.put(name, [block])
 
     @rule(value=st.integers(0, 3))
-    def put_sightings(self, value: int) -> None:
-        self.store.put_sightings("rare", np.full(64, value, np.uint8))
+    def put_state(self, value: int) -> None:
+        self.store.put_table_state("rare", TableState(np.full(64, value, np.uint8)))
 
     @precondition(lambda self: self.store.version() > 9)
     @rule(seed=st.integers(0, 9))

@@ -85,7 +85,7 @@ def test_a_pin_that_the_server_knows_no_more(held: ExitStack) -> None:
                 lambda: pin.row_count("t"),
                 lambda: list(pin.scan("t")),
                 lambda: pin.read_rows("t", IDS),
-                lambda: pin.sightings("t"),
+                lambda: pin.table_state("t"),
                 pin.renew,
             ):
                 with pytest.raises(StaleVersion, match="no such pin"):

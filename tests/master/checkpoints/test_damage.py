@@ -75,7 +75,7 @@ def test_damage_that_is_seen_at_once(home: Path, damage: Callable[[Path], None],
     open_checkpoint(older).verify()
 
 
-@pytest.mark.parametrize("name", [ROWS, "dense.safetensors", "table-0003-sightings.safetensors"])
+@pytest.mark.parametrize("name", [ROWS, "dense.safetensors", "table-0003-state.safetensors"])
 def test_damage_that_is_seen_when_it_is_read(home: Path, name: str) -> None:
     newest = home / "ckpt-0000000005"
     flipped(newest / name)

@@ -62,7 +62,7 @@ def test_another_dtype(whole: Checkpoint, dtype: str) -> None:
                 assert {key: row[1:] for key, row in ours.items() if key[0] == name} == {
                     key: row[1:] for key, row in theirs.items() if key[0] == name
                 }
-                np.testing.assert_equal(other.sightings(name), store.sightings(name))
+                assert other.table_state(name) == store.table_state(name)
 
 
 def test_some_tables_to_a_store_in_files(whole: Checkpoint, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from elastable.embedding_store.composite.partitions.partitioned_store import PartitionedStore
 from elastable.embedding_store.contract.arrays import Float32
-from elastable.embedding_store.contract.row_data import RowBlock
+from elastable.embedding_store.contract.row_data import RowBlock, TableState
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
@@ -337,10 +337,9 @@ class SeriesMachine(RuleBasedStateMachine):
         self.newest = self.standing()
         self.look()
 
-    def standing(self) -> tuple[Rows, list[bytes]]:
+    def standing(self) -> tuple[Rows, list[TableState]]:
         """All that decides how a store goes on."""
-        sketches = [self.store.sightings(spec.name) for spec in SPECS]
-        return rows(self.store), [b"" if sketch is None else sketch.tobytes() for sketch in sketches]
+        return rows(self.store), [self.store.table_state(spec.name) for spec in SPECS]
 
     def look(self) -> None:
         """All checkpoints that are there are whole and right, and the newest of them are there."""

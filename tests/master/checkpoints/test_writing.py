@@ -148,7 +148,7 @@ def test_format_1_is_read(tmp_path: Path) -> None:
             parts: dict[str, Any] = {"ids": block.ids, "weights": block.weights, "slots": block.slots}
             save_file(parts if block.touches is None else {**parts, "touches": block.touches}, home / file)
             entry = {"spec": json.loads(spec_to_json(spec)), "rows": len(block.ids), "files": [file]}
-            counters = store.sightings(spec.name)
+            counters = store.table_state(spec.name).admission_counts
             if counters is not None:
                 entry["sightings"] = f"table-{number:04d}-sightings.safetensors"
                 save_file({"sightings": counters}, home / str(entry["sightings"]))

@@ -1,4 +1,4 @@
-"""How often ids were sighted, in a sketch of fixed size: who is admitted to a table."""
+"""A sketch of fixed size that counts how often each id was seen: it decides which ids get a row."""
 
 from __future__ import annotations
 
@@ -12,32 +12,31 @@ from elastable.embedding_store.native.kernel import kernel, prefetch
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.rows.initial_values import table_key, whole_ids
 
-__all__ = ["Sightings"]
+__all__ = ["AdmissionSketch"]
 
 _PLACES = 4
 _AHEAD = 8
 _MOST = 255  # that a counter counts
 
 
-class Sightings:
+class AdmissionSketch:
     """A count-min sketch with conservative update (Estan, Varghese: SIGCOMM 2002) in counters of one byte.
 
-    Four counters belong to an id; its count is the least of them, and a
-    sighting raises only those that are the least. So a count is never too
-    small. It is too large where all four are shared with more frequent ids.
+    Each id has four counters; its count is the smallest, and counting raises only the smallest. A count is therefore
+    never too small, and too large only if all four counters are shared with more frequent ids.
 
-    Ids of a shard are counted as those of the whole table, so that sketches of
-    shards can be joined, the greater counter of each pair, and handed to others.
+    Ids of a shard are counted by their ids in the whole table, so that the sketches of shards can be joined by taking
+    the larger counter of each pair.
     """
 
     def __init__(self, table: TableSpec, admission: AdmissionSpec, new_slab: SlabMaker = anonymous_slab) -> None:
-        """No id has been sighted. Raises `MemoryError`."""
+        """All counts are 0. Raises `MemoryError`."""
         low, high = table_key(table.seed, table.name)
         self._key = np.uint64(low) | np.uint64(high) << np.uint64(32)
         self._table = table.name
         self._origin = table.origin
-        self._sightings = admission.sightings
-        self._counters = new_slab("sightings", 1 << (admission.counters - 1).bit_length(), 1, np.uint8)
+        self._admitted_at = admission.sightings
+        self._counters = new_slab("admission_counts", 1 << (admission.counters - 1).bit_length(), 1, np.uint8)
 
     @property
     def bytes(self) -> int:
@@ -45,14 +44,14 @@ class Sightings:
         return len(self._counters.array)
 
     def admits(self, ids: Int64) -> npt.NDArray[np.bool_]:
-        """bool `[n]`: whose next sighting, of ids int64 `[n]`, would be one that admits."""
+        """bool `[n]`: whether each of `ids` int64 `[n]` is admitted when it is seen once more."""
         counts = np.empty(len(ids), np.uint8)
         _counts(self._counters.array, self._key, whole_ids(self._origin, ids), counts)
-        admitted: npt.NDArray[np.bool_] = counts >= self._sightings - 1
+        admitted: npt.NDArray[np.bool_] = counts >= self._admitted_at - 1
         return admitted
 
     def count(self, ids: Int64) -> None:
-        """One more sighting of each of `ids` int64 `[n]`."""
+        """Counts each of `ids` int64 `[n]` once."""
         _count(self._counters.array, self._key, whole_ids(self._origin, ids))
 
     def read(self) -> UInt8:
@@ -60,15 +59,15 @@ class Sightings:
         return self._counters.array[:, 0].copy()
 
     def write(self, counters: UInt8) -> None:
-        """What `read` gave."""
+        """Restores what `read` returned."""
         self._counters.array[:, 0] = counters
 
     def require(self, counters: UInt8) -> None:
-        """Raises `BadInput` for another size or dtype than what `read` gives."""
+        """Raises `BadInput` unless `counters` has the size and dtype of `read`."""
         size = len(self._counters.array)
         if not isinstance(counters, np.ndarray) or counters.dtype != np.uint8 or counters.shape != (size,):
             got = f"{counters.dtype} {list(counters.shape)}" if isinstance(counters, np.ndarray) else type(counters)
-            raise BadInput(f"table {self._table!r}: sightings must be uint8 [{size}], got {got}")
+            raise BadInput(f"table {self._table!r}: admission counts must be uint8 [{size}], got {got}")
 
 
 @kernel

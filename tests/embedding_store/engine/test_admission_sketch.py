@@ -1,4 +1,4 @@
-"""The sketch that counts sightings: never too few, seldom too many, the same in every process."""
+"""The admission sketch: never too few, seldom too many, the same in every process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
-from elastable.embedding_store.engine.membership.sightings import Sightings
+from elastable.embedding_store.engine.membership.admission_sketch import AdmissionSketch
 from elastable.embedding_store.errors import BadInput
 
 
-def sketch(counters: int, sightings: int = 3, seed: int = 0, name: str = "t") -> Sightings:
-    return Sightings(TableSpec(name, 1, seed=seed), AdmissionSpec(sightings, counters))
+def sketch(counters: int, sightings: int = 3, seed: int = 0, name: str = "t") -> AdmissionSketch:
+    return AdmissionSketch(TableSpec(name, 1, seed=seed), AdmissionSpec(sightings, counters))
 
 
 @settings(max_examples=50, deadline=None)
