@@ -1,4 +1,4 @@
-"""A TCP proxy that passes bytes on until its connections are cut."""
+"""A TCP proxy that cuts connections, or loses what they carry, as networks do."""
 
 from __future__ import annotations
 
@@ -11,26 +11,51 @@ __all__ = ["TcpProxy", "tcp_proxy"]
 
 
 class TcpProxy:
-    """Forwards 127.0.0.1:`port` to another port here; new connections work after a cut."""
+    """Forwards 127.0.0.1:`port` to `server_port`, which may be changed for new connections.
+
+    What it loses it loses in silence: neither end hears that the connection is no more.
+
+    Attributes:
+        port: Where it listens.
+        server_port: Where new connections lead.
+    """
 
     def __init__(self, server_port: int) -> None:
-        self._server_port = server_port
+        self.server_port = server_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._clients: list[socket.socket] = []
+        self._servers: list[socket.socket] = []
+        self._deaf: set[socket.socket] = set()
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def cut(self) -> int:
-        """Breaks off every connection; how many there were."""
+    def lose_answers(self) -> None:
+        """From now on nothing that servers say gets through, on the connections there are."""
         with self._lock:
-            pairs, self._pairs = self._pairs, []
-        for pair in pairs:
-            for end in pair:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-                end.close()
-        return len(pairs)
+            self._deaf.update(self._servers)
+
+    def lose_everything(self) -> None:
+        """From now on nothing gets through in either direction, on the connections there are."""
+        with self._lock:
+            self._deaf.update(self._servers, self._clients)
+
+    def hang_up_on_clients(self) -> int:
+        """Clients see their connections end, the server does not; how many there were."""
+        with self._lock:
+            clients, self._clients = self._clients, []
+            self._deaf.update(self._servers, clients)
+        for client in clients:
+            _end(client)
+        return len(clients)
+
+    def cut(self) -> int:
+        """Both ends see all connections end; how many there were."""
+        with self._lock:
+            ends, self._clients, self._servers = self._clients + self._servers, [], []
+        for end in ends:
+            _end(end)
+        return len(ends)
 
     def close(self) -> None:
         """Takes no more connections and cuts those there are."""
@@ -44,26 +69,37 @@ class TcpProxy:
         while True:
             try:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._server_port), timeout=10)
             except OSError:
                 return
+            try:
+                server = socket.create_connection(("127.0.0.1", self.server_port), timeout=10)
+            except OSError:
+                _end(client)  # nobody there, now
+                continue
             server.settimeout(None)
             with self._lock:
-                self._pairs.append((client, server))
+                self._clients.append(client)
+                self._servers.append(server)
             for source, target in ((client, server), (server, client)):
-                threading.Thread(target=_forward, args=(source, target), daemon=True).start()
+                threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while received := source.recv(1 << 16):
+                if source not in self._deaf:
+                    target.sendall(received)
+        except OSError:
+            pass
+        if source in self._deaf:
+            return  # its end is lost, too
+        _end(source)
+        _end(target)
 
 
-def _forward(source: socket.socket, target: socket.socket) -> None:
-    try:
-        while received := source.recv(1 << 16):
-            target.sendall(received)
-    except OSError:
-        return
-    finally:
-        for end in (source, target):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+def _end(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,17 @@ import numpy as np
 
 import elastable as et
 
-__all__ = ["DIM", "USERS", "WORDS", "clicks", "model_of", "plain_model", "store_model", "tables_and_weights"]
+__all__ = [
+    "DIM",
+    "USERS",
+    "WORDS",
+    "assert_close",
+    "clicks",
+    "model_of",
+    "plain_model",
+    "store_model",
+    "tables_and_weights",
+]
 
 USERS, WORDS, DIM = 30, 40, 4
 
@@ -62,3 +72,11 @@ def tables_and_weights(model: Any) -> dict[str, np.ndarray[Any, Any]]:
         for part, value in enumerate(layer.get_weights()):
             found[f"dense {number} {part}"] = value
     return found
+
+
+def assert_close(one: Any, other: Any, relative: float = 1e-5) -> None:
+    """Fails where a table or a weight differs by more than so much of its norm."""
+    ours, theirs = tables_and_weights(one), tables_and_weights(other)
+    for name, values in theirs.items():
+        difference = np.linalg.norm(ours[name] - values) / np.linalg.norm(values)
+        assert difference <= relative, f"{name}: {difference}"

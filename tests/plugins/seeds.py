@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 __all__ = [
+    "examples",
     "pytest_addoption",
     "pytest_configure",
     "pytest_fixture_setup",
@@ -27,6 +28,12 @@ __all__ = [
 # Kernels compile at their first call: a time limit on each example would fail on a fresh machine.
 hypothesis.settings.register_profile("elastable", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("elastable-random", deadline=None)
+
+
+def examples(count: int) -> int:
+    """Examples of an expensive Hypothesis test: half, as they are the same in every run; all with a random seed."""
+    profile = hypothesis.settings.default
+    return max(1, count // 2) if profile is not None and profile.derandomize else count
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -81,7 +88,7 @@ def _begin(config: pytest.Config, name: str) -> None:
 
 
 def _begin_keras(seed: int) -> None:
-    """A new process' Keras has no seed of its own: `keras.utils.set_random_seed` of an earlier test is taken back."""
+    """Undoes `keras.utils.set_random_seed` of an earlier test: in a new process Keras has no seed."""
     import tensorflow as tf
     from keras.src.backend.common import global_state
     from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR

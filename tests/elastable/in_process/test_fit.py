@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import elastable as et
 from elastable.embedding_store.errors import BadInput
-from tests.elastable.small_models import clicks, plain_model, store_model, tables_and_weights
+from tests.elastable.small_models import assert_close, clicks, plain_model, store_model, tables_and_weights
 
 BATCH = 16
 
@@ -27,13 +27,6 @@ def fitted(model: Any, optimizer: Any, records: Any, epochs: int = 2, **compiled
         x, y, weights = (*records, None)[:3]
         model.fit(x, y, sample_weight=weights, epochs=epochs, batch_size=BATCH, shuffle=False, verbose=0)
     return model
-
-
-def assert_close(one: Any, other: Any, relative: float = 1e-5) -> None:
-    ours, theirs = tables_and_weights(one), tables_and_weights(other)
-    for name, values in theirs.items():
-        difference = np.linalg.norm(ours[name] - values) / np.linalg.norm(values)
-        assert difference <= relative, f"{name}: {difference}"
 
 
 class TestAgainstKeras:

@@ -14,7 +14,16 @@ import elastable as et
 from elastable.embedding_store.errors import BadSpec, SpecConflict, Unsupported
 from elastable.master.keras.dense import DenseState
 from elastable.master.keras.discovery import discover_tables
-from tests.elastable.small_models import DIM, USERS, WORDS, clicks, model_of, plain_model, tables_and_weights
+from tests.elastable.small_models import (
+    DIM,
+    USERS,
+    WORDS,
+    assert_close,
+    clicks,
+    model_of,
+    plain_model,
+    tables_and_weights,
+)
 
 BATCH = 16
 K = keras.optimizers
@@ -61,13 +70,6 @@ def by_hand(optimizer: Any, users: Any, words: Any = None, epochs: int = 2) -> A
                     its.apply([gradient], [variable])
             optimizer.apply(*zip(*rest, strict=True))
     return model
-
-
-def assert_close(one: Any, other: Any, relative: float = 1e-5) -> None:
-    ours, theirs = tables_and_weights(one), tables_and_weights(other)
-    for name, values in theirs.items():
-        difference = np.linalg.norm(ours[name] - values) / np.linalg.norm(values)
-        assert difference <= relative, f"{name}: {difference}"
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.embedding_store.tiers.files.file_store import FileStore
 from tests.contracts.store_samples import rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
+from tests.plugins.seeds import examples
 
 SPECS = [
     TableSpec("fixed", 5, 40, optimizer=OptimizerSpec.of("adam", learning_rate=0.1), seed=1),
@@ -215,5 +216,5 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(40), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

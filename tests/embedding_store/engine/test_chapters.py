@@ -34,6 +34,7 @@ from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.optimizers.dense_replay import table_steps
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from tests.embedding_store.engine.test_catch_up_stores import STORES
+from tests.plugins.seeds import examples
 
 DIM, ROWS = 5, 30
 IDS = np.arange(ROWS)
@@ -384,5 +385,5 @@ class ChaptersInAnyHistory(RuleBasedStateMachine):
 
 TestChaptersInAnyHistory = ChaptersInAnyHistory.TestCase
 TestChaptersInAnyHistory.settings = settings(
-    max_examples=25, stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(25), stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
 )

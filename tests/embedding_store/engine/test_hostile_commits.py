@@ -46,6 +46,7 @@ from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import int64, rows_by_id
 from tests.embedding_store.dictionary_model import ModelTable
+from tests.plugins.seeds import examples
 
 pytestmark = pytest.mark.process
 
@@ -325,7 +326,7 @@ def refusal(client: RemoteStore, commit: Commit) -> ElastableError | None:
     return None
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.lists(commits, min_size=1, max_size=8), pinned_at=st.integers(0, 4))
 def test_any_commit_is_made_whole_or_not_at_all(module_served: Served, history: list[Any], pinned_at: int) -> None:
     served = module_served

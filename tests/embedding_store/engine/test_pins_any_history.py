@@ -29,6 +29,7 @@ from elastable.embedding_store.engine.pins.store_pins import StorePins
 from elastable.embedding_store.errors import StaleVersion
 from elastable.embedding_store.rows.initial_values import initial_rows
 from elastable.embedding_store.tiers.files.file_store import FileStore
+from tests.plugins.seeds import examples
 
 NORMAL = InitializerSpec("normal", 0, 1)
 SPECS = {
@@ -260,5 +261,5 @@ class PinsInAnyHistory(RuleBasedStateMachine):
 
 TestPinsInAnyHistory = PinsInAnyHistory.TestCase
 TestPinsInAnyHistory.settings = settings(
-    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(30), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

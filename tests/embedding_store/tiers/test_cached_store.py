@@ -24,6 +24,7 @@ from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import JOIN_S, MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
+from tests.plugins.seeds import examples
 
 MIB = 1 << 20
 
@@ -60,7 +61,7 @@ IDS = st.lists(st.integers(-3, 60) | st.integers(-(2**63), 2**63 - 1), max_size=
 KINDS = st.sampled_from([*3 * ["lookup"], "commit", "failing", "put", "delete", "clear", "drop", "version"])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.data(), st.sampled_from([{"rows": 16}, {"rows": 1000}, {"bytes": 2000}]))
 def test_cached_equals_uncached_after_anything(data: st.DataObject, size: dict[str, int]) -> None:
     with CachedStore(MemoryStore(threads=1), threads=1, **size) as ours, MemoryStore(threads=1) as theirs:

@@ -41,6 +41,7 @@ from tests.master.checkpoints.jobs import (
     rows,
     train,
 )
+from tests.plugins.seeds import examples
 
 
 class Job:
@@ -382,7 +383,7 @@ class SeriesMachine(RuleBasedStateMachine):
 
 
 TestSeriesMachine = SeriesMachine.TestCase
-TestSeriesMachine.settings = settings(max_examples=40, stateful_step_count=14, deadline=None)
+TestSeriesMachine.settings = settings(max_examples=examples(40), stateful_step_count=14, deadline=None)
 
 
 def test_what_ages_ages_in_increments_too(tmp_path: Path) -> None:

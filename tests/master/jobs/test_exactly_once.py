@@ -10,7 +10,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
@@ -46,7 +46,7 @@ from elastable.master.tasks.progress import Progress
 from elastable.master.tasks.record_order import record_order
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
-from tests.losing_proxy import LosingProxy, losing_proxy
+from tests.tcp_proxy import TcpProxy, tcp_proxy
 
 RECORDS, EPOCHS = 90, 2
 SEEN = TableSpec("seen", 1, initializer=InitializerSpec("zeros"), optimizer=OptimizerSpec.of("sgd", learning_rate=1.0))
@@ -72,7 +72,7 @@ class Saved:
 class Life(Hooks):
     """One start of the master: it saves now and then, and may be killed at a version."""
 
-    def __init__(self, job: JobSpec, proxy_to: LosingProxy, saved: Saved | None, dies_at: int | None) -> None:
+    def __init__(self, job: JobSpec, proxy_to: TcpProxy, saved: Saved | None, dies_at: int | None) -> None:
         self.store = MemoryStore()
         self.store.create_table(SEEN)
         start = Progress() if saved is None else Progress.from_json(saved.progress)
@@ -144,6 +144,7 @@ class Clumsy(threading.Thread):
         self.tasks: set[Task] = set()
         self.identity = WorkerIdentity("")
         self.sequence = 0
+        self.reported = 0
 
     def run(self) -> None:
         session = self.born()
@@ -208,6 +209,7 @@ class Clumsy(threading.Thread):
                 self.client.report_gradient(push)
             if self.happens("a copy comes late", 0.2):
                 self.post.letters.put((time.monotonic() + self.random.random() / 2, push))
+        self.reported += 1
         if self.happens("dies after reporting, before it is done with it", 0.03):
             raise _Dead
         self.tasks.discard(task)
@@ -229,9 +231,17 @@ class _Dead(Exception):
     """A worker is killed here."""
 
 
-def _disturb(proxy: LosingProxy, over: threading.Event, chance: random.Random) -> None:
-    """Cuts connections, and loses answers before clients see theirs end."""
+def _disturb(proxy: TcpProxy, over: threading.Event, chance: random.Random, workers: Sequence[Clumsy]) -> None:
+    """Cuts connections, and loses answers before clients see theirs end.
+
+    Each time a worker must have reported something since: a slow machine, too, gets on between two disturbances.
+    """
+    seen = 0
     while not over.wait(chance.uniform(0.05, 0.4)):
+        reported = sum(worker.reported for worker in workers)
+        if reported == seen:
+            continue
+        seen = reported
         if chance.random() < 0.5:
             proxy.cut()
         else:
@@ -246,12 +256,12 @@ def test_every_record_is_trained_once_per_epoch(job: JobSpec) -> None:
     """Three clumsy workers, a disturbed network, a late post, and a master that is killed twice."""
     deaths = (17, 33) if job.mode == "async" else (6, 13)  # of 46 versions, and of 16
     over = threading.Event()
-    with losing_proxy(1) as proxy:
+    with tcp_proxy(1) as proxy:
         address = f"127.0.0.1:{proxy.port}"
         life = Life(job, proxy, None, deaths[0])
         post = Post(address)
         workers = [Clumsy(job, address, post, seed) for seed in range(3)]
-        network = threading.Thread(target=_disturb, args=(proxy, over, random.Random(7)), daemon=True)
+        network = threading.Thread(target=_disturb, args=(proxy, over, random.Random(7), workers), daemon=True)
         for thread in (post, network, *workers):
             thread.start()
         for dies_at in (deaths[1], None):

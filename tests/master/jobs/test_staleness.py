@@ -24,6 +24,7 @@ from elastable.master.keras.dense import DenseState
 from elastable.master.master_options import MasterOptions
 from elastable.master.tasks.progress import Progress
 from tests.master.fakes import Bench, FakeWorker, drive, gradient, job_of, small_model
+from tests.plugins.seeds import examples
 
 
 def state_of(bound: int | None, records: int = 12, epochs: int = 1) -> JobState:
@@ -107,7 +108,7 @@ class Hall:
             hand.waits &= hand.name != ticket.id.incarnation
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 4), st.integers(1, 5), st.integers(1, 12))
 def test_the_bound_is_exact_whatever_the_schedule(seed: int, bound: int, workers: int, records: int) -> None:
     hall = Hall(state_of(bound, records, epochs=2), workers)

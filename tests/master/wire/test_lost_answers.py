@@ -22,7 +22,7 @@ from elastable.master.jobs.job_master import Master
 from elastable.master.master_options import MasterOptions
 from elastable.master.wire.client import MasterClient
 from elastable.master.wire.master_service import master_service
-from tests.losing_proxy import LosingProxy, losing_proxy
+from tests.tcp_proxy import TcpProxy, tcp_proxy
 from tests.waiting import until
 
 #: So long that a test that waits for a lease to end does not end in time.
@@ -61,8 +61,8 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture
-def proxy(served: Served) -> Iterator[LosingProxy]:
-    with losing_proxy(int(served.server.address.rpartition(":")[2])) as proxy:
+def proxy(served: Served) -> Iterator[TcpProxy]:
+    with tcp_proxy(int(served.server.address.rpartition(":")[2])) as proxy:
         yield proxy
 
 
@@ -74,7 +74,7 @@ def push_of(version: int, micro_batch: int) -> Push:
 
 
 @pytest.mark.timeout(120)
-def test_a_lease_whose_answer_was_lost_is_given_again_at_once(served: Served, proxy: LosingProxy) -> None:
+def test_a_lease_whose_answer_was_lost_is_given_again_at_once(served: Served, proxy: TcpProxy) -> None:
     """The master hears nothing of it: the session before is open for it, and so its worker is alive."""
     with MasterClient(f"127.0.0.1:{proxy.port}", 60) as client, ThreadPoolExecutor(1) as beside:
         identity = WorkerIdentity("w")
@@ -92,7 +92,7 @@ def test_a_lease_whose_answer_was_lost_is_given_again_at_once(served: Served, pr
 
 
 @pytest.mark.timeout(120)
-def test_a_push_whose_answer_was_lost_counts_once(served: Served, proxy: LosingProxy) -> None:
+def test_a_push_whose_answer_was_lost_counts_once(served: Served, proxy: TcpProxy) -> None:
     with MasterClient(f"127.0.0.1:{proxy.port}", 60) as client, ThreadPoolExecutor(1) as beside:
         client.join(WorkerIdentity("w"))
         for version in range(4):
@@ -108,7 +108,7 @@ def test_a_push_whose_answer_was_lost_counts_once(served: Served, proxy: LosingP
 
 @pytest.mark.timeout(120)
 def test_a_session_that_is_half_open_ends_on_both_sides(
-    served: Served, proxy: LosingProxy, monkeypatch: pytest.MonkeyPatch
+    served: Served, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within twice `KEEPALIVE_MS`, of which there is less here, so that nobody waits for it."""
     assert served.leases() == 0

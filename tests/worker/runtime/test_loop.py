@@ -160,7 +160,7 @@ def test_a_worker_does_not_carry_on_in_another_job() -> None:
         worker = first.worker(proxy.port)
 
         def replace() -> None:
-            proxy._server_port = second.port
+            proxy.server_port = second.port
             proxy.cut()
             assert first.ended.wait(60), "the worker carried on"
             first.master.stop("enough")

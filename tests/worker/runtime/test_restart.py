@@ -212,7 +212,7 @@ def test_a_worker_does_not_carry_on_in_a_job_with_other_numbers() -> None:
         class Turns(Hooks):
             def on_version(self, version: int, logs: Any) -> None:
                 if version == 5:
-                    proxy._server_port = other.port
+                    proxy.server_port = other.port
                     first.die()
 
         first.run(Turns())

@@ -26,6 +26,7 @@ from elastable.embedding_store.tiers.redis.redis_reader import RedisReader
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
 from elastable.embedding_store.tiers.redis.schema import partition_of
 from tests.embedding_store.disturbed_job import IDS, SPECS, commit_of, everything, prepared, undisturbed
+from tests.ports import free_port
 from tests.servers import Server, running_cluster, running_server
 
 pytestmark = pytest.mark.process
@@ -152,9 +153,7 @@ def tls_server(server_binary: Path, tmp_path: Path) -> Iterator[tuple[Server, in
          "-keyout", str(key), "-out", str(certificate)],
         check=True, capture_output=True, timeout=60,
     )  # fmt: skip
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = ("--tls-port", str(port), "--tls-cert-file", str(certificate), "--tls-key-file", str(key),
                "--tls-ca-cert-file", str(certificate), "--tls-auth-clients", "no")  # fmt: skip
     with ExitStack() as stack:
