@@ -19,16 +19,18 @@ SECTIONS: dict[str, list[Case]] = {
 }
 _HEAD = """# What a Keras program may say
 
-Every row is a small program. A test runs it twice, with plain Keras and with its embedding tables in a store (`et.fit`,
-with `offload_embeddings_above=1`, or `et.Embedding`), and compares final weights, rows, history and predictions:
+Look up here whether a Keras program trains unchanged with its embedding tables in a store. Every row is a small
+program. A test runs it twice, with plain Keras and with its tables in a store (`et.fit` with
+`offload_embeddings_above=1`, or `et.Embedding`), and compares final weights, rows, history and predictions. The
+result is one of three:
 
 * **same numbers**: equal to 1e-5;
 * **same meaning**: numbers cannot be compared, and the row says what is the same;
 * **refused**: an error, with this message, before anything is trained.
 
-There is no fourth kind: a program that would train differently without a word fails the test. `lazy=False`: see
-[lazy.md](lazy.md). The page is written by `make keras-table`, with Keras {version}; an argument of a newer Keras fails
-the test until it has a row.
+There is no fourth: a program that would silently train differently fails the test. [lazy.md](lazy.md) explains
+`lazy=False`. `make keras-table` writes this page, with Keras {version}; an argument of a newer Keras fails the test
+until it has a row.
 """
 
 
