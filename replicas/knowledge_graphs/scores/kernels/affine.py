@@ -7,6 +7,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import summing_kernel
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
+from elastable.replicas.knowledge_graphs.scores.kernels.pair_kernels import pair_comparison
 
 __all__ = ["affine", "affine_of_two"]
 
@@ -17,7 +18,7 @@ def affine(norm: int) -> KernelComparison:
     Raises:
         BadInput: another norm than 1 or 2.
     """
-    return KernelComparison(_forward, _backward, 1, norm)
+    return pair_comparison(_score, _add, 1, norm)
 
 
 def affine_of_two(norm: int) -> KernelComparison:
@@ -29,69 +30,51 @@ def affine_of_two(norm: int) -> KernelComparison:
     return KernelComparison(_forward_of_two, _backward_of_two, 2, norm)
 
 
-@summing_kernel
-def _forward(queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int) -> None:
-    width = rows.shape[1]
-    each = len(queries) // len(places)
-    for q in range(start, stop):
-        a, b = queries[q, :width], queries[q, width:]
-        group = places[q // each]
-        for k in range(len(group)):
-            e = rows[group[k]]
-            total = np.float32(0)
-            if norm == 1:
-                for j in range(width):
-                    total += abs(a[j] + b[j] * e[j])
-            else:
-                for j in range(width):
-                    x = a[j] + b[j] * e[j]
-                    total += x * x
-                total = np.sqrt(total)
-            scores[q, k] = -total
+def _score(query: Float32, row: Float32, norm: int) -> np.float32:
+    width, total = len(row), np.float32(0)
+    a, b = query[:width], query[width:]
+    if norm == 1:
+        for j in range(width):
+            total += abs(a[j] + b[j] * row[j])
+    else:
+        for j in range(width):
+            x = a[j] + b[j] * row[j]
+            total += x * x
+        total = np.sqrt(total)
+    return -total
 
 
-@summing_kernel
-def _backward(
-    queries: Float32,
-    rows: Float32,
-    places: Int64,
-    scores: Float32,
-    score_gradients: Float32,
-    row_places: Int64,
-    row_gradients: Float32,
-    query_gradients: Float32,
+def _add(
+    query: Float32,
+    row: Float32,
+    to_query: Float32,
+    to_row: Float32,
+    g: np.float32,
+    score: np.float32,
     norm: int,
     start: int,
     stop: int,
 ) -> None:
-    width = rows.shape[1]
-    each = len(queries) // len(places)
-    zero = np.float32(0)
-    for q in range(len(queries)):
-        a, b = queries[q, start:stop], queries[q, width + start : width + stop]
-        to_a, to_b = query_gradients[q, start:stop], query_gradients[q, width + start : width + stop]
-        group = places[q // each]
-        targets = row_places[q // each]
-        for k in range(len(group)):
-            g = score_gradients[q, k]
-            if g == zero:
-                continue
-            e = rows[group[k], start:stop]
-            to_e = row_gradients[targets[k], start:stop]
-            if norm == 1:
-                for j in range(stop - start):
-                    x = a[j] + b[j] * e[j]
-                    step = -g if x > zero else (g if x < zero else zero)
-                    to_a[j] += step
-                    to_b[j] += step * e[j]
-                    to_e[j] += step * b[j]
-            elif scores[q, k] != zero:
-                g = g / scores[q, k]
-                for j in range(stop - start):
-                    step = g * (a[j] + b[j] * e[j])
-                    to_a[j] += step
-                    to_b[j] += step * e[j]
-                    to_e[j] += step * b[j]
+    width, zero = len(row), np.float32(0)
+    a, b, e = query[start:stop], query[width + start : width + stop], row[start:stop]
+    to_a, to_b, to_e = to_query[start:stop], to_query[width + start : width + stop], to_row[start:stop]
+    if norm == 1:
+        for j in range(stop - start):
+            x = a[j] + b[j] * e[j]
+            step = -g if x > zero else (g if x < zero else zero)
+            to_a[j] += step
+            to_b[j] += step * e[j]
+            to_e[j] += step * b[j]
+    elif score != zero:
+        g = g / score
+        for j in range(stop - start):
+            step = g * (a[j] + b[j] * e[j])
+            to_a[j] += step
+            to_b[j] += step * e[j]
+            to_e[j] += step * b[j]
+
+
+# Separate loops: slicing the query anew for each candidate would cost three times the arithmetic.
 
 
 @summing_kernel

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.native.kernel import summing_kernel
+from elastable.embedding_store.contract.arrays import Float32
 from elastable.replicas.knowledge_graphs.scores.kernels.comparison import KernelComparison
+from elastable.replicas.knowledge_graphs.scores.kernels.pair_kernels import pair_comparison
 
 __all__ = ["distance"]
 
@@ -17,65 +17,42 @@ def distance(norm: int) -> KernelComparison:
     Raises:
         BadInput: another norm.
     """
-    return KernelComparison(_forward, _backward, 1, norm)
+    return pair_comparison(_score, _add, 1, norm)
 
 
-@summing_kernel
-def _forward(queries: Float32, rows: Float32, places: Int64, scores: Float32, norm: int, start: int, stop: int) -> None:
-    width = rows.shape[1]
-    each = len(queries) // len(places)
-    for b in range(start, stop):
-        query = queries[b]
-        group = places[b // each]
-        for k in range(len(group)):
-            row = rows[group[k]]
-            total = np.float32(0)
-            if norm == 1:
-                for j in range(width):
-                    total += abs(query[j] - row[j])
-            else:
-                for j in range(width):
-                    total += (query[j] - row[j]) * (query[j] - row[j])
-                total = np.sqrt(total)
-            scores[b, k] = -total
+def _score(query: Float32, row: Float32, norm: int) -> np.float32:
+    total = np.float32(0)
+    if norm == 1:
+        for j in range(len(row)):
+            total += abs(query[j] - row[j])
+    else:
+        for j in range(len(row)):
+            total += (query[j] - row[j]) * (query[j] - row[j])
+        total = np.sqrt(total)
+    return -total
 
 
-@summing_kernel
-def _backward(
-    queries: Float32,
-    rows: Float32,
-    places: Int64,
-    scores: Float32,
-    score_gradients: Float32,
-    row_places: Int64,
-    row_gradients: Float32,
-    query_gradients: Float32,
+def _add(
+    query: Float32,
+    row: Float32,
+    to_query: Float32,
+    to_row: Float32,
+    g: np.float32,
+    score: np.float32,
     norm: int,
     start: int,
     stop: int,
 ) -> None:
-    each = len(queries) // len(places)
-    zero = np.float32(0)
-    for b in range(len(queries)):
-        query = queries[b, start:stop]
-        to_query = query_gradients[b, start:stop]
-        group = places[b // each]
-        targets = row_places[b // each]
-        for k in range(len(group)):
-            g = score_gradients[b, k]
-            if g == zero:
-                continue
-            row = rows[group[k], start:stop]
-            to_row = row_gradients[targets[k], start:stop]
-            if norm == 1:
-                for j in range(stop - start):
-                    x = query[j] - row[j]
-                    step = g if x > zero else (-g if x < zero else zero)
-                    to_query[j] -= step
-                    to_row[j] += step
-            elif scores[b, k] != zero:
-                g = g / scores[b, k]
-                for j in range(stop - start):
-                    step = g * (query[j] - row[j])
-                    to_query[j] += step
-                    to_row[j] -= step
+    zero, q, e, to_q, to_e = np.float32(0), query[start:stop], row[start:stop], to_query[start:stop], to_row[start:stop]
+    if norm == 1:
+        for j in range(stop - start):
+            x = q[j] - e[j]
+            step = g if x > zero else (-g if x < zero else zero)
+            to_q[j] -= step
+            to_e[j] += step
+    elif score != zero:
+        g = g / score
+        for j in range(stop - start):
+            step = g * (q[j] - e[j])
+            to_q[j] += step
+            to_e[j] -= step
