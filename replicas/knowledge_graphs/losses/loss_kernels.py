@@ -60,7 +60,7 @@ def log_sigmoid_rows(
     start: int,
     stop: int,
 ) -> None:
-    """Weighted loss of triples `start..stop`, its gradients written in place; arguments as `Loss._rows` has them."""
+    """Weighted loss of triples `start..stop`, with its gradients, written in place."""
     half = np.float32(0.5)
     for b in range(start, stop):
         shares = to_negative[b]
@@ -90,7 +90,7 @@ def margin_ranking_rows(
     start: int,
     stop: int,
 ) -> None:
-    """Weighted loss of triples `start..stop`, its gradients written in place; arguments as `Loss._rows` has them."""
+    """Weighted loss of triples `start..stop`, with its gradients, written in place."""
     for b in range(start, stop):
         shares = to_negative[b]
         _weights(negative, counted, b, adversarial, shares)
@@ -118,7 +118,7 @@ def softmax_rows(
     start: int,
     stop: int,
 ) -> None:
-    """Weighted loss of triples `start..stop`, its gradients written in place; arguments as `Loss._rows` has them."""
+    """Weighted loss of triples `start..stop`, with its gradients, written in place."""
     for b in range(start, stop):
         count, highest = 0, positive[b]
         for k in range(negative.shape[1]):

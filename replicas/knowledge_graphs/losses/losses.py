@@ -5,7 +5,6 @@ A loss sees scores alone, so every score function goes with every loss.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -38,10 +37,18 @@ class LossValue:
     negative: Float32
 
 
-class Loss(ABC):
-    """A loss of each triple, from its score and those of its candidates."""
+class Loss:
+    """A loss of each triple, from its score and those of its candidates.
+
+    Args:
+        rows: The kernel that computes weighted losses and gradients of some triples.
+        scalars: What it takes besides arrays.
+    """
 
     name: str
+
+    def __init__(self, rows: Callable[..., None], *scalars: float) -> None:
+        self._rows, self._scalars = rows, tuple(np.float32(scalar) for scalar in scalars)
 
     def __call__(
         self,
@@ -63,29 +70,10 @@ class Loss(ABC):
         losses, to_positive = np.empty(len(positive), np.float32), np.empty(len(positive), np.float32)
         to_negative = np.empty_like(negative)
         mask = np.empty((0, 0), np.bool_) if counted is None else counted
-        pool.run(
-            lambda start, stop: self._rows(
-                positive, negative, weight, mask, losses, to_positive, to_negative, start, stop
-            ),
-            len(positive),
-            max(1, _PAIRS_A_THREAD // max(1, negative.shape[1])),
-        )
+        arguments = positive, negative, weight, mask, *self._scalars, losses, to_positive, to_negative
+        fewest = max(1, _PAIRS_A_THREAD // max(1, negative.shape[1]))
+        pool.run(lambda start, stop: self._rows(*arguments, start, stop), len(positive), fewest)
         return LossValue(float(np.sum(losses, dtype=np.float64)), to_positive, to_negative)
-
-    @abstractmethod
-    def _rows(
-        self,
-        positive: Float32,
-        negative: Float32,
-        weight: Float32,
-        counted: Bools,
-        losses: Float32,
-        to_positive: Float32,
-        to_negative: Float32,
-        start: int,
-        stop: int,
-    ) -> None:
-        """Of the triples `start..stop`: weighted losses and gradients, written in place."""
 
 
 class LogSigmoid(Loss):
@@ -100,24 +88,7 @@ class LogSigmoid(Loss):
     name = "log-sigmoid"
 
     def __init__(self, margin: float = 0.0, adversarial: float = 0.0) -> None:
-        self._margin, self._adversarial = np.float32(margin), np.float32(adversarial)
-
-    def _rows(
-        self,
-        positive: Float32,
-        negative: Float32,
-        weight: Float32,
-        counted: Bools,
-        losses: Float32,
-        to_positive: Float32,
-        to_negative: Float32,
-        start: int,
-        stop: int,
-    ) -> None:
-        log_sigmoid_rows(
-            positive, negative, weight, counted, self._margin, self._adversarial, losses, to_positive, to_negative,
-            start, stop,
-        )  # fmt: skip
+        super().__init__(log_sigmoid_rows, margin, adversarial)
 
 
 class MarginRanking(Loss):
@@ -126,24 +97,7 @@ class MarginRanking(Loss):
     name = "margin"
 
     def __init__(self, margin: float = 1.0, adversarial: float = 0.0) -> None:
-        self._margin, self._adversarial = np.float32(margin), np.float32(adversarial)
-
-    def _rows(
-        self,
-        positive: Float32,
-        negative: Float32,
-        weight: Float32,
-        counted: Bools,
-        losses: Float32,
-        to_positive: Float32,
-        to_negative: Float32,
-        start: int,
-        stop: int,
-    ) -> None:
-        margin_ranking_rows(
-            positive, negative, weight, counted, self._margin, self._adversarial, losses, to_positive, to_negative,
-            start, stop,
-        )  # fmt: skip
+        super().__init__(margin_ranking_rows, margin, adversarial)
 
 
 class SampledSoftmax(Loss):
@@ -159,24 +113,7 @@ class SampledSoftmax(Loss):
     name = "softmax"
 
     def __init__(self, margin: float = 0.0, adversarial: float = 0.0, entities: int = 0) -> None:
-        self._entities = entities
-
-    def _rows(
-        self,
-        positive: Float32,
-        negative: Float32,
-        weight: Float32,
-        counted: Bools,
-        losses: Float32,
-        to_positive: Float32,
-        to_negative: Float32,
-        start: int,
-        stop: int,
-    ) -> None:
-        softmax_rows(
-            positive, negative, weight, counted, np.float32(self._entities - 1), losses, to_positive, to_negative,
-            start, stop,
-        )  # fmt: skip
+        super().__init__(softmax_rows, entities - 1)
 
 
 LOSSES: Mapping[str, Callable[[float, float], Loss]] = MappingProxyType(
