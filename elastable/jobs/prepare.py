@@ -21,7 +21,7 @@ from elastable.embedding_store.rows.fresh_rows import fresh_rows
 from elastable.embedding_store.support.retry import retry
 from elastable.embedding_store.tiers.redis.login import split_login
 from elastable.jobs.options import JobOptions
-from elastable.jobs.resume import fill_store
+from elastable.jobs.resume import Beginning, fill_store
 from elastable.master.api import JobSpec
 from elastable.master.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from elastable.master.checkpoints.storage.checkpoint_locations import newest_checkpoint
@@ -79,7 +79,6 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     """
     file = load_model_file(options.model_file)
     train, model, tables, steps = _discovered(file, options.offload_above, options.seed, options.lazy)
-    validation = file.reader("validation")
     locations = locations_of(options.locations, options.store)
     refuse_sharding(locations.settings, options.mode)
     places = storage_of_tables(plan_tables(tables, locations.settings))
@@ -88,64 +87,12 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     if steps is not None and here:
         steps = plan_step(model, batch_spec(sample_batch(train)))  # they are variables now
     tables = {name: spec for name, spec in tables.items() if name not in here}
-    batches = -(-len(train) // options.micro_batch_size)
-    said = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.default_grads_to_wait)
-    grads_to_wait, average = accumulated_by(model.optimizer, batches, said, options.average)
-    if options.mode == "async" and accumulation_of(model.optimizer):
-        raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
-    versions_per_step = 1 if steps is None else steps.turns
-    if options.mode == "async" and versions_per_step > 1:
-        raise Unsupported(
-            f"model {model.name!r}: its train_step applies gradients in turn, the later ones computed after the "
-            "earlier, and in mode async other micro-batches would come between; use --mode sync"
-        )
-    job = JobSpec(
-        job=uuid.uuid4().hex[:12],
-        mode=options.mode,
-        micro_batch_size=options.micro_batch_size,
-        grads_to_wait=grads_to_wait,
-        epochs=options.epochs,
-        seed=options.seed,
-        intra_op_threads=options.intra_op_threads,
-        store_url=_where_workers_look(options),
-        model_file=str(file.path),
-        model_sha256=file.sha256,
-        offload_above=options.offload_above,
-        on_worker=here,
-        train_records=len(train),
-        validation_records=0 if validation is None else len(validation),
-        shuffle=options.shuffle,
-        average=average,
-        not_finite=options.not_finite,
-        staleness_bound=options.staleness_bound,
-        staleness_modulation=options.staleness_modulation,
-        versions_per_step=versions_per_step,
-    )
+    job = _described(options, file, train, model, steps, here)
     dense = dense_part(model, steps)
-    checkpoint = _checkpoint_to_resume(options)
-    deadline_s = operation_deadline(options.deadline_s)
-    shared = options.transport != "grpc"
+    shared, deadline_s = options.transport != "grpc", operation_deadline(options.deadline_s)
     store = open_places(locations, places, options.store, shared=shared, deadline_s=deadline_s)
     try:
-        # An address where nobody answers is refused at once: it may be a slip. A server that loads its data is awaited.
-        retry(store.version, "reading the store's version", options.deadline_s, on=(NotReady,))
-        refuse_averages(model.optimizer, store, tables)
-        beginning = fill_store(
-            store,
-            tables,
-            dense,
-            job,
-            checkpoint=checkpoint,
-            resume=options.resume,
-            overwrite=options.overwrite,
-            take_over=options.take_over,
-            rerun=options.rerun,
-        )
-        if beginning.job is None:
-            for name, rows in pretrained_rows(store_layers(model)).items():
-                store.put(name, [fresh_rows(tables[name], np.arange(len(rows), dtype=np.int64), rows)])
-            if options.warm_start is not None:
-                warm_start(open_checkpoint(options.warm_start), store, tables, options.warm_tables)
+        beginning = _filled(options, store, tables, model, dense, job)
     except BaseException:
         store.close()
         raise
@@ -156,6 +103,86 @@ def prepare_job(options: JobOptions) -> PreparedJob:
     return PreparedJob(
         job, file, model, store, tables, dense, ModelMetrics(model), beginning.progress, beginning.checkpoint
     )
+
+
+# Fields of a `JobSpec` that are options of the same name.
+_SAME_NAME = (
+    "mode", "micro_batch_size", "epochs", "seed", "intra_op_threads", "offload_above", "shuffle", "not_finite",
+    "staleness_bound", "staleness_modulation",
+)  # fmt: skip
+
+
+def _described(
+    options: JobOptions,
+    file: ModelFile,
+    train: Reader,
+    model: keras.Model,
+    steps: StepPlan | None,
+    on_worker: tuple[str, ...],
+) -> JobSpec:
+    """A new job as the options describe it. Raises `Unsupported`, `BadInput` and `BadSpec`."""
+    batches = -(-len(train) // options.micro_batch_size)
+    asked = options.grads_to_wait or (None if accumulation_of(model.optimizer) else options.default_grads_to_wait)
+    grads_to_wait, average = accumulated_by(model.optimizer, batches, asked, options.average)
+    versions_per_step = 1 if steps is None else steps.turns
+    if options.mode == "async":
+        _refuse_sync_only(model, versions_per_step)
+    validation = file.reader("validation")
+    return JobSpec(
+        job=uuid.uuid4().hex[:12],
+        grads_to_wait=grads_to_wait,
+        store_url=_where_workers_look(options),
+        model_file=str(file.path),
+        model_sha256=file.sha256,
+        on_worker=on_worker,
+        train_records=len(train),
+        validation_records=0 if validation is None else len(validation),
+        average=average,
+        versions_per_step=versions_per_step,
+        **{name: getattr(options, name) for name in _SAME_NAME},
+    )
+
+
+def _refuse_sync_only(model: keras.Model, versions_per_step: int) -> None:
+    """Raises `Unsupported` for what only synchronous jobs can train."""
+    if accumulation_of(model.optimizer):
+        raise Unsupported("gradient_accumulation_steps in mode async, where every batch is an update: leave it out")
+    if versions_per_step > 1:
+        raise Unsupported(
+            f"model {model.name!r}: its train_step applies gradients in turn, the later ones computed after the "
+            "earlier, and in mode async other micro-batches would come between; use --mode sync"
+        )
+
+
+def _filled(
+    options: JobOptions,
+    store: EmbeddingStore,
+    tables: Mapping[str, TableSpec],
+    model: keras.Model,
+    dense: DenseModel,
+    job: JobSpec,
+) -> Beginning:
+    """Fills the store with the tables that the job begins with; see `fill_store`."""
+    # An address where nobody answers is refused at once: it may be a typo. A server that loads its data is awaited.
+    retry(store.version, "reading the store's version", options.deadline_s, on=(NotReady,))
+    refuse_averages(model.optimizer, store, tables)
+    beginning = fill_store(
+        store,
+        tables,
+        dense,
+        job,
+        checkpoint=_checkpoint_to_resume(options),
+        resume=options.resume,
+        overwrite=options.overwrite,
+        take_over=options.take_over,
+        rerun=options.rerun,
+    )
+    if beginning.job is None:
+        for name, rows in pretrained_rows(store_layers(model)).items():
+            store.put(name, [fresh_rows(tables[name], np.arange(len(rows), dtype=np.int64), rows)])
+        if options.warm_start is not None:
+            warm_start(open_checkpoint(options.warm_start), store, tables, options.warm_tables)
+    return beginning
 
 
 def tables_of(model_file: Path, offload_above: int = 0, seed: int = 0) -> tuple[keras.Model, dict[str, TableSpec]]:

@@ -81,36 +81,63 @@ def fill_store(
     if not take_over:
         _refuse_live_owner(store)
     if resume:
-        try:
-            standing = _standing(store)
-        except StoreBroken as error:
-            if checkpoint is None:
-                raise
-            standing = None
-            _refuse_anothers(store, checkpoint, overwrite)
-            _log.warning("the store cannot go on: %s; the job goes on from %s instead", error, checkpoint.address)
-        if rerun and standing is not None and _is_finished(standing.job, standing.progress, job):
-            _log.warning("job %s in the store is finished: its tables make room for a new job", standing.job["job"])
-            standing, overwrite = None, True
-        if rerun and checkpoint is not None and _is_finished(checkpoint.job, checkpoint.progress(), job):
-            checkpoint = None
-        if standing is not None and _goes_on(standing, checkpoint, store, overwrite):
-            return _go_on(standing, store, tables, dense, job)
-        if checkpoint is not None:
-            _refuse_other_job(checkpoint.address, checkpoint.job, job)
-            refuse_other_model(checkpoint, tables)
-            if store.specs():
-                checkpoint.verify()  # before anything that is there is given up
-            dense.restore(checkpoint.dense())
-            _claim_store(store, overwrite=True)
-            _create(store, tables, overwrite=True)
-            restore_tables(checkpoint, store)
-            return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint)
-        # The first master may have died before its first commit: what it created there holds nothing yet.
-        overwrite = overwrite or (store.keeps_records and store.version() == 0 and set(store.specs()) <= set(tables))
+        beginning, overwrite = _resumed(store, tables, dense, job, checkpoint, overwrite, rerun)
+        if beginning is not None:
+            return beginning
     _claim_store(store, overwrite)
     _create(store, tables, overwrite)
     return Beginning(Progress())
+
+
+def _resumed(
+    store: EmbeddingStore,
+    tables: Mapping[str, TableSpec],
+    dense: DenseModel,
+    job: JobSpec,
+    checkpoint: Checkpoint | None,
+    overwrite: bool,
+    rerun: bool,
+) -> tuple[Beginning | None, bool]:
+    """Where an earlier job goes on (None: there is none), and whether tables in the store may be dropped."""
+    recorded = _last_record(store, checkpoint, overwrite)
+    if rerun and recorded is not None and _is_finished(recorded.job, recorded.progress, job):
+        _log.warning("job %s in the store is finished: its tables make room for a new job", recorded.job["job"])
+        recorded, overwrite = None, True
+    if rerun and checkpoint is not None and _is_finished(checkpoint.job, checkpoint.progress(), job):
+        checkpoint = None
+    if recorded is not None and _goes_on(recorded, checkpoint, store, overwrite):
+        return _go_on(recorded, store, tables, dense, job), overwrite
+    if checkpoint is not None:
+        return _restored(checkpoint, store, tables, dense, job), overwrite
+    # The first master may have died before its first commit: what it created there holds nothing yet.
+    return None, overwrite or (store.keeps_records and store.version() == 0 and set(store.specs()) <= set(tables))
+
+
+def _last_record(store: EmbeddingStore, checkpoint: Checkpoint | None, overwrite: bool) -> VersionRecord | None:
+    """The record of the store's version, if it can go on from there. Raises `StoreBroken` without a checkpoint."""
+    try:
+        return _standing(store)
+    except StoreBroken as error:
+        if checkpoint is None:
+            raise
+        _refuse_anothers(store, checkpoint, overwrite)
+        _log.warning("the store cannot go on: %s; the job goes on from %s instead", error, checkpoint.address)
+        return None
+
+
+def _restored(
+    checkpoint: Checkpoint, store: EmbeddingStore, tables: Mapping[str, TableSpec], dense: DenseModel, job: JobSpec
+) -> Beginning:
+    """The job goes on from a checkpoint."""
+    _refuse_other_job(checkpoint.address, checkpoint.job, job)
+    refuse_other_model(checkpoint, tables)
+    if store.specs():
+        checkpoint.verify()  # before anything in the store is dropped
+    dense.restore(checkpoint.dense())
+    _claim_store(store, overwrite=True)
+    _create(store, tables, overwrite=True)
+    restore_tables(checkpoint, store)
+    return Beginning(checkpoint.progress(), str(checkpoint.job["job"]), checkpoint)
 
 
 def _is_finished(saved: Mapping[str, Any], progress: Progress, job: JobSpec) -> bool:
