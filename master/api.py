@@ -83,7 +83,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a worker that asked for tasks is told.
+    """The answer to a worker that asked for tasks.
 
     Attributes:
         tasks: The worker's until done or its lease ends.
@@ -150,7 +150,7 @@ class WorkerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker that is there now."""
+    """A worker that has joined."""
 
     identity: WorkerIdentity
     leases: int

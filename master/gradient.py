@@ -28,7 +28,7 @@ Tensor = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class SyncPushId:
-    """Names a push by what it computed: a duplicate cannot be told from it."""
+    """Names a push by what it computed: duplicates have the same name."""
 
     version: int
     micro_batch: int
@@ -36,7 +36,7 @@ class SyncPushId:
 
 @dataclass(frozen=True, slots=True)
 class AsyncPushId:
-    """Names a push by who sent it; `micro_batch` is -1 where no task stood behind it."""
+    """Names a push by who sent it; `micro_batch` is -1 where it belongs to no task."""
 
     incarnation: str
     sequence: int
@@ -58,7 +58,7 @@ class DivisorKind(StrEnum):
     """What a micro-batch divided terms of its loss by, and so how much it weighs in its version.
 
     `RECORDS`: as many as it has records. `NOTHING`: they are sums; every
-    micro-batch weighs 1. `AMOUNT`: a number of its own, of weights or of what a
+    micro-batch weighs 1. `AMOUNT`: a separate number, of weights or of what a
     mask let through. `ROWS`: they are of rows, and not of records: each row that
     the version touches counts once.
     """
@@ -109,10 +109,10 @@ class Push:
         computed_on: Async: the version of the dense variables it was computed
             on; None: unknown, and taken for fresh.
         incarnation: Sync: the worker that computed it, for the status; "":
-            whoever holds the lease.
+            the holder of the lease.
         divisor: What the terms behind `dense` and `slices` were divided by;
             None: as the job's `average` says, by records or by nothing.
-        losses: As in `GradientPart`, of those terms.
+        losses: See `GradientPart`; of those terms.
         parts: The gradients of terms that were divided by something else.
     """
 

@@ -115,7 +115,7 @@ class _BatchTrainer:
             except BaseException:
                 self._dense.rewind()  # the step has moved the states of the model itself
                 raise
-            self._committer.foresee(turn)
+            self._committer.prepare_step(turn)
             self._committer.commit(version + 1, [push], _place_of)
             total = add_metrics(total, [result.metrics])
         for variable, value in zip(self._model.metrics_variables, total, strict=True):

@@ -32,7 +32,7 @@ DENSE = "dense.safetensors"
 class Checkpoint:
     """A checkpoint whose manifest has been read, and those of what it builds upon.
 
-    Every file is there, and of the right size; its bytes are checked when it is read.
+    All files exist and have the right size; their bytes are checked when they are read.
 
     Attributes:
         home: The folder in which it lies.
@@ -62,7 +62,7 @@ class Checkpoint:
         return dict(self.manifest.job)
 
     def progress(self) -> Progress:
-        """The place of the job that wrote it."""
+        """How far the job was that wrote it."""
         return self.manifest.place()
 
     def dense(self) -> dict[str, Tensor]:
@@ -127,7 +127,7 @@ def open_checkpoint(place: str | Path) -> Checkpoint:
 
 
 def open_named(home: CheckpointFiles, name: str) -> Checkpoint:
-    """As `open_checkpoint`, of a name in a folder; what is damaged is told without looking for another."""
+    """Opens the checkpoint of a name in a folder; an error does not name older ones. Raises `CheckpointError`."""
     manifest = _manifest(home, name)
     _refuse_other_files(home, name, manifest)
     if manifest.base is None:
@@ -159,10 +159,10 @@ def read_tensors(checkpoint: Checkpoint, file: str) -> dict[str, Tensor]:
         raise CheckpointError(f"{checkpoint.home.at(place)}: cannot be read: {error}") from error
     if whole:
         return tensors
-    told = f"{checkpoint.home.at(place)}: its bytes are not the ones that were written"
+    message = f"{checkpoint.home.at(place)}: its bytes are not the ones that were written"
     if note.get("version", str(checkpoint.version)) != str(checkpoint.version):
-        told += f": it is a file of a checkpoint of version {note['version']}"
-    raise CheckpointError(told)
+        message += f": it is a file of a checkpoint of version {note['version']}"
+    raise CheckpointError(message)
 
 
 def _tensors_of(checkpoint: Checkpoint, file: str, names: Collection[str]) -> dict[str, Tensor]:
@@ -192,7 +192,7 @@ def _note(content: Bytes) -> dict[str, str]:
 
 @contextmanager
 def suggesting_older(of: Checkpoint | CheckpointFiles, name: str = "") -> Iterator[None]:
-    """Adds to a `CheckpointError` raised within which older checkpoint beside this one is whole."""
+    """Adds to a `CheckpointError` raised inside the newest older checkpoint in the same folder that is intact."""
     try:
         yield
     except CheckpointError as error:
@@ -201,7 +201,7 @@ def suggesting_older(of: Checkpoint | CheckpointFiles, name: str = "") -> Iterat
         if older is None:
             raise
         raise CheckpointError(
-            f"{error}; an older checkpoint beside it is whole: {older.address} (version {older.version})"
+            f"{error}; an older checkpoint next to it is intact: {older.address} (version {older.version})"
         ) from error
 
 

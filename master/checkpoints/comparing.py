@@ -1,4 +1,4 @@
-"""Two checkpoints compared: which tables, rows and tensors differ, and by how much."""
+"""Compares two checkpoints: which tables, rows and tensors differ, and by how much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in a directory of checkpoints, whole or damaged."""
+"""Lists the checkpoints of a directory, intact or damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints restored: to any store, other shards, another dtype, all tables or some."""
+"""Restores checkpoints: to any store, other shards, another dtype, all tables or some."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ def refuse_other_model(checkpoint: Checkpoint, tables: Mapping[str, TableSpec]) 
     """Raises `CheckpointError` where the tables of a checkpoint are not those of a model, by name."""
     for name in sorted({*tables, *checkpoint.manifest.tables}):
         ours, saved = tables.get(name), checkpoint.manifest.tables.get(name)
-        told = None
+        difference = None
         if saved is None:
-            told = f"the model has a table {name!r}, and the checkpoint has none of that name"
+            difference = f"the model has a table {name!r}, and the checkpoint has none of that name"
         elif ours is None:
-            told = f"the checkpoint has a table {name!r}, and the model has none of that name"
+            difference = f"the checkpoint has a table {name!r}, and the model has none of that name"
         elif differences := saved.spec.differences(ours):
             pairs = (f"{part} {there!r} and {here!r}" for part, (there, here) in differences.items())
-            told = f"table {name!r} has in the checkpoint and in the model: {'; '.join(pairs)}"
-        if told is not None:
-            raise CheckpointError(f"{checkpoint.address} is of another model: {told}")
+            difference = f"table {name!r} has in the checkpoint and in the model: {'; '.join(pairs)}"
+        if difference is not None:
+            raise CheckpointError(f"{checkpoint.address} is of another model: {difference}")
 
 
 def require_tables(checkpoint: Checkpoint, tables: Iterable[str] | None) -> list[str]:

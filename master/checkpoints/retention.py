@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""Removes old checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StoredCheckpoint:
 
 
 def to_remove(standing: Sequence[StoredCheckpoint], written: str, keep: int) -> list[str]:
-    """Names of checkpoints to take away, the newest first, so that whatever is left meanwhile can be restored.
+    """Names of checkpoints to remove, the newest first, so that whatever is left meanwhile can be restored.
 
     Of the job that wrote last, the newest `keep` that can be restored stay (0:
     all), with what they build upon. One of the same version as a newer one is
@@ -59,7 +59,7 @@ def to_remove(standing: Sequence[StoredCheckpoint], written: str, keep: int) -> 
 
 
 def remove_old(files: CheckpointFiles, written: str, keep: int) -> None:
-    """Takes away what `to_remove` names. What cannot be removed stays, and is tried again after the next one."""
+    """Removes what `to_remove` names; what cannot be removed is retried after the next checkpoint."""
     try:
         standing = [_standing(files, name) for name in checkpoint_names(files)]
         for name in to_remove(standing, written, keep):

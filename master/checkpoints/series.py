@@ -1,4 +1,4 @@
-"""The checkpoints of one job, one after the other: full ones, and increments that build upon them."""
+"""The checkpoints of one job: full ones, and increments based on them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CheckpointSeries:
     Args:
         directory: Where they lie side by side: a path, or a URL that fsspec knows.
         store: Holds the job's tables.
-        keep: As of `write_checkpoint`.
+        keep: See `write_checkpoint`.
         full_every: Every so many checkpoints one is full; 1: all are, and nothing is collected.
         resumed: The checkpoint from which the store was restored and that it is equal to, if any.
 
@@ -59,24 +59,24 @@ class CheckpointSeries:
         self._dirty = DirtyRows(store) if full_every > 1 else None
 
     def rows_changed(self, updates: Mapping[str, TableUpdate]) -> None:
-        """A commit was made. Called by the thread that commits, with each of them."""
+        """Collects the rows of a commit. Called by the thread that commits, for every commit."""
         if self._dirty is not None:
             self._dirty.add(updates)
 
     def begin(
         self, source: Snapshot, dense: Mapping[str, Tensor], job: JobSpec, progress: Progress
     ) -> Callable[[], str]:
-        """The checkpoint of the version that stands: what changed since the one before is taken now.
+        """Starts the checkpoint of the current version: takes what changed since the previous one.
 
-        Called by the thread that commits. What it returns writes the checkpoint,
-        called once, by any thread; others that are called meanwhile wait. If it
-        raises, the next checkpoint holds the changes of this one as well.
+        Called by the thread that commits. The function it returns writes the checkpoint;
+        any thread calls it, once, and calls of others wait meanwhile. If it
+        raises, the next checkpoint also holds the changes of this one.
 
         Args:
-            source: A pin of the version, or the store where nobody commits until all is written.
-            dense: As of `write_checkpoint`; nobody may change it until all is written.
-            job: As of `write_checkpoint`.
-            progress: Of the version that stands.
+            source: A pin of the version, or the store if nothing is committed until all is written.
+            dense: See `write_checkpoint`; unchanged until all is written.
+            job: See `write_checkpoint`.
+            progress: Of the current version.
 
         Returns:
             Writes, and returns the address; raises as `write_checkpoint`.
@@ -86,8 +86,8 @@ class CheckpointSeries:
 
         def write() -> str:
             with self._writing:
-                # One that was begun earlier and failed since took changes with it that these lack.
-                base = self._standing_base() if changes is not None and failures == self._failures else None
+                # An earlier checkpoint that has failed since took changes that these lack.
+                base = self._usable_base() if changes is not None and failures == self._failures else None
                 try:
                     address = write_checkpoint(
                         self._files, source, dense, job, progress, keep=self._keep, base=base, changes=changes
@@ -105,8 +105,8 @@ class CheckpointSeries:
         if self._dirty is not None and changes is not None:
             self._dirty.give_back(changes)
 
-    def _standing_base(self) -> Checkpoint | None:
-        """What an increment may build upon now."""
+    def _usable_base(self) -> Checkpoint | None:
+        """The checkpoint that an increment may be based on now."""
         if self._base is None or len(self._base.chain()) >= self._full_every:
             return None
         try:

@@ -20,8 +20,8 @@ def warm_start(
     """Puts the rows of a checkpoint's tables into the tables of a new job, at its version 0.
 
     Weights are taken; slots only where both tables have the same optimizer, with
-    the same settings, else they begin anew. Nobody was sighted or touched in the
-    new job yet. Dtypes and initial values may differ.
+    the same settings, else they are reset, as are counts for admission and eviction.
+    Dtypes and initial values may differ.
 
     Args:
         checkpoint: Of any model.

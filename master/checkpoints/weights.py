@@ -1,4 +1,4 @@
-"""The weights of a checkpoint put back into the store of a job that has gone on since."""
+"""Restores the weights of a checkpoint into the store of a job that has continued since."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def restore_weights(checkpoint: Checkpoint, store: EmbeddingStore, changed: Call
 
     Args:
         checkpoint: Of the same job.
-        store: Holds its tables; nobody commits to it meanwhile.
+        store: Holds its tables; nothing is committed to it meanwhile.
         changed: Called with a table and the ids of rows that were written.
 
     Raises:

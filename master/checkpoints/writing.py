@@ -1,4 +1,4 @@
-"""Checkpoints written: one version of everything, beside training, whole or not at all."""
+"""Writes checkpoints: one version of everything, while training continues, whole or not at all."""
 
 from __future__ import annotations
 
@@ -37,17 +37,16 @@ def write_checkpoint(
     base: Checkpoint | None = None,
     changes: Changes | None = None,
 ) -> str:
-    """Writes one version; any thread may do so, beside training where `source` is a pin.
+    """Writes one version; any thread may do so, and training may continue if `source` is a pin.
 
-    What writers that were killed left in the directory is taken away; so one
-    process at a time writes there.
+    What killed writers left in the directory is removed, so only one process at a time may write there.
 
     Args:
-        directory: Where checkpoints lie side by side: a path, or a URL that fsspec knows; made if need be.
-        source: All of its tables are written: a pin, or a store to which nobody commits meanwhile.
+        directory: Where checkpoints lie side by side: a path, or a URL that fsspec knows; created if it does not exist.
+        source: All of its tables are written: a pin, or a store to which nothing is committed meanwhile.
         dense: Dense variables, states and optimizer variables by key.
-        job: What it is of.
-        progress: The place of the job; its version is the checkpoint's, and that of `source`.
+        job: The job that it belongs to.
+        progress: How far the job is; its version is the checkpoint's, and that of `source`.
         keep: How many of the job's newest whole checkpoints stay, with what they build upon; 0 keeps all.
         base: What to build upon, with `changes`; None: the checkpoint is full.
         changes: What changed since the version of `base` (`DirtyRows.take`).
@@ -59,7 +58,7 @@ def write_checkpoint(
         CheckpointError: the directory cannot be written, naming it; no earlier
             checkpoint has changed, and nothing is left of this one.
         BadInput: `source` is at another version.
-        StaleVersion: the pin went while it was read.
+        StaleVersion: the pin ended while it was read.
     """
     files = files_at(directory)
     _refuse_other_version(source, progress)
@@ -94,7 +93,7 @@ def _write_files(
     changes: Changes | None,
 ) -> Manifest:
     note = {"elastable": "checkpoint", "version": str(progress.version), "job": job.job}
-    with FileWriter(files, draft, note, beside=source.pinned) as out:
+    with FileWriter(files, draft, note, background=source.pinned) as out:
         out.put(DENSE, {key: [tensor] for key, tensor in dense.items()})
         tables: dict[str, TableEntry] = {}
         for number, (name, spec) in enumerate(sorted(source.specs().items())):
@@ -117,5 +116,5 @@ def _refuse_other_version(source: Snapshot, progress: Progress) -> None:
     if source.version() != progress.version:
         raise BadInput(
             f"a checkpoint of version {progress.version} cannot be written of rows that are at version "
-            f"{source.version()}: nobody may commit meanwhile, or they must be pinned"
+            f"{source.version()}: pin them, or commit nothing meanwhile"
         )

@@ -2,7 +2,7 @@
 
 Norms are taken in float64, of gradients whose duplicate ids have been summed.
 Keras itself, on `IndexedSlices`, clips before it sums duplicates; here a table
-is clipped as the dense gradient that it stands for.
+is clipped as the equivalent dense gradient.
 """
 
 from __future__ import annotations

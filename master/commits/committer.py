@@ -32,7 +32,7 @@ class Committer:
         store: Where the rows are.
         dense: The dense part of the model.
         job: Its `average` says how pushes are summed (see `elastable.master.commits.accumulate`),
-            its `staleness_modulation` what becomes of late ones.
+            its `staleness_modulation` how late ones are scaled.
         deadline_s: How long a failing commit is tried again.
         ends_chapter: Of a version: as of `Commit`.
     """
@@ -52,32 +52,32 @@ class Committer:
         self._job = job_as_json(job)
         self._deadline_s = deadline_s
         self._ends_chapter = ends_chapter
-        self._foreseen: tuple[OptimizerStep, ...] | None = None
+        self._prepared: tuple[OptimizerStep, ...] | None = None
         self._followers: list[str] | None = None
 
-    def foresee(self, version: int) -> None:
-        """Asks for the numbers of the step on from `version` now, while workers compute.
+    def prepare_step(self, version: int) -> None:
+        """Computes the learning rates of the step from `version` now, while workers compute.
 
         Nothing may change them before the next `commit`.
         """
-        self._foreseen = self._dense.steps(version)
+        self._prepared = self._dense.steps(version)
 
     def commit(self, version: int, pushes: Sequence[Push], progress: Callable[[Accumulated], Progress]) -> Accumulated:
         """The step from `version - 1` to `version`; returns what it was made of.
 
         Args:
-            version: That will stand.
+            version: The version to commit.
             pushes: In micro-batch order, checked; none: a version that changes
                 nothing but the step count.
-            progress: The job's place once `version` stands.
+            progress: How far the job is once `version` is committed.
 
         Raises:
             StoreFailed, Unavailable: the store failed until the deadline; the
                 dense part is still that of `version - 1`.
         """
-        if self._foreseen is None:
-            self.foresee(version - 1)
-        steps, self._foreseen = cast(tuple[OptimizerStep, ...], self._foreseen), None
+        if self._prepared is None:
+            self.prepare_step(version - 1)
+        steps, self._prepared = cast(tuple[OptimizerStep, ...], self._prepared), None
         # Late pushes of async mode may be of when a table was not frozen.
         frozen = self._dense.frozen_tables
         gradient = _clipped(self._accumulated(pushes, frozen), steps)
@@ -114,7 +114,7 @@ class Committer:
         return [*gradient.updates, *self._followers]
 
     def _commit_with_record(self, commit: Commit, gradient: Accumulated, share: float, progress: Progress) -> None:
-        """Rows, dense part and progress stand in one moment, in the store."""
+        """Commits rows, dense part and progress together, in the store."""
         before = self._dense.tensors()
         self._apply(gradient, share)
         try:
@@ -196,13 +196,13 @@ def commit_rows(
 
     Raises:
         StoreFailed, Unavailable: the last failure before the deadline.
-        StoreBroken: the store stands at an earlier version than was committed to it.
+        StoreBroken: the store is at an earlier version than was committed to it.
     """
     attempts = count()
 
     def attempt() -> None:
         # Only the reply of one before may have been lost.
-        if next(attempts) and _stands(store, commit):
+        if next(attempts) and _is_committed(store, commit):
             return
         try:
             store.commit(commit)
@@ -212,6 +212,6 @@ def commit_rows(
     retry(attempt, f"commit of version {commit.version}", deadline_s, now=now, sleep=sleep)
 
 
-def _stands(store: EmbeddingStore, commit: Commit) -> bool:
+def _is_committed(store: EmbeddingStore, commit: Commit) -> bool:
     """Whether the commit was made; where another master took the store over, its version of that number is not ours."""
     return store.version() == commit.version and (not store.keeps_records or store.record() == commit.record)

@@ -15,7 +15,7 @@ __all__ = ["DensePart", "NoDense", "OptimizerStep", "TableStep"]
 
 @dataclass(frozen=True, slots=True)
 class TableStep:
-    """What a step needs of the optimizer that a table has of its own.
+    """What a step needs of the optimizer of a single table.
 
     Attributes:
         rate: Its learning rate.

@@ -15,7 +15,7 @@ __all__ = ["SyncPushes"]
 
 
 class SyncPushes(PushProtocol):
-    """A group is a version; the version says where a resumed job goes on."""
+    """A group is a version; the version says where a resumed job continues."""
 
     replies_after_commit = False
     leases_ahead = True

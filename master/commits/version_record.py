@@ -1,8 +1,8 @@
-"""What stands with a version beside its rows, as the bytes that a store keeps with it.
+"""Everything of a version but its rows, as the bytes that a store keeps with it.
 
-A store that outlives the master (Redis) keeps this record, in the transaction
-that makes the version stand. So whoever takes over from a master that died goes
-on from that very version: dense variables, states, optimizer, place in the job.
+A store that outlives the master keeps this record in the transaction that commits
+the version. A master that takes over continues
+from that version: dense variables, states, optimizer, progress of the job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOTE = "elastable"
 
 
 def job_as_json(job: JobSpec) -> dict[str, object]:
-    """A job's description as it is kept, without passwords."""
+    """A job's description as it is stored, without passwords."""
     return {**dataclasses.asdict(job), "store_url": redacted(job.store_url)}
 
 
@@ -39,7 +39,7 @@ class VersionRecord:
 
     Attributes:
         job: The description of the job (`job_as_json`).
-        progress: Its place; `progress.version` is the version.
+        progress: How far the job is; `progress.version` is the version.
         dense: Dense variables, states and optimizer variables by key.
     """
 
@@ -52,24 +52,26 @@ class VersionRecord:
         progress = dataclasses.replace(self.progress, metrics=())
         metrics = {f"metrics/{place:05d}": np.asarray(tensor) for place, tensor in enumerate(self.progress.metrics)}
         tensors = {**metrics, **{f"dense/{key}": np.asarray(tensor) for key, tensor in self.dense.items()}}
-        told = {"format": _FORMAT, "job": dict(self.job), "progress": json.loads(progress.to_json())}
-        return b"".join(parts_of({key: [tensor] for key, tensor in tensors.items()}, {_NOTE: json.dumps(told)}))
+        content = {"format": _FORMAT, "job": dict(self.job), "progress": json.loads(progress.to_json())}
+        return b"".join(parts_of({key: [tensor] for key, tensor in tensors.items()}, {_NOTE: json.dumps(content)}))
 
     @classmethod
     def from_bytes(cls, record: bytes) -> Self:
         """What `to_bytes` gave.
 
         Raises:
-            CheckpointError: the bytes are nothing of the kind.
+            CheckpointError: the bytes are malformed.
         """
         try:
             tensors, note = tensors_in(np.frombuffer(record, np.uint8))
-            told = json.loads(note[_NOTE])
-            if told["format"] != _FORMAT:
-                raise CheckpointError(f"the store's record has format {told['format']!r}; this version reads {_FORMAT}")
+            content = json.loads(note[_NOTE])
+            if content["format"] != _FORMAT:
+                raise CheckpointError(
+                    f"the store's record has format {content['format']!r}; this version reads {_FORMAT}"
+                )
             metrics = tuple(tensors[key] for key in sorted(tensors) if key.startswith("metrics/"))
-            progress = dataclasses.replace(Progress.from_json(json.dumps(told["progress"])), metrics=metrics)
+            progress = dataclasses.replace(Progress.from_json(json.dumps(content["progress"])), metrics=metrics)
             dense = {key.removeprefix("dense/"): tensors[key] for key in tensors if key.startswith("dense/")}
-            return cls(told["job"], progress, dense)
+            return cls(content["job"], progress, dense)
         except MALFORMED as error:
             raise CheckpointError(f"{len(record)} bytes in the store are no record of a version: {error}") from error

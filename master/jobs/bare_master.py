@@ -99,8 +99,8 @@ class BareMaster(MasterApi):
         check_push(push, expected)
         with self._lock:
             if self._sequences.knows(name):
-                told = f"sequence {name.sequence} of {name.incarnation!r} was counted before"
-                return PushReply(PushOutcome.DUPLICATE, told, self._store.version())
+                reason = f"sequence {name.sequence} of {name.incarnation!r} was counted before"
+                return PushReply(PushOutcome.DUPLICATE, reason, self._store.version())
             try:
                 check_finite(push, expected)
             except NotFinite as error:

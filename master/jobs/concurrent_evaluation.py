@@ -1,4 +1,4 @@
-"""An evaluation of one version beside the training of later ones."""
+"""An evaluation of one version while later ones are trained."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["LEASE_S", "ConcurrentEvaluation"]
 
 _log = logging.getLogger(__name__)
 
-#: Of the pin: it outlives a master that died by no more.
+#: Seconds that the pin of a master that died outlives it at most.
 LEASE_S = 30.0
 _RENEW_EVERY_S = LEASE_S / 6
 
 
 class ConcurrentEvaluation:
-    """Holds what an evaluation reads, rows and dense part, at its version, until `end`.
+    """Keeps the rows and the dense part of a version readable until `end`.
 
     Args:
         snapshot: The dense part of the version.
@@ -30,13 +30,13 @@ class ConcurrentEvaluation:
         self.snapshot = snapshot
         self._keeper = PinKeeper(pin, renew_every_s, f"the evaluation of version {snapshot.version}")
 
-    def stands(self) -> bool:
-        """Whether the version is readable still, as far as is known."""
+    def readable(self) -> bool:
+        """Whether the version is still readable, as far as is known."""
         if self._keeper.gone is None:
             return True
         _log.warning("the evaluation of version %d is given up: %s", self.snapshot.version, self._keeper.gone)
         return False
 
     def end(self) -> None:
-        """Lets go of the version."""
+        """Releases the version."""
         self._keeper.close()

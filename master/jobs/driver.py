@@ -24,9 +24,9 @@ __all__ = ["Driver"]
 
 _LONGEST_WAIT_S = 0.25
 
-# Versions that are evaluated at once beside training. Before another one is begun training waits, so that
-# every version that is due is evaluated however slow the workers are, and before-images do not pile up.
-_MOST_BESIDE = 2
+# Versions that are evaluated concurrently with training. Training waits before another one starts, so that every
+# version that is due is evaluated however slow the workers are, and before-images do not pile up.
+_MOST_CONCURRENT = 2
 
 
 class Driver:
@@ -34,7 +34,7 @@ class Driver:
 
     Args:
         state: Shared with the threads that serve workers.
-        changed: Guards `state`; told of every change.
+        changed: Guards `state`, and is notified of every change.
         store: Holds the job's tables.
         dense: The dense part of the model.
         metrics: The model's metrics.
@@ -66,7 +66,7 @@ class Driver:
         """Until the last version is committed and evaluated, the job is stopped, or fails.
 
         Raises:
-            ElastableError: what made it fail; also whatever a hook raised.
+            ElastableError: the error that made it fail; also whatever a hook raised.
         """
         self._hooks = hooks
         try:
@@ -75,7 +75,7 @@ class Driver:
                 if work.tickets is not None:
                     self._make_version(work)
                 elif work.evaluated is not None:
-                    self._end_beside(work.evaluated)
+                    self._end_concurrent(work.evaluated)
         except BaseException as error:
             self.fail(error)
             raise
@@ -83,19 +83,19 @@ class Driver:
             with self._changed:
                 self._state.over = True
                 self._changed.notify_all()
-            for evaluation in self._state.beside.values():
+            for evaluation in self._state.concurrent.values():
                 evaluation.end()
         if self._state.failure is not None:
             raise self._state.failure
 
     def note_hooks(self) -> None:
-        """What the hooks remember now goes with the next `Progress`. By the thread of `run`, or after it."""
+        """Takes the hooks' state into the next `Progress`. Called by the thread of `run`, or after it."""
         state = self._hooks.state()
         with self._changed:
             self._state.hooks = state
 
     def fail(self, error: BaseException) -> None:
-        """Fails the job; the first reason stands."""
+        """Fails the job; later failures are ignored."""
         with self._changed:
             if self._state.failure is None and not self._state.over:
                 self._state.failure = as_elastable_error(error)
@@ -107,11 +107,11 @@ class Driver:
             self._publish()
             self._end_epoch(state.epoch - 1)
         else:
-            # What was being evaluated when the job was interrupted at this very version.
+            # The evaluation that the interruption at this version cut off.
             self._begin_epoch(due=state.version > 0 and not state.evaluated)
 
     def _make_version(self, work: Work) -> None:
-        """One commit; while it is made workers can push nothing that it would have to wait for."""
+        """One commit; workers can push nothing meanwhile that it would have to wait for."""
         tickets = work.tickets or ()
         epoch = self._state.epoch
         pushes = [ticket.push for ticket in tickets if ticket.push is not None]
@@ -134,47 +134,47 @@ class Driver:
             return self._state.progress_after(made)
 
     def _evaluate_if_due(self) -> None:
-        """Evaluates the version that stands, beside training or before it goes on, where that is due."""
+        """Evaluates the current version if that is due, concurrently with training or before it continues."""
         version, snapshot = self._state.version, self._state.snapshot
         every = self._options.evaluate_every
         if not every or version % every or snapshot is None or not self._state.schedule.evaluation_tasks:
             return
         if self._options.concurrent_evaluation:
-            self._begin_beside(snapshot)
+            self._begin_concurrent(snapshot)
         elif (total := self._evaluate()) is not None:
             self._hooks.on_evaluation(version, self._metrics.results(total, "val_"))
 
-    def _begin_beside(self, snapshot: DenseSnapshot) -> None:
-        while len(self._state.beside) >= _MOST_BESIDE:
+    def _begin_concurrent(self, snapshot: DenseSnapshot) -> None:
+        while len(self._state.concurrent) >= _MOST_CONCURRENT:
             work = self._next_work()
             if work.over or work.evaluated is None:
                 return
-            self._end_beside(work.evaluated)
+            self._end_concurrent(work.evaluated)
         evaluation = ConcurrentEvaluation(
             snapshot, retry(self._pin, "pinning a version", self._options.commit_deadline_s)
         )
         with self._changed:
-            self._state.begin_beside(evaluation)
+            self._state.begin_concurrent(evaluation)
             self._changed.notify_all()
 
     def _pin(self) -> Snapshot:
         return self._store.pin(self._state.version, LEASE_S)
 
-    def _end_beside(self, version: int) -> None:
-        """An evaluation beside training is complete."""
+    def _end_concurrent(self, version: int) -> None:
+        """A concurrent evaluation is complete."""
         with self._changed:
             total = self._state.take_evaluation_total(version)
-            evaluation = self._state.beside.pop(version)
+            evaluation = self._state.concurrent.pop(version)
         evaluation.end()
         self._hooks.on_evaluation(version, self._metrics.results(total, "val_"))
 
     def _give_up_unreadable(self) -> None:
-        """Evaluations beside training whose version cannot be read any more."""
-        for version, evaluation in tuple(self._state.beside.items()):
-            if not evaluation.stands():
+        """Ends the concurrent evaluations whose version can no longer be read."""
+        for version, evaluation in tuple(self._state.concurrent.items()):
+            if not evaluation.readable():
                 with self._changed:
                     self._state.take_evaluation_total(version)
-                    del self._state.beside[version]
+                    del self._state.concurrent[version]
                 evaluation.end()
 
     def _end_epoch(self, epoch: int) -> None:
@@ -202,7 +202,7 @@ class Driver:
         while (work := self._next_work()).evaluated != version:
             if work.over or work.evaluated is None:
                 return None
-            self._end_beside(work.evaluated)
+            self._end_concurrent(work.evaluated)
         with self._changed:
             return self._state.take_evaluation_total(version)
 
@@ -220,10 +220,10 @@ class Driver:
             self._state.board.open()
             self._changed.notify_all()
         # No hook is called, and so no learning rate assigned, before the next commit.
-        self._committer.foresee(self._state.version)
+        self._committer.prepare_step(self._state.version)
 
     def _publish(self) -> None:
-        """Shows the version that stands to workers."""
+        """Publishes the current version to the workers."""
         snapshot = self._dense.snapshot(self._state.version)
         with self._changed:
             self._state.snapshot = snapshot
@@ -246,10 +246,10 @@ class Driver:
                     return work
                 if len(self._state.sessions):
                     alone_since = time.monotonic()
-                self._refuse_loneliness(time.monotonic() - alone_since)
+                self._fail_without_workers(time.monotonic() - alone_since)
                 self._changed.wait(_LONGEST_WAIT_S)
 
-    def _refuse_loneliness(self, seconds: float) -> None:
+    def _fail_without_workers(self, seconds: float) -> None:
         limit = self._options.no_worker_timeout_s
         if limit is not None and seconds > limit:
             raise JobFailed(f"no worker for {limit} s while work remains")

@@ -19,11 +19,11 @@ class Hooks:
     """
 
     def state(self) -> Mapping[str, object]:
-        """What these hooks remember, as JSON can hold it: who goes on with the job is told (`Progress.hooks`)."""
+        """The state of these hooks, as JSON: it is kept with the job, and a resumed job gets it (`Progress.hooks`)."""
         return {}
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """Training of an epoch (counted from 0) begins, or goes on after a resume."""
+        """Training of an epoch (counted from 0) begins, or continues after a resume."""
 
     def on_rows(self, updates: Mapping[str, TableUpdate]) -> None:
         """Rows of a version have been committed; `on_version` follows.
@@ -36,8 +36,8 @@ class Hooks:
         """A version has been committed.
 
         Args:
-            version: The version that stands now.
-            logs: Metrics of the epoch so far, computed when first looked at.
+            version: The current version.
+            logs: Metrics of the epoch so far, computed when they are first read.
         """
 
     def stops_epoch(self) -> bool:
@@ -54,7 +54,7 @@ class Hooks:
         """The validation split was evaluated on `version` within an epoch (`MasterOptions.evaluate_every`).
 
         Args:
-            version: That was evaluated; later ones may stand by now.
+            version: The version that was evaluated; later ones may be committed by now.
             logs: Loss and metrics of that version alone, as val_...
         """
 

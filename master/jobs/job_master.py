@@ -60,7 +60,7 @@ class Master(MasterApi):
         store: Holds the job's tables, at the version of `start`.
         dense: The dense part of the model.
         metrics: The model's metrics; None: metric states are not checked.
-        start: Where a resumed job goes on.
+        start: Where a resumed job continues.
         options: Deadlines and intervals.
 
     Raises:

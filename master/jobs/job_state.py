@@ -1,4 +1,4 @@
-"""What a master's threads share. Not thread-safe: `Master` guards it with its lock; nothing here waits."""
+"""The state that a master's threads share. Not thread-safe: `Master` guards it with its lock; nothing here waits."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _PROTOCOLS: Mapping[str, type[PushProtocol]] = {"sync": SyncPushes, "async": Asy
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the driving thread is to do next: one of the three.
+    """What the driving thread does next: one of the three.
 
     Attributes:
-        tickets: Pushes that make the next version; None: no version is ready.
+        tickets: The pushes of the next version; None: no version is ready.
         evaluated: The version whose evaluation is complete; None: none is.
-        over: Nothing is left to do, or the job was asked to stop.
+        over: Nothing is left to do, or the job was stopped.
     """
 
     tickets: tuple[Ticket, ...] | None = None
@@ -57,7 +57,7 @@ class JobState:
     Args:
         job: What is computed.
         options: Leases and look-ahead.
-        start: Where it begins or goes on.
+        start: Where it begins or resumes.
         now: Monotonic clock, in seconds.
     """
 
@@ -73,7 +73,7 @@ class JobState:
         self.logs: Mapping[str, float] = dict(start.logs)
         self.hooks: Mapping[str, object] = dict(start.hooks)
         self.evaluations: dict[int, dict[int, tuple[Tensor, ...]]] = {}
-        self.beside: dict[int, ConcurrentEvaluation] = {}
+        self.concurrent: dict[int, ConcurrentEvaluation] = {}
         self.snapshot: DenseSnapshot | None = None
         self.counted: dict[str, int] = {}
         self.refusals = Refusals()
@@ -83,7 +83,7 @@ class JobState:
 
     @property
     def epoch(self) -> int:
-        """The epoch in work, counted from 0; after the last one, the number of epochs."""
+        """The current epoch, counted from 0; after the last one, the number of epochs."""
         return self.pushes.epoch(self.board.position)
 
     @property
@@ -107,18 +107,18 @@ class JobState:
     def refuse_failed(self) -> None:
         """Raises `JobFailed`, or `ShardLost`, with the reason, once the job has failed."""
         if self.failure is not None:
-            # Of a lost shard everybody tells alike, whoever met it.
+            # A lost shard is reported in the same way by every process that meets it.
             kind = ShardLost if isinstance(self.failure, ShardLost) else JobFailed
             raise kind(f"the job failed: {type(self.failure).__name__}: {self.failure}") from self.failure
 
     def join(self, worker: WorkerIdentity) -> None:
-        """The worker opens a session."""
+        """Opens a session of the worker."""
         self.sessions.open(worker)
         self.board.join(worker.incarnation)
         self.counted.setdefault(worker.incarnation, 0)
 
     def leave(self, incarnation: str) -> None:
-        """A session of the worker ends; with its last one all it holds is free."""
+        """Ends a session of the worker; with its last one everything it holds is freed."""
         if self.sessions.close(incarnation):
             self.board.release(incarnation)
 
@@ -133,7 +133,7 @@ class JobState:
         return Lease((*found.tasks, *more), revoked=found.revoked)
 
     def snapshot_of(self, version: int | None) -> DenseSnapshot | None:
-        """The snapshot wanted (None: the current one); None while it is not there.
+        """The snapshot of a version (None: the current one); None while it is not committed.
 
         Raises:
             StaleVersion: it is past, or will never be.
@@ -141,9 +141,9 @@ class JobState:
         if version is None:
             return self.snapshot
         if self.ending:
-            raise StaleVersion(f"version {version} is not trained on any more: the job has ended")
-        if version in self.beside:
-            return self.beside[version].snapshot
+            raise StaleVersion(f"version {version} is no longer trained on: the job has ended")
+        if version in self.concurrent:
+            return self.concurrent[version].snapshot
         if version < self.version:
             raise StaleVersion(f"version {version} is past; the current version is {self.version}")
         there = self.snapshot is not None and self.snapshot.version == version
@@ -166,7 +166,7 @@ class JobState:
         """Counts an evaluated micro-batch.
 
         Raises:
-            FutureVersion: that version is not there yet.
+            FutureVersion: that version is not committed yet.
         """
         if report.version > self.version:
             raise FutureVersion(f"evaluation of version {report.version}; the current version is {self.version}")
@@ -191,7 +191,7 @@ class JobState:
         return Work(over=True) if self.board.trained and not self.board.evaluations.versions else None
 
     def committed(self, tickets: tuple[Ticket, ...], made: Accumulated) -> bool:
-        """The next version stands; returns whether it ends an epoch. It is not yet to be seen by workers."""
+        """Advances to the version that was committed; returns whether it ends an epoch. Workers do not see it yet."""
         self.records += self._records_of(made)
         self.version += 1
         self.evaluated = False
@@ -202,10 +202,10 @@ class JobState:
             ticket.committed = True
         return ended
 
-    def begin_beside(self, evaluation: ConcurrentEvaluation) -> None:
-        """A version is to be evaluated beside training."""
-        self.beside[evaluation.snapshot.version] = evaluation
-        self.board.begin_evaluation(evaluation.snapshot.version, beside=True)
+    def begin_concurrent(self, evaluation: ConcurrentEvaluation) -> None:
+        """Starts the evaluation of a version while training continues."""
+        self.concurrent[evaluation.snapshot.version] = evaluation
+        self.board.begin_evaluation(evaluation.snapshot.version, concurrent=True)
 
     def take_evaluation_total(self, version: int) -> tuple[Tensor, ...]:
         """The summed metric state of a version's evaluation, which is over."""
@@ -268,7 +268,7 @@ class JobState:
 
 
 def as_elastable_error(error: BaseException) -> ElastableError:
-    """The error that tells of a job's failure: itself, where it is one of ours."""
+    """The error itself where it is an `ElastableError`, else a `JobFailed` with its text."""
     if isinstance(error, ElastableError):
         return error
     return JobFailed(f"{type(error).__name__}: {error}")

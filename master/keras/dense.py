@@ -145,7 +145,7 @@ class DenseState(DenseTensors):
             if active:
                 self._update.apply([tensors[at] for at in active], [self.trained[at] for at in active])
             elif counts:
-                self._update.stand()
+                self._update.update_tables_only()
             for state, value in zip(self._states, tensors[count : count + len(self._states)], strict=True):
                 state.assign(value)
 

@@ -63,7 +63,7 @@ def discover_tables(
 
     Args:
         model: A built Keras model.
-        seed: Of the initial values, where a layer has none of its own.
+        seed: Of the initial values, where a layer does not set its own.
         optimizer: Of the rows of tables without an optimizer of their own; None: what `compile()`'s becomes.
         lazy: As of `table_optimizer`, where a layer does not say itself. None: as plain Keras would, which has tables
             of fixed vocabularies and float32 alone, and moves all of their rows.
@@ -128,9 +128,9 @@ def _refuse_unlike(first: StoreBackedLayer, other: StoreBackedLayer, ours: Table
     _refuse_other_optimizer(first, other)
     differences = ours.differences(theirs)
     if differences:
-        told = "; ".join(f"{field} {mine!r} and {other!r}" for field, (mine, other) in differences.items())
+        listed = "; ".join(f"{field} {mine!r} and {other!r}" for field, (mine, other) in differences.items())
         raise SpecConflict(
-            f"layers {_where(first)} and {_where(other)} share the table {name!r} but want different ones: {told}"
+            f"layers {_where(first)} and {_where(other)} share the table {name!r} but want different ones: {listed}"
         )
 
 

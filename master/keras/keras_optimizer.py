@@ -28,7 +28,7 @@ __all__ = [
     "table_optimizer",
 ]
 
-# Keras' own name of the variable that a table stands for: what exclude_from_weight_decay patterns are matched with.
+# Keras' name of the variable that a table replaces: what exclude_from_weight_decay patterns are matched with.
 _TABLE_VARIABLE = "embeddings"
 
 # Exact class -> name of the fused optimizer, and the hyperparameters that make it up besides learning_rate.
@@ -172,7 +172,7 @@ def accumulated_by(
         optimizer: Of `compile()`.
         micro_batches: In a pass over the records.
         grads_to_wait: As the user said; None: not at all.
-        average: Likewise; "mean" is what stands where nothing is said.
+        average: Likewise; "mean" is the default.
 
     Raises:
         BadInput: the two contradict each other, or an update would have batches of two passes.
@@ -180,15 +180,15 @@ def accumulated_by(
     steps = accumulation_of(optimizer)
     if not steps:
         return grads_to_wait or 1, average
-    told = f"{type(optimizer).__name__}(gradient_accumulation_steps={steps})"
+    name = f"{type(optimizer).__name__}(gradient_accumulation_steps={steps})"
     if grads_to_wait not in (None, steps) or average not in ("mean", "batches"):
         raise BadInput(
-            f"{told} is an update every {steps} batches that weigh the same, and the job says "
+            f"{name} is an update every {steps} batches that weigh the same, and the job says "
             f"grads_to_wait={grads_to_wait}, average={average!r}: say it in one of the two places"
         )
     if micro_batches % steps:
         raise BadInput(
-            f"{told}: a pass over the records has {micro_batches} batches, which is not a multiple of it; Keras would "
+            f"{name}: a pass over the records has {micro_batches} batches, which is not a multiple of it; Keras would "
             "begin an update with the last batches of one epoch and end it in the next. Choose a batch size with which "
             "it is one, or leave the argument out and say grads_to_wait, whose last update of a pass may have fewer"
         )

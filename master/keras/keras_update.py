@@ -63,8 +63,8 @@ class KerasUpdate:
         self._optimizer._iterations.assign_add(self._batches)
         self._grow()
 
-    def stand(self) -> None:
-        """An update that moves tables alone; to be traced. Averages of variables that stand move on, as in Keras."""
+    def update_tables_only(self) -> None:
+        """An update of tables alone, to be traced. Averages of unchanged variables still move, as in Keras."""
         optimizer = self._optimizer
         if optimizer.use_ema:
             known = optimizer._trainable_variables

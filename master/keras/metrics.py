@@ -69,7 +69,7 @@ class ModelMetrics:
 
 
 class LazyLogs(Mapping[str, float]):
-    """Metric results that are computed when they are first looked at."""
+    """Metric results that are computed when they are first read."""
 
     def __init__(self, compute: Callable[[], dict[str, float]]) -> None:
         self._compute = compute

@@ -183,9 +183,10 @@ def dense_part(model: keras.Model, steps: Steps | None) -> DenseModel:
 def _refuse_other_numbers(steps: Sequence[OptimizerStep]) -> None:
     """Raises where tables of one version are at different steps of their optimizers: a commit has one number."""
     if len({step.number for step in steps}) > 1:
-        told = "; ".join(f"{', '.join(step.tables or ())}: {step.number}" for step in steps)
+        steps_taken = "; ".join(f"{', '.join(step.tables or ())}: {step.number}" for step in steps)
         raise Unsupported(
-            f"tables that are updated together have optimizers that have taken different numbers of steps ({told}); "
+            f"tables that are updated together have optimizers that have taken different numbers of steps "
+            f"({steps_taken}); "
             "let step.apply call each of them equally often, or compute the later loss after the earlier step.apply"
         )
 

@@ -101,7 +101,7 @@ class LeaseBook:
         """The undone micro-batch of the group that has been in progress for longest, and since when, if there is one.
 
         Args:
-            group: Its undone micro-batches are looked at.
+            group: Whose undone micro-batches are compared.
             opened: When it opened.
         """
         since = {number: self._held_since(group.unit(number), opened) for number in group.undone()}

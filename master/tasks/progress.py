@@ -18,21 +18,21 @@ __all__ = ["Progress"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A job's place between two versions; `Progress(version)` is enough for a sync job.
+    """How far a job is, between two versions; `Progress(version)` is enough for a sync job.
 
     Attributes:
-        version: The version that stands; in sync mode it is the place in the
+        version: The current version; in sync mode it is the position in the
             schedule.
         evaluated: Whether `version` ends an epoch that has been evaluated and
-            told to the hooks.
+            reported to the hooks.
         records: Records trained.
         metrics: Summed metric state of the running epoch.
-        epoch: Async: the epoch in work.
-        done: Async: its micro-batches that are in `version`.
+        epoch: Async: the current epoch.
+        done: Async: the micro-batches of that epoch that `version` contains.
         sequences: Async: the last sequence of every worker incarnation.
         logs: Results of the last epoch that ended, of both splits.
-        hooks: What the hooks remembered (`Hooks.state`) when this was noted: in a checkpoint after they were told of
-            `version`, in the record of a commit before.
+        hooks: The hooks' state (`Hooks.state`): in a checkpoint after `on_version` was called for `version`, in the
+            record of a commit before.
     """
 
     version: int = 0
@@ -60,7 +60,7 @@ class Progress:
         """What `to_json` wrote.
 
         Raises:
-            CheckpointError: the text is nothing of the kind.
+            CheckpointError: the text is malformed.
         """
         try:
             fields = json.loads(text)

@@ -34,7 +34,7 @@ def record_order(records: int, epoch: int, seed: int, shuffle: bool, block: int 
 
     Args:
         records: How many records there are.
-        epoch: Counted from 0; every epoch has an order of its own.
+        epoch: Counted from 0; every epoch has a separate order.
         seed: The job's.
         shuffle: False: 0, 1, 2, ... in every epoch.
         block: Records that a reader fetches in one range. Blocks are permuted,

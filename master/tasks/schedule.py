@@ -14,14 +14,14 @@ class Schedule:
     A pass over the records has M = ceil(train_records / micro_batch_size)
     micro-batches and ceil(M / grads_to_wait) steps; its last micro-batch and
     its last step may be smaller, and no step spans two passes. In async mode
-    every micro-batch is a step of its own.
+    every micro-batch is a separate step.
 
     A step makes one version. Where the model's `train_step` applies gradients
     in turn it makes several (`versions_per_step`, T below), one after the other,
     each of the same records: version v is turn v % T of its step.
 
     An epoch is a pass. With `steps_per_epoch` an epoch has that many steps,
-    the next one goes on where it ended, and the last epoch of a pass has what
+    the next one continues where it ended, and the last epoch of a pass has what
     is left of it, as in `model.fit` of arrays. The pass at which
     `initial_epoch` begins has its number.
 
@@ -64,7 +64,7 @@ class Schedule:
         return (first + passes) * self.versions_per_pass + part * self.versions_per_epoch
 
     def step(self, version: int) -> int:
-        """The place within its epoch, counted from 0, of the step that trains on `version`."""
+        """The position within its epoch, counted from 0, of the step that trains on `version`."""
         return (version - self.first_version(self.epoch(version))) // self.turns
 
     def micro_batches(self, version: int) -> range:
@@ -76,7 +76,7 @@ class Schedule:
         return range(first, first + count)
 
     def _of_step(self, step: int) -> tuple[int, int]:
-        """The place in its pass of a step's first micro-batch, and how many it has."""
+        """The position in its pass of a step's first micro-batch, and how many it has."""
         start = step * self.group
         return start, min(self.group, self.micro_batches_per_pass - start)
 

@@ -1,4 +1,4 @@
-"""Who takes part in a job now."""
+"""The workers of a job and their sessions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["LocalSession", "Sessions"]
 class Sessions:
     """Workers by incarnation. Not thread-safe: the master's lock guards it.
 
-    A worker whose connection broke may open its next session before the last
-    one is seen to end, so it is there until all of its sessions are closed.
+    A worker whose connection broke may open its next session before the end of the last
+    one is noticed, so it counts until all of its sessions are closed.
     """
 
     def __init__(self) -> None:
@@ -26,16 +26,16 @@ class Sessions:
         return len(self._open)
 
     def identity(self, incarnation: str) -> WorkerIdentity:
-        """Who that is; no more than the incarnation of one that is not there."""
+        """The worker of an incarnation; only the incarnation is known of one without a session."""
         return self._open.get(incarnation, (WorkerIdentity(incarnation), 0))[0]
 
     def open(self, worker: WorkerIdentity) -> None:
-        """One more session of the worker."""
+        """Adds a session of the worker."""
         _, count = self._open.get(worker.incarnation, (worker, 0))
         self._open[worker.incarnation] = (worker, count + 1)
 
     def close(self, incarnation: str) -> bool:
-        """One session less; whether it was the worker's last."""
+        """Removes a session; returns whether it was the worker's last."""
         identity, count = self._open.pop(incarnation)
         if count > 1:
             self._open[incarnation] = (identity, count - 1)

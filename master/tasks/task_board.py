@@ -169,7 +169,7 @@ class TaskBoard:
                 continue
             if not self._leases.is_free(unit, group.opened):
                 revoked.append(task)
-            elif not self._leases.holds(worker, unit):  # else its lease has ended: it keeps it until somebody asks
+            elif not self._leases.holds(worker, unit):  # else it ended: kept until another asks
                 self._leases.grant(unit, worker)
         return Lease(tuple(self._lost(worker, held, version)), revoked=tuple(revoked))
 
@@ -213,9 +213,9 @@ class TaskBoard:
         if self._groups and self._groups[0].opened is None:
             self._groups[0].opened = self._now()
 
-    def begin_evaluation(self, version: int, beside: bool = False) -> None:
-        """Opens the validation split on `version`; training waits for it unless `beside` is set."""
-        self.evaluations.begin(version, self._schedule.evaluation_tasks, self._now(), awaited=not beside)
+    def begin_evaluation(self, version: int, concurrent: bool = False) -> None:
+        """Opens the validation split on `version`; training waits for it unless `concurrent` is set."""
+        self.evaluations.begin(version, self._schedule.evaluation_tasks, self._now(), awaited=not concurrent)
 
     def end_evaluation(self, version: int) -> None:
         """Ends the evaluation of that version, complete or not."""

@@ -40,7 +40,7 @@ class TaskGrouping(Protocol):
 
 @dataclass
 class TaskGroup:
-    """Micro-batches that must all be done before the job goes on.
+    """Micro-batches that must all be done before the job continues.
 
     Attributes:
         kind: Train or evaluate.

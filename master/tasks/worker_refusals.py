@@ -1,4 +1,4 @@
-"""Workers that failed or did not fit, and left: a master that waits for workers says why they are not there."""
+"""Workers that failed or did not fit, and left: the status shows why a master is still waiting for workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Refusals:
         self._by_reason: OrderedDict[tuple[str, str], Refusal] = OrderedDict()
 
     def note(self, worker: WorkerIdentity, error: BaseException) -> None:
-        """A worker leaves for that reason."""
+        """Records why a worker leaves."""
         reason = type(error).__name__, str(error)[:_LONGEST]
         before = self._by_reason.pop(reason, Refusal(worker, *reason, count=0))
         self._by_reason[reason] = replace(before, worker=worker, count=before.count + 1)
@@ -28,5 +28,5 @@ class Refusals:
             self._by_reason.popitem(last=False)
 
     def latest(self) -> tuple[Refusal, ...]:
-        """All that are remembered, the latest last."""
+        """All that are kept, the latest last."""
         return tuple(self._by_reason.values())

@@ -85,7 +85,7 @@ def push_frames(push: Push, channel: SharedChannel | None = None) -> Iterator[by
 
 
 def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = None) -> Push:
-    """The push that stands in the frames of one ReportGradient.
+    """The push in the frames of one ReportGradient.
 
     Args:
         frames: As they came.

@@ -81,7 +81,7 @@ class MasterClient(MasterApi):
         self._stub = master_pb2_grpc.MasterStub(channel)
         # Bulk frames pass as bytes. One frame goes as a unary call, which is the same on
         # the wire: gRPC starts a thread for each call that sends a stream, and has
-        # another one hear out a stream that comes.
+        # another one to read a stream that comes.
         service = f"/{MASTER_SERVICE}"
         pull = (f"{service}/PullDense", master_pb2.PullDenseRequest.SerializeToString, None)
         self._pull, self._pull_one = channel.unary_stream(*pull), channel.unary_unary(*pull)

@@ -72,10 +72,10 @@ def job_from_message(message: master_pb2.JobDescription) -> JobSpec:
     Raises:
         BadSpec: no job can be so.
     """
-    told = {name: getattr(message, name) or _NEW_JOB_FIELDS.get(name, getattr(message, name)) for name in _JOB_FIELDS}
+    fields = {name: getattr(message, name) or _NEW_JOB_FIELDS.get(name, getattr(message, name)) for name in _JOB_FIELDS}
     if not message.HasField("staleness_bound"):
-        told["staleness_bound"] = None
-    return JobSpec(**told)
+        fields["staleness_bound"] = None
+    return JobSpec(**fields)
 
 
 def lease_request(
@@ -143,9 +143,9 @@ def outcome_from_message(value: master_pb2.PushOutcome.ValueType) -> PushOutcome
 
 
 def failure_from_message(message: master_pb2.ReportFailureRequest) -> ElastableError:
-    """The error that a worker met: of its own class where that is one of ours."""
-    kind, told = error_class(message.error), printable(message.message)
-    return kind(told) if kind else JobFailed(f"{_name(message.error)}: {told}")
+    """The error that a worker reported: of its own class if that is an `ElastableError`."""
+    kind, text = error_class(message.error), printable(message.message)
+    return kind(text) if kind else JobFailed(f"{_name(message.error)}: {text}")
 
 
 def status_to_message(status: JobStatus) -> master_pb2.GetStatusReply:

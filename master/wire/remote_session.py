@@ -1,4 +1,4 @@
-"""A worker's session on the client's side: a stream, and a thread that hears it out."""
+"""A worker's session on the client: a stream, and a thread that reads it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class RemoteSession:
         self._broken: Exception | None = None
         # gRPC ends a stream at its deadline, so the session has none, and the
         # wait for its first event is our own.
-        self._ear = Thread(target=self._listen, name="master-session", daemon=True)
-        self._ear.start()
+        self._reader = Thread(target=self._read, name="master-session", daemon=True)
+        self._reader.start()
         if not self._joined.wait(timeout_s):
             self.close()
             raise DeadlineExceeded(f"{address} did not describe its job within {timeout_s:.3g} s")
@@ -67,7 +67,7 @@ class RemoteSession:
 
     @property
     def version(self) -> int:
-        """The last version that the master told of; it tells about every half second."""
+        """The last version that the master reported, about every half second."""
         return self._version
 
     @property
@@ -82,14 +82,14 @@ class RemoteSession:
     def close(self) -> None:
         """Leaves: the worker's leases are free for others. Closing twice is harmless."""
         self._stream.cancel()
-        self._ear.join(timeout=5.0)
+        self._reader.join(timeout=5.0)
 
-    def _listen(self) -> None:
+    def _read(self) -> None:
         try:
             for event in self._stream:
-                self._hear(master_pb2.JobEvent.FromString(event))
+                self._handle(master_pb2.JobEvent.FromString(event))
         except DecodeError as error:
-            self._broken = StoreFailed(f"{self._address} tells of its job what cannot be read: {error}")
+            self._broken = StoreFailed(f"{self._address} sent a job description that cannot be read: {error}")
         except (grpc.RpcError, ElastableError) as error:
             self._broken = error
         finally:
@@ -97,7 +97,7 @@ class RemoteSession:
             self._ended.set()
             self._joined.set()
 
-    def _hear(self, event: master_pb2.JobEvent) -> None:
+    def _handle(self, event: master_pb2.JobEvent) -> None:
         kind = event.WhichOneof("event")
         if kind == "job":
             self._job = job_from_message(event.job)

@@ -1,4 +1,4 @@
-"""Whose calls are whose: every worker's name belongs to the secret that it joined with."""
+"""Authenticates workers: every worker's name belongs to the secret that it joined with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Identities:
 
     Args:
         join_first: Whether a name that never joined may make no calls; else it
-            belongs to the first secret that it is used with, and without one to nobody.
+            belongs to the first secret that it is used with.
         there: Whether a worker of that name has a session now; such names are never forgotten.
     """
 

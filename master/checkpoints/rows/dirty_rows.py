@@ -25,8 +25,8 @@ _MOST_WAITING = 1 << 20  # ids of a table
 class _IndexedIds:
     """Ids of any kind, in first-come order, with an index: at most 33 bytes each.
 
-    They are only put down at first, 8 bytes each, and told apart when there are
-    many, or when somebody asks: mostly the thread that writes a checkpoint.
+    They are only appended at first, 8 bytes each, and deduplicated when there are
+    many, or when they are read: mostly by the thread that writes a checkpoint.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class _IndexedIds:
         self._waiting.append(ids.copy())
         self._waiting_ids += len(ids)
         if self._waiting_ids > _MOST_WAITING:
-            self._tell_apart()
+            self._deduplicate()
 
     @property
     def bytes(self) -> int:
@@ -47,17 +47,17 @@ class _IndexedIds:
         return self._index.bytes + 8 * self._waiting_ids
 
     def __len__(self) -> int:
-        self._tell_apart()
+        self._deduplicate()
         return self._index.count
 
     def blocks(self, most: int) -> Iterator[Int64]:
         """All ids, at most so many at a time."""
-        self._tell_apart()
+        self._deduplicate()
         ids = self._index.row_ids
         for start in range(0, len(ids), most):
             yield ids[start : start + most].copy()
 
-    def _tell_apart(self) -> None:
+    def _deduplicate(self) -> None:
         if self._waiting:
             ids = np.unique(np.concatenate(self._waiting))
             self._waiting, self._waiting_ids = [], 0
@@ -145,7 +145,7 @@ class DirtyRows:
             self._keep_within_bounds()
 
     def take(self, version: int) -> Changes:
-        """What changed until now, where `version` stands; from here on it is collected anew."""
+        """What changed up to `version`, the current one; starts a new collection."""
         now = self._tables_now()
         with self._lock:
             changed: dict[str, _Ids | None] = {}

@@ -94,5 +94,5 @@ def _aged(block: RowBlock, spec: TableSpec, saved: int, version: int) -> RowBloc
     # Put without a version, they get that of the commit that follows.
     touches[touches[:, 0] == _NEXT_VERSION, 0] = saved + 1
     if version // spec.eviction.every > saved // spec.eviction.every:
-        touches[:, 1] = 0  # rows were looked at since, and from there it is counted anew
+        touches[:, 1] = 0  # an eviction pass since then has reset the count
     return RowBlock(block.ids, block.weights, block.slots, touches)

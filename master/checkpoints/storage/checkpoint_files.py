@@ -1,4 +1,4 @@
-"""Where checkpoints lie: what of a file system they need, and the one of this machine."""
+"""The file system that checkpoints are stored on: the interface, and the one of this machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CheckpointFiles(ABC):
 
     @abstractmethod
     def begin(self, name: str) -> str:
-        """A new folder to write the checkpoint `name` into, which nobody takes for one before `commit`."""
+        """A new folder for the checkpoint `name`, which counts as one only after `commit`."""
 
     @abstractmethod
     def write(self, path: str, parts: Sequence[Part]) -> None:
@@ -57,11 +57,11 @@ class CheckpointFiles(ABC):
 
     @abstractmethod
     def commit(self, draft: str, name: str, manifest: Sequence[Part]) -> None:
-        """Writes the manifest, the last file of a draft: from one moment to the next it is the checkpoint `name`."""
+        """Writes the manifest, the last file of a draft: it becomes the checkpoint `name` in one step."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Takes a checkpoint away; broken off anywhere, what is left is none."""
+        """Removes a checkpoint; if it is interrupted, what is left does not count as one."""
 
     @abstractmethod
     def drafts(self) -> list[str]:
@@ -69,7 +69,7 @@ class CheckpointFiles(ABC):
 
     @abstractmethod
     def discard(self, draft: str) -> None:
-        """Takes a draft away. One that is gone already, or that cannot be taken away, is passed over."""
+        """Removes a draft; missing ones, and those that cannot be removed, are skipped."""
 
     @abstractmethod
     def probe(self) -> None:

@@ -102,7 +102,7 @@ def _beside(checkpoint: str) -> tuple[CheckpointFiles, str]:
     if "://" in checkpoint:
         home, _, name = checkpoint.rpartition("/")
         return files_at(home), name
-    # The link runs/latest has a name, but what lies beside a checkpoint lies beside its own folder.
+    # The link runs/latest has a name, but a checkpoint's neighbours are those of the folder that it links to.
     path = Path(checkpoint)
     if path.is_symlink() or not path.name or path.name == "..":
         path = path.resolve()

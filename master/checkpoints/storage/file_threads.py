@@ -47,26 +47,26 @@ def in_order(work: Callable[[T], R], items: Iterable[T], threads: int = _THREADS
 
 
 class BoundedPool(Generic[R]):
-    """Work that is handed to threads, never more at once than they are and one more.
+    """Runs work in threads; at most one item more than there are threads is pending.
 
     Used as a context, which waits for all of it at its end.
 
     Args:
-        beside: Whether others are at work meanwhile: then it is one thread, which
-            gives way to them. Nothing that it does may hold a lock that they need.
+        background: Whether training continues meanwhile: then it is one thread of low
+            priority. Its work must not hold a lock that training needs.
     """
 
-    def __init__(self, beside: bool = False) -> None:
-        self._threads = 1 if beside else _THREADS
+    def __init__(self, background: bool = False) -> None:
+        self._threads = 1 if background else _THREADS
         self._pool = ThreadPoolExecutor(
-            self._threads, "elastable-checkpoint", initializer=_give_way if beside else None
+            self._threads, "elastable-checkpoint", initializer=_give_way if background else None
         )
         self._waiting: deque[Future[R]] = deque()
         self.results: list[R] = []
-        """What the work gave, in the order in which it was handed over; complete after `wait`."""
+        """The results, in the order of submission; complete after `wait`."""
 
     def do(self, work: Callable[[], R]) -> None:
-        """Hands work over, once there is room. Raises what earlier work raised."""
+        """Submits work, once there is room. Raises what earlier work raised."""
         if len(self._waiting) > self._threads:
             self.results.append(self._waiting.popleft().result())
         self._waiting.append(self._pool.submit(work))

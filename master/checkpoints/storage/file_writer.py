@@ -26,21 +26,21 @@ class FileWriter:
         files: Where the draft is.
         draft: Its folder.
         note: Goes into every file.
-        beside: Whether training goes on meanwhile.
+        background: Whether training continues meanwhile.
     """
 
-    def __init__(self, files: CheckpointFiles, draft: str, note: Mapping[str, str], beside: bool = False) -> None:
+    def __init__(self, files: CheckpointFiles, draft: str, note: Mapping[str, str], background: bool = False) -> None:
         self._files = files
         self._draft = draft
         self._note = note
-        self._threads: BoundedPool[tuple[str, FileEntry]] = BoundedPool(beside)
-        self._restraint = Throttle() if beside else None
+        self._threads: BoundedPool[tuple[str, FileEntry]] = BoundedPool(background)
+        self._throttle = Throttle() if background else None
 
     def put(self, name: str, tensors: Mapping[str, Sequence[Tensor]]) -> None:
-        """Hands a file over: `tensors` as of `parts_of`; nobody may change them any more.
+        """Submits a file: `tensors` as for `parts_of`; they must not change afterwards.
 
         Raises:
-            OSError: of a file handed over earlier.
+            OSError: of a file submitted earlier.
         """
         self._threads.do(partial(self._write, name, tensors))
 
@@ -59,7 +59,7 @@ class FileWriter:
         return name, FileEntry(digest.hexdigest(), sum(len(part) for part in parts))
 
     def _working(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._restraint is None else self._restraint.working()
+        return nullcontext() if self._throttle is None else self._throttle.working()
 
     def __enter__(self) -> Self:
         self._threads.__enter__()

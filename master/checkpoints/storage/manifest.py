@@ -29,7 +29,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The checkpoint that an increment builds upon: its name beside it, its version, its manifest's checksum."""
+    """The checkpoint that an increment is based on: its name in the same folder, version, and manifest checksum."""
 
     name: str
     version: int
@@ -72,7 +72,7 @@ class Manifest:
     Attributes:
         version: The version that it holds.
         job: The description of the job that wrote it (`elastable.master.api.JobSpec`).
-        progress: The place of the job (`elastable.master.tasks.progress.Progress`), as plain JSON.
+        progress: How far the job was (`elastable.master.tasks.progress.Progress`), as plain JSON.
         tables: Table name -> what there is of it.
         files: Name -> every file but the manifest.
         base: What an increment builds upon; None: the checkpoint is full.
@@ -111,7 +111,7 @@ class Manifest:
         return sum(entry.rows for entry in self.tables.values())
 
     def place(self) -> Progress:
-        """The place of the job that wrote it. Raises `CheckpointError`."""
+        """How far the job was that wrote it. Raises `CheckpointError`."""
         return Progress.from_json(json.dumps(self.progress))
 
     def to_json(self) -> str:

@@ -24,7 +24,7 @@ def files_at_url(url: str) -> CheckpointFiles:
     """The folder of checkpoints at a URL.
 
     Raises:
-        BadInput: nobody knows this kind of URL, its driver is not installed, or it cannot be read.
+        BadInput: the kind of URL is unknown, its driver is not installed, or it cannot be read.
     """
     try:
         system, path = url_to_fs(url)

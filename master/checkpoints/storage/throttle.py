@@ -1,4 +1,4 @@
-"""A thread that takes little of the cores where they are short."""
+"""Limits a thread's share of the cores while they are busy."""
 
 from __future__ import annotations
 

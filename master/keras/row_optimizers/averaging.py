@@ -1,4 +1,4 @@
-"""Keras' `use_ema` on tables: a moving average of every row, kept beside it."""
+"""Keras' `use_ema` on tables: a moving average of every row, kept in its slots."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rows_become_averages(
     Doing it again changes nothing.
 
     Args:
-        store: Holds the tables; nobody commits to it meanwhile.
+        store: Holds the tables; nothing is committed to it meanwhile.
         tables: Names; tables without averages are left alone.
         changed: Called with a table and the ids of rows that were written.
 
@@ -91,12 +91,12 @@ class AveragedRowOptimizer(OuterRowOptimizer):
 
     def apply(self, weights: Float32, slots: Float32, batch: UpdateBatch) -> None:
         width, positions = self._inner.slot_width(weights.shape[1]), batch.weight_positions
-        before, beside = weights[positions], slots[batch.positions]
-        states = np.ascontiguousarray(beside[:, :width])
+        before, states_before = weights[positions], slots[batch.positions]
+        states = np.ascontiguousarray(states_before[:, :width])
         self._inner.apply(weights, states, batch.at(np.arange(len(batch)), positions))
         # In the first step of all the average is the row itself.
         kept = np.float32(self._momentum if batch.step else 0.0)
-        average = np.where(beside[:, -1:] > 0, beside[:, width:-1], before)
+        average = np.where(states_before[:, -1:] > 0, states_before[:, width:-1], before)
         average = kept * average + (np.float32(1.0) - kept) * weights[positions]
         slots[batch.positions] = np.concatenate([states, average, np.ones((len(average), 1), np.float32)], axis=1)
         if self._every and (batch.step + 1) % self._every == 0:

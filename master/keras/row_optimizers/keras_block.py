@@ -21,7 +21,7 @@ from elastable.master.keras.row_optimizers.optimizer_config import optimizer_con
 __all__ = ["KerasBlockOptimizer", "canonical_config"]
 
 # Rows that one call of Keras updates. Always as many, the last block padded: one compiled function a
-# dim, and every element takes the same vectorised path wherever its row stands.
+# dim, and every element takes the same vectorised path wherever its row is.
 _BLOCK_ROWS = 1024
 
 

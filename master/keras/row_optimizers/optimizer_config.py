@@ -1,8 +1,8 @@
 """Which serialised Keras objects are made here: optimizers and learning-rate schedules, and nothing else.
 
 A table's spec may come from any client. Keras makes whatever a config names, a
-`Dense` layer of gigabytes as well, and runs what a class of somebody's own does
-to be made. So every object within a config is looked at before Keras sees it.
+`Dense` layer of gigabytes as well, and runs the constructor of any registered
+class. So every object within a config is checked before Keras sees it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def optimizer_config(text: str) -> dict[str, object]:
 
 def _allowed(config: dict[str, object], depth: int) -> dict[str, object]:
     _class_of(config)
-    return {key: _looked_at(config[key], depth + 1) for key in _KEPT if key in config}
+    return {key: _checked(config[key], depth + 1) for key in _KEPT if key in config}
 
 
-def _looked_at(value: object, depth: int) -> object:
+def _checked(value: object, depth: int) -> object:
     if depth > _DEEPEST:
         raise ValueError(f"it is nested more than {_DEEPEST} deep")
     if isinstance(value, dict):
         if "class_name" in value or "__class_name__" in value:
             return _allowed(value, depth)
-        return {key: _looked_at(held, depth + 1) for key, held in value.items()}
+        return {key: _checked(held, depth + 1) for key, held in value.items()}
     if isinstance(value, list):
-        return [_looked_at(held, depth + 1) for held in value]
+        return [_checked(held, depth + 1) for held in value]
     return value
 
 

@@ -83,7 +83,7 @@ def test_verify(home: Path) -> None:
     assert "6 files, whole" in told("verify", home)
     assert json.loads(told("verify", home, "--json"))["whole"]
     (home / "ckpt-0000000002" / "dense.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"it has 0 bytes.*an older checkpoint beside it is whole"):
+    with pytest.raises(CheckpointError, match=r"it has 0 bytes.*an older checkpoint next to it is intact"):
         told("verify", home)
 
 

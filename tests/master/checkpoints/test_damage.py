@@ -71,7 +71,7 @@ def test_damage_that_is_seen_at_once(home: Path, damage: Callable[[Path], None],
     damage(newest / name)
     with pytest.raises(CheckpointError, match=told.format(re.escape(str(newest / name)))) as raised:
         open_checkpoint(home)
-    assert f"an older checkpoint beside it is whole: {older} (version 2)" in str(raised.value)
+    assert f"an older checkpoint next to it is intact: {older} (version 2)" in str(raised.value)
     open_checkpoint(older).verify()
 
 
@@ -81,7 +81,7 @@ def test_damage_that_is_seen_when_it_is_read(home: Path, name: str) -> None:
     flipped(newest / name)
     found = open_checkpoint(home)
     told = re.escape(f"{newest / name}: its bytes are not the ones that were written")
-    offered = f"; an older checkpoint beside it is whole: .*{re.escape('ckpt-0000000002 (version 2)')}"
+    offered = f"; an older checkpoint next to it is intact: .*{re.escape('ckpt-0000000002 (version 2)')}"
     with pytest.raises(CheckpointError, match=told + offered):
         found.verify()
     with MemoryStore() as store:

@@ -104,7 +104,7 @@ def test_a_commit_meanwhile_is_noticed(tmp_path: Path) -> None:
 
     with created(MemoryStore()) as store:
         train(store, 2)
-        with pytest.raises(BadInput, match="rows that are at version 3: nobody may commit meanwhile"):
+        with pytest.raises(BadInput, match="rows that are at version 3: pin them, or commit nothing meanwhile"):
             write_checkpoint(Committing(tmp_path), store, {}, JOB, progress_of(2))
     assert list(tmp_path.iterdir()) == []
 

@@ -28,7 +28,7 @@ def test_it_needs_nobody_to_renew_its_pin() -> None:
         commit(store, {"cities": update(int64(1, 2), 4)})
         time.sleep(2.0)
         store.lookup({"cities": int64(1)}, version=0)
-        assert evaluation.stands()
+        assert evaluation.readable()
         evaluation.end()
         assert not store.pins()
         with pytest.raises(StaleVersion):
@@ -40,7 +40,7 @@ def test_one_whose_version_is_gone_is_given_up_by_name(caplog: pytest.LogCapture
         store.create_table(fixed())
         evaluation = ConcurrentEvaluation(SNAPSHOT, store.pin(), renew_every_s=0.01)
         commit(store, {"cities": update(np.arange(90), 4)})  # more than the store keeps before-images of
-        until(lambda: not evaluation.stands())
+        until(lambda: not evaluation.readable())
         evaluation.end()
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("the evaluation of version 0 is given up: the pin of version 0 is gone")

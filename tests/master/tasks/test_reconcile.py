@@ -42,7 +42,7 @@ def test_what_a_lost_answer_gave_comes_again() -> None:
 def test_evaluation_tasks_come_again_too() -> None:
     board = board_of(validation_records=3)
     board.join("a")
-    board.begin_evaluation(0, beside=True)
+    board.begin_evaluation(0, concurrent=True)
     lost = [task for task in board.lease("a", 9, 0) if task.kind is TaskKind.EVALUATE]
     again = board.reconcile("a", (), 0).tasks
     assert len(lost) == 1

@@ -189,7 +189,7 @@ def test_evaluation_beside_training_comes_after_the_work_of_the_version_and_befo
     for number in range(4):
         board.complete(TaskKind.TRAIN, number)
     board.advance()
-    board.begin_evaluation(1, beside=True)
+    board.begin_evaluation(1, concurrent=True)
     board.open()
     assert [(task.kind, task.version, task.micro_batch) for task in board.lease("a", 6, 1)] == [
         *((TaskKind.TRAIN, 1, number) for number in range(4, 8)),
@@ -199,7 +199,7 @@ def test_evaluation_beside_training_comes_after_the_work_of_the_version_and_befo
     for number in range(4, 8):
         board.complete(TaskKind.TRAIN, number)
     board.advance()
-    board.begin_evaluation(2, beside=True)
+    board.begin_evaluation(2, concurrent=True)
     board.open()
     tasks = board.lease("a", 9, 2)
     assert [(task.kind, task.version) for task in tasks] == [(TaskKind.TRAIN, 2)] * 3 + [(TaskKind.EVALUATE, 1)]
@@ -220,7 +220,7 @@ def test_whoever_has_nothing_to_do_evaluates_whatever_it_has_fetched_ahead() -> 
     for number in range(4):
         board.complete(TaskKind.TRAIN, number)
     board.advance()
-    board.begin_evaluation(1, beside=True)
+    board.begin_evaluation(1, concurrent=True)
 
     def evaluated(worker: str) -> list[int]:
         return [task.micro_batch for task in board.lease(worker, 0, 1) if task.kind is TaskKind.EVALUATE]
@@ -258,7 +258,7 @@ def test_a_dead_evaluators_tasks_are_given_to_others() -> None:
     board = board_of(validation_records=1)
     board.join("a")
     board.join("b")
-    board.begin_evaluation(0, beside=True)
+    board.begin_evaluation(0, concurrent=True)
     assert any(task.kind is TaskKind.EVALUATE for task in board.lease("a", 9, 0))
     assert not any(task.kind is TaskKind.EVALUATE for task in board.lease("b", 9, 0))
     board.release("a")
@@ -344,7 +344,7 @@ def test_the_job_always_ends_with_every_micro_batch_counted_once(
             crowd.version += 1
             if validation and (board.ends_epoch or (beside and crowd.version % beside == 0)):
                 begun += 1
-                board.begin_evaluation(crowd.version, beside=not board.ends_epoch)
+                board.begin_evaluation(crowd.version, concurrent=not board.ends_epoch)
         if (evaluated := board.evaluations.complete) is not None:
             board.end_evaluation(evaluated)
         if board.evaluations.awaited is None:
