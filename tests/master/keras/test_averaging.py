@@ -77,7 +77,7 @@ def test_a_config_of_something_else_is_refused(config: str) -> None:
         row_optimizer(with_averages(ADAM, 1.5, None))
 
 
-def test_averages_of_variables_that_stand_move_on_as_in_keras() -> None:
+def test_averages_of_unchanged_variables_move_as_in_keras() -> None:
     def optimizer() -> Any:
         return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=4)
 
@@ -90,7 +90,7 @@ def test_averages_of_variables_that_stand_move_on_as_in_keras() -> None:
     own.build([mine])
     update = KerasUpdate(own)
     step = tf.function(lambda gradient: update.apply([gradient], [mine]), autograph=False)
-    stand = tf.function(update.stand, autograph=False)
+    stand = tf.function(update.update_tables_only, autograph=False)
     gradient, none = np.full((2, 2), 0.5, np.float32), np.ones((3, 2), np.float32)
     for number in range(7):
         if number < 2:

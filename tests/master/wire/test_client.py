@@ -396,6 +396,6 @@ def test_a_job_that_cannot_be_read_leaves_no_session_open() -> None:
     handlers = {"Join": grpc.unary_stream_rpc_method_handler(join)}
     service = Service(master_pb2.DESCRIPTOR.services_by_name["Master"].full_name, handlers)
     with GrpcServer("127.0.0.1:0", [service]) as server, MasterClient(server.address, 60) as client:
-        with pytest.raises(StoreFailed, match="what cannot be read"):
+        with pytest.raises(StoreFailed, match="a job description that cannot be read"):
             client.join(WorkerIdentity("w"))
         assert left.wait(60)
