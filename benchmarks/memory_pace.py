@@ -14,7 +14,7 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.row_gather import Words
-from elastable.embedding_store.native.turns import Turns, join_turns, leave_turns, next_turns
+from elastable.embedding_store.native.work_stealing import WorkCounter, join_work, leave_work, next_pieces
 
 __all__ = ["reading"]
 
@@ -25,21 +25,21 @@ def reading(parts: Iterator[Words], pool: RangePool) -> Callable[[], None]:
     """Reads the next of `parts`, contiguous, at each call."""
 
     def read() -> None:
-        words, turns, sums = next(parts), Turns(pool.threads), list[np.uint64]()
-        pool.together(lambda: sums.append(_sum_in_turns(words, turns.state, _WORDS_A_TURN)), turns)
+        words, counter, sums = next(parts), WorkCounter(pool.threads), list[np.uint64]()
+        pool.together(lambda: sums.append(_sum_shared(words, counter.state, _WORDS_A_TURN)), counter)
 
     return read
 
 
 @kernel
-def _sum_in_turns(words: Words, turns: Int64, size: int) -> np.uint64:
+def _sum_shared(words: Words, counter: Int64, size: int) -> np.uint64:
     total = np.uint64(0)
-    join_turns(turns)
+    join_work(counter)
     count = (len(words) + size - 1) // size
-    first, last = next_turns(turns, count)
+    first, last = next_pieces(counter, count)
     while first < last:
         for word in words[first * size : last * size]:
             total += word  # of integers: the compiler may add eight at a time
-        first, last = next_turns(turns, count)
-    leave_turns(turns)
+        first, last = next_pieces(counter, count)
+    leave_work(counter)
     return total

@@ -11,7 +11,7 @@ import numpy as np
 from elastable.embedding_store.errors import IdOutOfRange
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.native.row_gather import can_stream
-from elastable.embedding_store.native.turns import Turns
+from elastable.embedding_store.native.work_stealing import WorkCounter
 from elastable.embedding_store.rows.checks import any_outside, require_ids
 from elastable.embedding_store.tables.lookup_request import LookupRequest, require_width
 from elastable.embedding_store.tables.table_reader import TableReader
@@ -64,23 +64,23 @@ def answer_requests(tables: Sequence[TableReader], requests: Sequence[LookupRequ
 
 
 def _answered_together(table: TableReader, request: LookupRequest, stream: bool, pool: RangePool) -> bool:
-    """Answers a request by threads that take turns within kernels, where the table knows how."""
+    """Answers a request by threads that share the work within kernels, if the table supports it."""
     ids, out = request.ids, request.out
     helped = len(ids) * max(_LEAST_WIDTH, table.spec.dim) >= _HELPED
     if table.all_at_hand:
-        _answer_in_turns(table, request, stream, pool if helped else SERIAL)
+        _answer_shared(table, request, stream, pool if helped else SERIAL)
         return True
     return request.offsets is None and table.read_together(ids, out, stream, pool if helped else SERIAL)
 
 
-def _answer_in_turns(table: TableReader, request: LookupRequest, stream: bool, pool: RangePool) -> None:
-    ids, out, turns = request.ids, request.out, Turns(pool.threads)
+def _answer_shared(table: TableReader, request: LookupRequest, stream: bool, pool: RangePool) -> None:
+    ids, out, counter = request.ids, request.out, WorkCounter(pool.threads)
     if request.offsets is None:
-        work = partial(table.read_in_turns, ids, out, stream, turns)
+        work = partial(table.read_shared, ids, out, stream, counter)
     else:
-        work = partial(table.fold_in_turns, ids, request.offsets, request.weights, request.combiner, out, turns)
-    pool.together(work, turns)
-    if turns.failed:
+        work = partial(table.fold_shared, ids, request.offsets, request.weights, request.combiner, out, counter)
+    pool.together(work, counter)
+    if counter.failed:
         require_ids(table.spec, ids)
 
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from queue import SimpleQueue
 
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.native.turns import Turns
+from elastable.embedding_store.native.work_stealing import WorkCounter
 
 __all__ = ["SERIAL", "RangePool", "available_cores", "shared_pool"]
 
@@ -72,28 +72,28 @@ class RangePool:
         """
         self._do(work, [*range(0, count, piece), count] if count > piece else [0, count])
 
-    def together(self, work: Callable[[], object], turns: Turns) -> None:
-        """Calls `work()` in the caller's thread, and in others as they come free; returns when no turn is under way.
+    def together(self, work: Callable[[], object], counter: WorkCounter) -> None:
+        """Calls `work()` in the caller's thread, and in others as they come free; returns when all pieces are done.
 
         Args:
-            work: Joins `turns`, takes some, and leaves; where there are none left it does nothing.
-            turns: Those of this work.
+            work: Joins `counter`, takes pieces until none are left, and leaves.
+            counter: Of this work.
 
         Raises:
-            StoreFailed: a thread did not end its turn. An error of `work` in the caller's thread passes through,
-                after every turn that was begun has ended; what fails in others before they join is left to it.
+            StoreFailed: a thread did not finish its pieces. An error of `work` in the caller's thread passes through,
+                after the other threads have finished theirs; an error of another thread before it joins is ignored.
         """
         queue = self._helpers() if self.threads > 1 else None
         if queue is None:
             work()
             return
-        job = _SharedTurns(work)
+        job = _SharedWork(work)
         for _ in range(self.threads - 1):
             queue.put(job)
         try:
             work()
         finally:
-            turns.wait()
+            counter.wait()
             job.over()
 
     def close(self) -> None:
@@ -166,8 +166,8 @@ class _Job:
             raise self._failure
 
 
-class _SharedTurns:
-    """Work whose threads share turns. A helper that comes when it is over does nothing, and holds nothing of it."""
+class _SharedWork:
+    """Work whose threads share a counter. A helper that comes when it is over does nothing and keeps nothing alive."""
 
     __slots__ = ("_work",)
 
@@ -175,10 +175,10 @@ class _SharedTurns:
         self._work: Callable[[], object] | None = work
 
     def take(self) -> None:
-        """Takes turns until none is left."""
+        """Takes pieces until none is left."""
         work = self._work
         if work is not None:
-            with suppress(Exception):  # it has taken no turn then: the caller does it all, and hears of it
+            with suppress(Exception):  # it has taken no piece then: the caller does them all, and fails likewise
                 work()
 
     def over(self) -> None:
@@ -186,7 +186,7 @@ class _SharedTurns:
         self._work = None
 
 
-_Queue = SimpleQueue[_Job | _SharedTurns | None]
+_Queue = SimpleQueue[_Job | _SharedWork | None]
 
 
 def _help(queue: _Queue) -> None:

@@ -8,14 +8,14 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.row_gather import rows_ahead
 from elastable.embedding_store.native.row_moves import fold_row
-from elastable.embedding_store.native.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
+from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, join_work, leave_work, next_pieces
 
-__all__ = ["COMBINERS", "fold_bags", "fold_bags_in_turns"]
+__all__ = ["COMBINERS", "fold_bags", "fold_bags_shared"]
 
 COMBINERS = ("sum", "mean", "sqrtn")
 _SUM, _MEAN, _SQRTN = range(3)
 
-_VALUES_A_TURN = 1 << 16  # as in `row_gather`
+_VALUES_A_PIECE = 1 << 16  # as in `row_gather`
 
 
 def fold_bags(
@@ -51,17 +51,23 @@ def fold_bags(
     return bool(_fold(rows, fresh, positions, offsets, weights, kind, out, rows_ahead(rows.shape[1])))
 
 
-def fold_bags_in_turns(
-    rows: Float32, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32, turns: Turns
+def fold_bags_shared(
+    rows: Float32,
+    ids: Int64,
+    offsets: Int64,
+    weights: Float32 | None,
+    combiner: str,
+    out: Float32,
+    counter: WorkCounter,
 ) -> None:
     """As `fold_bags` without fresh rows, by as many threads as call this with the same arguments.
 
-    Fails `turns` where there is no row for an id.
+    Fails `counter` where there is no row for an id.
     """
     bags, dim = out.shape
-    size = max(1, _VALUES_A_TURN * bags // max(1, len(ids) * dim))
+    size = max(1, _VALUES_A_PIECE * bags // max(1, len(ids) * dim))
     kind, ahead = COMBINERS.index(combiner), rows_ahead(dim)
-    _fold_in_turns(rows, ids, offsets, weights, kind, out, ahead, turns.state, size)
+    _fold_shared(rows, ids, offsets, weights, kind, out, ahead, counter.state, size)
 
 
 @kernel
@@ -113,7 +119,7 @@ def _fold(
 
 
 @kernel
-def _fold_in_turns(
+def _fold_shared(
     rows: Float32,
     ids: Int64,
     offsets: Int64,
@@ -121,12 +127,12 @@ def _fold_in_turns(
     kind: int,
     out: Float32,
     ahead: int,
-    turns: Int64,
+    counter: Int64,
     size: int,
 ) -> None:
-    join_turns(turns)
+    join_work(counter)
     total = (len(out) + size - 1) // size
-    first, last = next_turns(turns, total)
+    first, last = next_pieces(counter, total)
     while first < last:
         start, stop = first * size, min(last * size, len(out))
         begin, end = offsets[start], offsets[stop]
@@ -136,6 +142,6 @@ def _fold_in_turns(
         else:
             there = _fold(rows, rows[:0], ids[begin:end], cuts, weights[begin:end], kind, bags, ahead)
         if not there:
-            fail_turns(turns)
-        first, last = next_turns(turns, total)
-    leave_turns(turns)
+            fail_work(counter)
+        first, last = next_pieces(counter, total)
+    leave_work(counter)

@@ -8,15 +8,15 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.row_moves import copy_row, drain_streams, prefetch_row, stream_row
-from elastable.embedding_store.native.turns import Turns, fail_turns, join_turns, leave_turns, next_turns
+from elastable.embedding_store.native.work_stealing import WorkCounter, fail_work, join_work, leave_work, next_pieces
 
 __all__ = [
     "Words",
     "can_stream",
     "gather",
     "gather_apart",
-    "gather_in_turns",
     "gather_marked",
+    "gather_shared",
     "rows_ahead",
     "scale_rows",
     "scatter_rows",
@@ -26,12 +26,12 @@ Words = npt.NDArray[np.uint64]
 """64 bits a word: bit `i & 63` of word `i >> 6` says whether id i has a row."""
 
 _VALUES_AHEAD = 3072  # 12 KiB on their way: half of it is too few, twice as many gains nothing
-_VALUES_A_TURN = 1 << 16  # some 10 us: how much earlier than another a thread may end
+_VALUES_A_PIECE = 1 << 16  # some 10 us: how much earlier than another a thread may end
 _STREAMED_COLUMNS = 128  # rows longer than what is asked for ahead are slower when they are streamed
 
 
 def rows_ahead(dim: int) -> int:
-    """How many rows before its turn a row of `dim` values is asked for."""
+    """How many rows ahead a row of `dim` values is prefetched."""
     return max(8, min(128, _VALUES_AHEAD // dim))
 
 
@@ -52,18 +52,18 @@ def gather(rows: Float32, positions: Int64, out: Float32, stream: bool) -> int:
     return int(_gather(rows, positions, out, stream, rows_ahead(rows.shape[1])))
 
 
-def gather_in_turns(rows: Float32, positions: Int64, out: Float32, stream: bool, turns: Turns) -> None:
+def gather_shared(rows: Float32, positions: Int64, out: Float32, stream: bool, counter: WorkCounter) -> None:
     """As `gather`, by as many threads as call this with the same arguments; each takes some rows, and some more.
 
-    Fails `turns` where there is no row at a position. `stream` where `out` cannot be streamed is looked over.
+    Fails `counter` where there is no row at a position. `stream` where `out` cannot be streamed is looked over.
     """
     dim = rows.shape[1]
-    _gather_in_turns(rows, positions, out, stream, rows_ahead(dim), turns.state, _turn(dim))
+    _gather_shared(rows, positions, out, stream, rows_ahead(dim), counter.state, _piece(dim))
 
 
-def _turn(dim: int) -> int:
-    """Rows of a turn, the least that a thread takes at a time; asking ahead begins anew for each."""
-    return max(256, _VALUES_A_TURN // dim)
+def _piece(dim: int) -> int:
+    """Rows of a piece, the least that a thread takes at a time; prefetching begins anew for each."""
+    return max(256, _VALUES_A_PIECE // dim)
 
 
 def gather_marked(rows: Float32, marks: Words, ids: Int64, out: Float32, missing: Int64, stream: bool) -> int:
@@ -131,19 +131,19 @@ def _gather(rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: 
 
 
 @kernel
-def _gather_in_turns(
-    rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int, turns: Int64, size: int
+def _gather_shared(
+    rows: Float32, positions: Int64, out: Float32, stream: bool, ahead: int, counter: Int64, size: int
 ) -> None:
-    join_turns(turns)
+    join_work(counter)
     stream = stream and _can_stream(out)
     total = (len(positions) + size - 1) // size
-    first, last = next_turns(turns, total)
+    first, last = next_pieces(counter, total)
     while first < last:
         start, stop = first * size, min(last * size, len(positions))
         if _gather(rows, positions[start:stop], out[start:stop], stream, ahead) < stop - start:
-            fail_turns(turns)
-        first, last = next_turns(turns, total)
-    leave_turns(turns)
+            fail_work(counter)
+        first, last = next_pieces(counter, total)
+    leave_work(counter)
 
 
 @kernel

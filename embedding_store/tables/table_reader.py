@@ -9,16 +9,16 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.native.range_pool import RangePool
-from elastable.embedding_store.native.row_fold import fold_bags, fold_bags_in_turns
+from elastable.embedding_store.native.row_fold import fold_bags, fold_bags_shared
 from elastable.embedding_store.native.row_gather import (
     Words,
     gather,
     gather_apart,
-    gather_in_turns,
     gather_marked,
+    gather_shared,
     scatter_rows,
 )
-from elastable.embedding_store.native.turns import Turns
+from elastable.embedding_store.native.work_stealing import WorkCounter
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.rows.initial_values import write_initial_rows
 
@@ -77,23 +77,23 @@ class TableReader:
 
     @property
     def all_at_hand(self) -> bool:
-        """Whether every id has a row of its own, float32, at its own place, as `read_in_turns` needs it."""
+        """Whether every id has a row of its own, float32, at its own place, as `read_shared` needs it."""
         plain = self._rows.plain
         return plain is not None and self._directory.marks is not None and self._directory.count == len(plain)
 
-    def read_in_turns(self, ids: Int64, out: Float32, stream: bool, turns: Turns) -> None:
-        """As `read` where `all_at_hand`, by many threads, as `gather_in_turns`: fails `turns` for ids out of range."""
+    def read_shared(self, ids: Int64, out: Float32, stream: bool, counter: WorkCounter) -> None:
+        """As `read` where `all_at_hand`, by many threads, as `gather_shared`: fails `counter` for ids out of range."""
         plain = self._rows.plain
         assert plain is not None
-        gather_in_turns(plain, ids, out, stream, turns)
+        gather_shared(plain, ids, out, stream, counter)
 
-    def fold_in_turns(
-        self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32, turns: Turns
+    def fold_shared(
+        self, ids: Int64, offsets: Int64, weights: Float32 | None, combiner: str, out: Float32, counter: WorkCounter
     ) -> None:
-        """As `fold` where `all_at_hand`, by many threads, as `fold_bags_in_turns`: fails `turns` as well."""
+        """As `fold` where `all_at_hand`, by many threads, as `fold_bags_shared`: fails `counter` as well."""
         plain = self._rows.plain
         assert plain is not None
-        fold_bags_in_turns(plain, ids, offsets, weights, combiner, out, turns)
+        fold_bags_shared(plain, ids, offsets, weights, combiner, out, counter)
 
     def read_together(self, ids: Int64, out: Float32, stream: bool, pool: RangePool) -> bool:
         """As `read`, of ids that have not been checked, by all threads of a pool at once, where the table knows a way.

@@ -24,10 +24,10 @@ from elastable.embedding_store.warm import warm_lookups, warm_updates, warming
 
 KERNELS: tuple[Any, ...] = (
     row_gather._gather,
-    row_gather._gather_in_turns,
+    row_gather._gather_shared,
     row_gather._gather_marked,
     row_fold._fold,
-    row_fold._fold_in_turns,
+    row_fold._fold_shared,
     row_directory._find,
     checks.any_outside,
 )

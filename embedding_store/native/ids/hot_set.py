@@ -21,7 +21,7 @@ from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.row_gather import rows_ahead
 from elastable.embedding_store.native.row_moves import copy_row, drain_streams, prefetch_row, stream_row
 from elastable.embedding_store.native.slab import Slab
-from elastable.embedding_store.native.turns import Turns, join_turns, leave_turns, next_turns
+from elastable.embedding_store.native.work_stealing import WorkCounter, join_work, leave_work, next_pieces
 
 __all__ = ["BYTES_A_FRAME", "WAYS", "HotSet", "whole_sets"]
 
@@ -102,11 +102,11 @@ class HotSet:
         if counted:
             self._asked += len(keys)
         chunks = -(-len(keys) // _KEYS_A_TURN)
-        turns, cold, counts = Turns(pool.threads), np.empty(len(keys), np.int64), np.empty(chunks, np.int64)
+        counter, cold, counts = WorkCounter(pool.threads), np.empty(len(keys), np.int64), np.empty(chunks, np.int64)
         ahead = rows_ahead(rows.shape[1])
-        work = partial(_read_in_turns, self._keys, self._uses, self._dense, keys, rows, out, stream, ahead, counted,
-                       cold, counts, turns.state)  # fmt: skip
-        pool.together(work, turns)
+        work = partial(_read_shared, self._keys, self._uses, self._dense, keys, rows, out, stream, ahead, counted,
+                       cold, counts, counter.state)  # fmt: skip
+        pool.together(work, counter)
         return cold[: _joined(cold, counts)]
 
     def admit(self, keys: Int64, frames: Int64, gone_keys: Int64, gone_frames: Int64) -> int:
@@ -224,7 +224,7 @@ def _find(keys: Int64, uses: _Bytes, dense: bool, wanted: Int64, frames: Int64, 
 
 
 @kernel
-def _read_in_turns(
+def _read_shared(
     keys: Int64,
     uses: _Bytes,
     dense: bool,
@@ -236,12 +236,12 @@ def _read_in_turns(
     counted: bool,
     cold: Int64,
     counts: Int64,
-    turns: Int64,
+    counter: Int64,
 ) -> None:
     """Keys that have no frame in chunk c are `cold[c * _KEYS_A_TURN :][: counts[c]]`, counted from its start."""
     frames = np.empty(_KEYS_A_TURN, np.int64)
-    join_turns(turns)
-    first, last = next_turns(turns, len(counts))
+    join_work(counter)
+    first, last = next_pieces(counter, len(counts))
     while first < last:
         for chunk in range(first, last):
             start = chunk * _KEYS_A_TURN
@@ -254,9 +254,9 @@ def _read_in_turns(
                         stream_row(out, start + i, rows, frames[i])
                     else:
                         copy_row(out, start + i, rows, frames[i])
-        first, last = next_turns(turns, len(counts))
+        first, last = next_pieces(counter, len(counts))
     drain_streams()
-    leave_turns(turns)
+    leave_work(counter)
 
 
 @kernel

@@ -1,9 +1,9 @@
-"""Work that several threads take from within a kernel each, some turns at a time, so that nobody comes back for more.
+"""A work-stealing counter shared by kernels on several threads.
 
-A thread that begins late, as it had been asleep, takes fewer turns. The fewer
-are left, the fewer are taken at a time, so that all end together. Who has taken
-the last sees in memory that the others are done, and need not be woken by
-them: on a virtual machine that takes as long as folding a thousand bags.
+Each kernel takes some pieces of the work at a time, and more when it has done them, so a thread that starts late takes
+fewer. The fewer are left, the fewer are taken at a time, so that all threads end together. Whoever takes the last piece
+sees in memory that the others are done and need not be woken by them: on a virtual machine a wake-up takes as long as
+folding a thousand bags.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numba.core.typing import Signature
     from numba.core.typing.context import BaseContext as TypingContext
 
-__all__ = ["Turns", "fail_turns", "join_turns", "leave_turns", "next_turns"]
+__all__ = ["WorkCounter", "fail_work", "join_work", "leave_work", "next_pieces"]
 
 _NEXT, _INSIDE, _FAILED, _THREADS = range(4)
 _WORDS = 8  # a cache line
@@ -37,34 +37,34 @@ _SLEEP_S = 50e-6
 _DEADLINE_S = 600.0  # kernels are finite; this only keeps a dead thread from hanging its caller
 
 
-class Turns:
-    """What the kernels of one piece of work share.
+class WorkCounter:
+    """Counts the pieces that the kernels of one job have taken.
 
     Attributes:
-        state: int64, for `join_turns`, `next_turns`, `fail_turns` and `leave_turns`.
+        state: int64, for `join_work`, `next_pieces`, `fail_work` and `leave_work`.
     """
 
     def __init__(self, threads: int) -> None:
-        """`threads`: that may take part."""
+        """`threads`: how many may take part."""
         self.state: Int64 = np.zeros(_WORDS, np.int64)
         self.state[_THREADS] = threads
 
     @property
     def failed(self) -> bool:
-        """Whether any kernel called `fail_turns`; known once `wait` has returned."""
+        """Whether any kernel called `fail_work`; known once `wait` has returned."""
         return bool(self.state[_FAILED])
 
     def wait(self) -> None:
-        """Returns when no kernel is inside; for a caller whose own has found that there are no more turns.
+        """Returns when no kernel is working; for a caller whose own kernel has found no pieces left.
 
         Raises:
-            StoreFailed: a thread did not end its turn.
+            StoreFailed: a thread did not finish its pieces.
         """
         end = 0.0
         while not _nobody_inside(self.state, _LOOKS):
             end = end or time.monotonic() + _DEADLINE_S
             if time.monotonic() > end:
-                raise StoreFailed(f"a thread did not end its turn within {_DEADLINE_S:.0f} s")
+                raise StoreFailed(f"a thread did not finish its pieces within {_DEADLINE_S:.0f} s")
             time.sleep(_SLEEP_S)
 
 
@@ -90,16 +90,16 @@ _add_next, _add_inside, _add_failed = (
 
 
 @kernel
-def join_turns(state: Int64) -> None:
-    """From now on `Turns.wait` waits for this kernel."""
+def join_work(state: Int64) -> None:
+    """Makes `WorkCounter.wait` wait for this kernel."""
     _add_inside(state, 1)
 
 
 @kernel
-def next_turns(state: Int64, total: int) -> tuple[int, int]:
-    """Turns for a kernel that has joined, each given to one of all: the first, and the one behind the last.
+def next_pieces(state: Int64, total: int) -> tuple[int, int]:
+    """Pieces for a kernel that has joined: the first, and the one behind the last; no other kernel gets them.
 
-    Both are `total`, the number of all turns, where there are none left.
+    Both are `total`, the number of all pieces, when none are left.
     """
     left = total - _add_next(state, 0)
     count = max(1, left // (2 * state[_THREADS]))
@@ -108,13 +108,13 @@ def next_turns(state: Int64, total: int) -> tuple[int, int]:
 
 
 @kernel
-def fail_turns(state: Int64) -> None:
-    """Something that was asked for cannot be; before `leave_turns`."""
+def fail_work(state: Int64) -> None:
+    """Marks the job as failed; called before `leave_work`."""
     _add_failed(state, 1)
 
 
 @kernel
-def leave_turns(state: Int64) -> None:
+def leave_work(state: Int64) -> None:
     """Whoever waited sees everything that this kernel wrote."""
     _add_inside(state, -1)
 
