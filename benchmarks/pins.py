@@ -78,7 +78,7 @@ def _lookups(optimizer: str, store: MemoryStore, updates: Updates) -> Row:
             "current": rate(lambda: store.lookup({"t": next(current)}), BATCH, 0.1),
         }
         figures = interleaved(contenders, _ROUNDS)
-    name = f"lookups at a pinned version, {optimizer}, half of the rows changed, against at the current one"
+    name = f"lookups at a pinned version, {optimizer}, half of the rows changed, vs. the current one"
     return compare(name, "ids/s", figures["pinned"], figures["current"])
 
 

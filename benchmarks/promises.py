@@ -40,7 +40,7 @@ def main() -> None:
     """Measures, prints and writes `results/promises.json`."""
     with tempfile.TemporaryDirectory(prefix="promises-") as home:
         rows = [_pinned(Path(home) / "pinned"), _saving(Path(home) / "saving")]
-    publish("promises", "What promises cost a running job: the click model, Adagrad, 1 M rows", rows)
+    publish("promises", "The cost of versions to a running job: the click model, Adagrad, 1 M rows", rows)
 
 
 def _pinned(home: Path) -> Row:
@@ -98,7 +98,7 @@ def _saving(home: Path) -> Row:
                 version, began, before = now, ended, drafts
     means = {saving: statistics.fmean(figures) for saving, figures in stretches.items()}
     ratio = means[True] / means[False]
-    name = f"training while a checkpoint of {_ROWS:,} rows is written, against while none is"
+    name = f"training while a checkpoint of {_ROWS:,} rows is written, vs. while none is"
     return Row(name, means[True], "examples/s", means[False], ratio, _SAVING_FLOOR)
 
 

@@ -1,9 +1,9 @@
-"""A notebook's way: `et.fit` trains in this process, and the model is an ordinary Keras model afterwards.
+"""Training in a notebook: `et.fit` trains in this process, and the model is an ordinary Keras model afterwards.
 
 Cells are marked with `# %%`; `python examples/notebook_fit.py` runs them all.
 """
 
-# %% Films that people like or not; every film and every person has a hidden character.
+# %% Films that people like or not; every film and every person has hidden features.
 import tempfile
 from pathlib import Path
 

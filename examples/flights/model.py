@@ -1,14 +1,14 @@
-"""Will this flight arrive more than 15 minutes late? Asked before it departs.
+"""Will this flight arrive more than 15 minutes late? Predicted before it departs.
 
     elastable train examples/flights/model.py --workers 2 \
         --micro-batch-size 512 --grads-to-wait 2 --epochs 1
 
-A factorization machine with a small network beside it, over crosses of the
-schedule's columns: some 300,000 rows in 15 tables. A cross of integers is one
-integer, and a table takes any int64, so nothing is hashed and nothing collides.
+A factorization machine and a small network over crosses of the schedule's
+columns: some 300,000 rows in 15 tables. A cross of integers is one integer, and
+a table takes any int64, so nothing is hashed and nothing collides.
 
 One epoch is enough: most rows are crosses with the date, seen a few times
-each, and a second pass learns those few flights by heart.
+each, and a second epoch overfits to those few flights.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ def model() -> keras.Model:
 
 
 def embedding(name: str, combiner: str | None = None) -> Any:
-    """A layer on a table of its own, for any int64 ids."""
+    """A layer with a separate table, for any int64 ids."""
     initializer = keras.initializers.RandomUniform(-0.01, 0.01)
     return et.Embedding(None, DIM, embeddings_initializer=initializer, combiner=combiner, name=name)
 
 
 def cross(*parts: Any) -> Any:
-    """One id for each combination of the parts, int64 `[flights]`: their digits in base 2**14."""
+    """int64 `[flights]`: one id for each combination of the parts, as digits in base 2**14."""
     ids = parts[0]
     for part in parts[1:]:
         ids = ids * 2**14 + part

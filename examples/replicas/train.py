@@ -1,11 +1,11 @@
-"""One Keras model on several processes that share its optimizer state and its weights.
+"""Trains one Keras model in several processes that shard its optimizer state and weights.
 
     elastable replicas -n 2 examples/replicas/train.py
-    elastable replicas -n 2 examples/replicas/train.py --checkpoints runs/replicas --epochs 4    # goes on from there
+    elastable replicas -n 2 examples/replicas/train.py --checkpoints runs/replicas --epochs 4    # resumes
 
-Each process holds a part of Adam's two slots of every large variable, and of
-the variable itself; the numbers are those of one process with the same batch
-size, up to float32 rounding.
+Each process holds a part of every large variable and of its two slots of Adam;
+results equal those of one process with the same batch size, up to float32
+rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import elastable as et
 
 
 def two_spirals(records: int) -> tuple[np.ndarray, np.ndarray]:
-    """x float32 [records, 2] on one of two spirals, y float32 [records, 1]: on which."""
+    """x float32 [records, 2] on one of two spirals; y float32 [records, 1]: which one."""
     random = np.random.default_rng(0)
     turn, which = random.uniform(0.5, 3.0, records), random.integers(0, 2, records)
     angle = 2 * np.pi * turn + np.pi * which
@@ -29,11 +29,11 @@ def two_spirals(records: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    """Trains, and tells what came out."""
+    """Trains and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--checkpoints", help="Where they are written behind every epoch, and taken up again.")
+    parser.add_argument("--checkpoints", help="Checkpoint directory: written after every epoch, resumed at start.")
     asked = parser.parse_args()
 
     group = et.replica_group()

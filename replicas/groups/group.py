@@ -29,14 +29,11 @@ REDUCTIONS: dict[str, np.ufunc] = {"sum": np.add, "max": np.maximum, "min": np.m
 class ReplicaGroup(ABC):
     """This member's view of a group whose members call the same collectives in the same order.
 
-    Every member calls the same method with matching arrays, and each gets its
-    result once all have called. Inputs may be reused when a call returns;
-    results belong to the caller. Reductions fold in rank order, one operation
-    after the other, so their bits are the same on every member, in every kind
-    of group.
+    Every member calls the same method with matching arrays, and each gets its result once all have called. Inputs may
+    be reused when a call returns; results belong to the caller. Reductions fold in rank order, one operation after the
+    other, so their bits are the same on every member, in every kind of group.
 
-    A group that has failed once keeps failing: its members no longer agree on
-    what was exchanged.
+    A group that has failed once keeps failing: its members no longer agree on what was exchanged.
 
     All collectives raise:
         DeadlineExceeded: a member has not called within the deadline; names its rank.

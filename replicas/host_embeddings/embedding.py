@@ -1,9 +1,8 @@
 """`create_host_embedding` and `HostEmbedding`: a host table as a Keras layer with gradients.
 
-After `embedding_ops.create_host_embedding` of TensorFlow for the IPU: the
-sparse gradient is exchanged and applied by the embedding's own optimizer when
-a tape computes it. A tape computes gradients of variables only, so lookups
-depend on a scalar weight of the layer, whose gradient is zero.
+After `embedding_ops.create_host_embedding` of TensorFlow for the IPU: the sparse gradient is exchanged and applied by
+the embedding's own optimizer when a tape computes it. A tape computes gradients of variables only, so lookups depend on
+a scalar weight of the layer, whose gradient is zero.
 """
 
 from __future__ import annotations
@@ -92,14 +91,12 @@ def create_host_embedding(
 class HostEmbedding(keras.layers.Layer):  # type: ignore[misc]
     """A table in the replicas' own memory, or a store's, as a Keras layer.
 
-    Call it as a layer or use `lookup`: in functional and subclassed models, under
-    `fit` and `tf.function`, and in loops with a tape. Every lookup is a
-    collective of all replicas, and so is its gradient: all replicas run the
-    same model on the same number of batches, evaluation included.
+    Call it as a layer or use `lookup`: in functional and subclassed models, under `fit` and `tf.function`, and in loops
+    with a tape. Every lookup is a collective of all replicas, and so is its gradient: all replicas run the same model
+    on the same number of batches, evaluation included.
 
-    Each lookup's gradient is one step of the optimizer. If a model looks the
-    table up k times in a step, `accumulation_factor=k` sums them first.
-    `create_host_embedding` makes one.
+    Each lookup's gradient is one step of the optimizer. If a model looks the table up k times in a step,
+    `accumulation_factor=k` sums them first. `create_host_embedding` makes one.
 
     Attributes:
         table: The table.

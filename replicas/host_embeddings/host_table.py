@@ -122,8 +122,7 @@ class HostTable:
     def update(self, batch: GatheredIds, gradients: Float32) -> None:
         """Applies a lookup's gradients: one optimizer step, or a part of one if it accumulates.
 
-        Gradients of one id are summed by lookup, replica and position, in
-        float32, before the optimizer sees them.
+        Gradients of one id are summed by lookup, replica and position, in float32, before the optimizer sees them.
 
         Args:
             batch: The lookup's ids.

@@ -1,8 +1,7 @@
 """How a host embedding is trained: optimizer, learning rate and gradient accumulation.
 
-After `HostEmbeddingOptimizerSpec` and `HostEmbeddingSGDGAOptimizerSpec` of
-TensorFlow for the IPU (`tensorflow.python.ipu.embedding_ops`), whose names and
-first arguments these keep.
+After `HostEmbeddingOptimizerSpec` and `HostEmbeddingSGDGAOptimizerSpec` of TensorFlow for the IPU
+(`tensorflow.python.ipu.embedding_ops`), whose names and first arguments these keep.
 """
 
 from __future__ import annotations

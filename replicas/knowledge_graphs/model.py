@@ -27,8 +27,7 @@ _SLOTS = ".slots"
 class ShardedModel:
     """Entities spread over the group; relations and further variables are the same on every worker.
 
-    Initial values are functions of the seed and global ids, so they do not
-    depend on the number of workers.
+    Initial values are functions of the seed and global ids, so they do not depend on the number of workers.
 
     Args:
         group: Worker and shard are a member's rank.
@@ -69,8 +68,7 @@ class ShardedModel:
         """One optimizer step.
 
         Args:
-            gradients: Those of this worker's shard; of relations and further variables,
-                summed over all workers.
+            gradients: Those of this worker's shard; of relations and further variables, summed over all workers.
             step: Number of steps taken before.
             rate: Learning rate.
         """

@@ -39,9 +39,8 @@ _abandoned: list[tuple[MpiChannel, Sequence[MPI.Request]]] = []
 class MpiChannel:
     """The messages of one group, kept apart from those of other groups by their tags.
 
-    Every exchange starts with one small message between every two members: it
-    names the collective, so that mismatches are reported, carries small
-    payloads, and shows that all members have called. Larger payloads follow.
+    Every exchange starts with one small message between every two members: it names the collective, so that mismatches
+    are reported, carries small payloads, and shows that all members have called. Larger payloads follow.
 
     Args:
         comm: An MPI communicator that nothing else uses.

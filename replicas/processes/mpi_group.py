@@ -25,9 +25,8 @@ _next_channel = 1
 class MpiGroup(ReplicaGroup):
     """A member of a group of processes; `replica_group` creates that of all processes.
 
-    Members exchange MPI's nonblocking messages, within one host through shared
-    memory. Nothing blocks inside MPI: each wait ends at the deadline, or when
-    the connection to the awaited member ends.
+    Members exchange MPI's nonblocking messages, within one host through shared memory. Nothing blocks inside MPI: each
+    wait ends at the deadline, or when the connection to the awaited member ends.
     """
 
     def __init__(self, rank: int, ranks: Sequence[int], channel: MpiChannel, monitor: PeerMonitor) -> None:

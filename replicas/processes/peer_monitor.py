@@ -24,12 +24,11 @@ _LONGEST_MS = 2**31 - 1
 class PeerMonitor:
     """What one member knows of the others; updated by its own thread.
 
-    Messages are lines of JSON: `{"left": why, "rounds": {channel: rounds}, "gone":
-    [[rank, why, rounds]]}`, `{"ask": 1}` and its answer `{"at": text, "for":
-    [ranks]}`. A connection that ends without a "left" message belongs to a process
-    that was killed, crashed, or called `os._exit`. If the machine is gone or the
-    link is cut, the connection breaks after the deadline. A stopped process keeps
-    its connections: others notice when it misses a deadline and does not answer.
+    Messages are lines of JSON: `{"left": why, "rounds": {channel: rounds}, "gone": [[rank, why, rounds]]}`, `{"ask":
+    1}` and its answer `{"at": text, "for": [ranks]}`. A connection that ends without a "left" message belongs to a
+    process that was killed, crashed, or called `os._exit`. If the machine is gone or the link is cut, the connection
+    breaks after the deadline. A stopped process keeps its connections: others notice when it misses a deadline and does
+    not answer.
 
     A "left" message lists who had left before, so that all members blame the
     first one to leave, whichever message arrives first.

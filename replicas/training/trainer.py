@@ -30,11 +30,9 @@ __all__ = ["ShardedTrainer"]
 class ShardedTrainer(TrainerCore):
     """Trains one Keras model on all replicas of a group, which may shard its weights and optimizer state.
 
-    Every replica creates a trainer for the same model and calls the same
-    methods with the same arguments and data; each takes its part of every
-    batch. The gradient of a step is the mean over all records of the batch,
-    summed in rank order: sharding does not change a bit of it
-    (docs/sharded-training.md).
+    Every replica creates a trainer for the same model and calls the same methods with the same arguments and data; each
+    takes its part of every batch. The gradient of a step is the mean over all records of the batch, summed in rank
+    order: sharding does not change a bit of it (docs/sharded-training.md).
 
     Args:
         model: A Keras model. All replicas start from rank 0's values.
@@ -190,10 +188,9 @@ class ShardedTrainer(TrainerCore):
     def whole_tensors(self) -> Iterator[tuple[str, Array]]:
         """The whole training state, one (key, tensor) after another, however it is sharded.
 
-        Keys, shapes and order are those of unsharded training: trainable
-        variables ("variables/00000"), other variables, the variables of a
-        Keras optimizer built on the model, then the states of host embeddings.
-        Every replica calls it, iterates to the end, and calls nothing else meanwhile.
+        Keys, shapes and order are those of unsharded training: trainable variables ("variables/00000"), other
+        variables, the variables of a Keras optimizer built on the model, then the states of host embeddings. Every
+        replica calls it, iterates to the end, and calls nothing else meanwhile.
 
         Raises:
             ModelError: the model is not compiled or not built.

@@ -1,8 +1,7 @@
 """Exchange by callbacks: the table is in an embedding store; indices out, rows in, gradients out.
 
-Every replica looks its own ids up in the store. Gradients go to rank 0, which
-sums them by replica and then by position, and commits once: the same bits as
-remote buffers.
+Every replica looks its own ids up in the store. Gradients go to rank 0, which sums them by replica and then by
+position, and commits once: the same bits as remote buffers.
 """
 
 from __future__ import annotations

@@ -55,11 +55,10 @@ def bytes_per_step(
 ) -> StepBytes:
     """What one replica sends in a lookup and its update, with remote buffers.
 
-    With t rows of e columns, n replicas and b ids on each (on the longest, if
-    they differ): `(32 + s b)(n - 1)` for ids, where s is 4 up to 2^31 rows and 8
-    beyond. For rows, and again for gradients: `4 b ceil(e / n)(n - 1)` by
-    encoding; `4 b e (n - 1) / n` by token, if ids are spread evenly over the
-    replicas; `4 b e (n - 1)` by token with `token_exchange="sums"`.
+    With t rows of e columns, n replicas and b ids on each (on the longest, if they differ): `(32 + s b)(n - 1)` for
+    ids, where s is 4 up to 2^31 rows and 8 beyond. For rows, and again for gradients: `4 b ceil(e / n)(n - 1)` by
+    encoding; `4 b e (n - 1) / n` by token, if ids are spread evenly over the replicas; `4 b e (n - 1)` by token with
+    `token_exchange="sums"`.
 
     Args:
         strategy: "TOKEN" or "ENCODING".
@@ -83,10 +82,9 @@ def seconds_per_step(
 ) -> float:
     """Modelled seconds of a lookup and its update; arguments as of `bytes_per_step`.
 
-    Both strategies group all replicas' ids and move as many bytes. By token,
-    rows are sorted by owner and put back, but each is accessed once; by
-    encoding, in n pieces on n replicas, which costs time if the table exceeds
-    the caches, and columns are padded if n does not divide them.
+    Both strategies group all replicas' ids and move as many bytes. By token, rows are sorted by owner and put back, but
+    each is accessed once; by encoding, in n pieces on n replicas, which costs time if the table exceeds the caches, and
+    columns are padded if n does not divide them.
     """
     machine = Machine() if machine is None else machine
     far = max(0.0, 1.0 - machine.cache_bytes * replicas / (4.0 * rows * dim))

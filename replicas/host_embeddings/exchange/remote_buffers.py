@@ -1,16 +1,13 @@
 """Exchange by remote buffers: every replica holds a part of the table in its own memory.
 
-Token: row i is on replica `i mod n` at `i // n`. Forward: all-gather the
-ids, look up the local ones, zeros for all others, reduce-scatter. Backward:
-all-gather the gradients, keep those of local rows.
+Token: row i is on replica `i mod n` at `i // n`. Forward: all-gather the ids, look up the local ones, zeros for all
+others, reduce-scatter. Backward: all-gather the gradients, keep those of local rows.
 
-Encoding: every replica holds `ceil(dim / n)` columns of all rows. Forward:
-all-gather the ids, look all of them up, all-to-all, transpose, slice off the
-padding. Backward: the mirror image: pad, transpose, all-to-all.
+Encoding: every replica holds `ceil(dim / n)` columns of all rows. Forward: all-gather the ids, look all of them up,
+all-to-all, transpose, slice off the padding. Backward: the mirror image: pad, transpose, all-to-all.
 
-After the host embeddings of TensorFlow for the IPU. Both strategies, and one
-replica with the joined batch, sum the gradients of an id in the same order,
-by replica and then by position, so they give the same bits.
+After the host embeddings of TensorFlow for the IPU. Both strategies, and one replica with the joined batch, sum the
+gradients of an id in the same order, by replica and then by position, so they give the same bits.
 """
 
 from __future__ import annotations

@@ -57,9 +57,8 @@ class RankCounts:
             the same (`Comparison.rounding`); None: only equal bits do.
 
     Attributes:
-        greater: int64 `[q]`: candidates with a higher score so far. NaN counts as higher,
-            and so does every candidate of an answer with NaN: a diverged model does
-            not rank first.
+        greater: int64 `[q]`: candidates with a higher score so far. NaN counts as higher, and so does every candidate
+            of an answer with NaN: a diverged model does not rank first.
         equal: int64 `[q]`: candidates with the same score so far.
     """
 
@@ -87,10 +86,8 @@ class RankCounts:
 
         Args:
             scores: float `[q, c]`, of each query with each candidate.
-            counted: bool, broadcast to `[q, c]`: False for candidates that do not count.
-                None: all count.
-            without: (query, column), int64 `[P]` each: unique excluded pairs, as from
-                `Exclusions.window`.
+            counted: bool, broadcast to `[q, c]`: False for candidates that do not count. None: all count.
+            without: (query, column), int64 `[P]` each: unique excluded pairs, as from `Exclusions.window`.
 
         Raises:
             BadInput: shapes that do not fit.

@@ -3,9 +3,8 @@
 Letters: n workers (and as many shards), p triples of each pair of shards in a
 step, so that a worker scores `n * p` triples; m candidates from each shard.
 
-A worker's triples are those whose head is on its shard, in n blocks of p:
-block j holds those whose tail is on shard j. "Triple b of a worker" counts
-through the blocks, `b = j * p + k`. Worker and shard are the same number.
+A worker's triples are those whose head is on its shard, in n blocks of p: block j holds those whose tail is on shard j.
+"Triple b of a worker" counts through the blocks, `b = j * p + k`. Worker and shard are the same number.
 """
 
 from __future__ import annotations
@@ -51,26 +50,22 @@ class Negatives:
     """Candidates of one worker's step: the rows that it reads, and how triples are scored with them.
 
     Attributes:
-        rows: int32 `[n, B, m]`, rows of this worker's shard. `rows[j]` are for the
-            triples of worker j: embedding-moving sends their embeddings to j in the
-            all-to-all, and reads those of shard s at `[s, B, m]`; score-moving
-            scores the triples of j with them here. With `local` nothing is
-            exchanged: every `rows[j]` is for this worker's own triples. Padding
-            candidates read some existing row.
-        per_triple: True: `B = n * p`, and triple b is scored with `[s, b, :]` of every
-            shard s. False (shared): `B = 1`, or 2 for corruption "ht" (0: heads, 1:
-            tails), and every triple of a worker is scored with all candidates of
-            its end (in corruption "ht" each block has a half for each end);
-            score-moving may score everyone's triples with them, n times as many.
+        rows: int32 `[n, B, m]`, rows of this worker's shard. `rows[j]` are for the triples of worker j:
+            embedding-moving sends their embeddings to j in the all-to-all, and reads those of shard s at `[s, B, m]`;
+            score-moving scores the triples of j with them here. With `local` nothing is exchanged: every `rows[j]` is
+            for this worker's own triples. Padding candidates read some existing row.
+        per_triple: True: `B = n * p`, and triple b is scored with `[s, b, :]` of every shard s. False (shared): `B =
+            1`, or 2 for corruption "ht" (0: heads, 1: tails), and every triple of a worker is scored with all
+            candidates of its end (in corruption "ht" each block has a half for each end); score-moving may score
+            everyone's triples with them, n times as many.
         corruption: See `CORRUPTIONS`.
         local: See `rows`.
         common: A shard's candidates are the same for all workers' triples, so all
             `rows[j]` are equal (shared; score-moving scores everyone's triples with
             them once). If they are all rows of the shard, B is 1 for every corruption.
-        mask: bool `[n * p, n, m]`, or `[1, n, m]` if it is the same for all triples, or
-            None if every candidate counts in every step. `mask[b, s, k]` is False if
-            candidate k of shard s (with `local`: of `rows[s]`) does not count for
-            triple b: it is padding, or makes a known triple and is filtered.
+        mask: bool `[n * p, n, m]`, or `[1, n, m]` if it is the same for all triples, or None if every candidate counts
+            in every step. `mask[b, s, k]` is False if candidate k of shard s (with `local`: of `rows[s]`) does not
+            count for triple b: it is padding, or makes a known triple and is filtered.
         entities: int64 `[B, n, m]`: global ids of the candidates of this worker's
             triples, -1 for padding; None unless requested from the sampler.
         column: int32 `[B, n, m]`: position of each listed candidate in its list, -1 at
@@ -96,15 +91,12 @@ class StepBatch:
     """One worker's part of one training step. Shapes are the same on every worker and in every step.
 
     Attributes:
-        step: Number of the step in the run, from 0; it determines the batch, given
-            the sampler's settings.
+        step: Number of the step in the run, from 0; it determines the batch, given the sampler's settings.
         worker: Rank of the worker.
-        head: int32 `[n, p]`, rows of this worker's shard: the heads of its triples,
-            block by block.
+        head: int32 `[n, p]`, rows of this worker's shard: the heads of its triples, block by block.
         relation: int32 `[n, p]`: the relations of its triples.
-        tail: int32 `[n, p]`, rows of this worker's shard: `tail[j]` are the tails of
-            worker j's block `worker`. An all-to-all of their embeddings gives each
-            worker the tails of its triples, block by block.
+        tail: int32 `[n, p]`, rows of this worker's shard: `tail[j]` are the tails of worker j's block `worker`. An
+            all-to-all of their embeddings gives each worker the tails of its triples, block by block.
         triple: int64 `[n, p]`: positions of its triples in `PartitionedTriples.triples`;
             -1 in blocks of an empty pair of shards, whose rows and relations are 0.
         mask: bool `[n, p]`: False at padding, which repeats a triple of its block, if any.
@@ -137,8 +129,7 @@ class StepBatch:
 class Queries:
     """One worker's part of a batch of queries (head, relation, ?) or (?, relation, tail).
 
-    A query belongs to the worker that owns the given entity; every worker has q
-    of them in every batch.
+    A query belongs to the worker that owns the given entity; every worker has q of them in every batch.
 
     Attributes:
         side: The queried end.

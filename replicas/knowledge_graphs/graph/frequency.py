@@ -15,9 +15,8 @@ __all__ = ["frequency_weights"]
 def frequency_weights(triples: Int32, smoothing: float = 0.0) -> Float32:
     """The weights `1 / sqrt(count(head, relation) + count(relation, tail) + smoothing)`, scaled to a mean of 1.
 
-    Counts are over all triples by global id, so weights do not depend on the
-    number of shards. As in word2vec's subsampling and the code of Sun et al.,
-    "RotatE", ICLR 2019.
+    Counts are over all triples by global id, so weights do not depend on the number of shards. As in word2vec's
+    subsampling and the code of Sun et al., "RotatE", ICLR 2019.
 
     Args:
         triples: int `[N, 3]`, global ids: all training triples.

@@ -65,10 +65,9 @@ def load_graph(source: str | os.PathLike[str], *, unseen: Unseen = "keep") -> Kn
     """Reads a graph.
 
     Args:
-        source: A folder with `train.txt` and optionally `valid.txt`, `test.txt` (or `.tsv`):
-            head, relation and tail by name, tab-separated, one triple per line; and
-            optionally `entity_types.txt`: entity and type, one entity per line. Or the
-            name of an installed graph, one of `INSTALLED_GRAPHS`.
+        source: A folder with `train.txt` and optionally `valid.txt`, `test.txt` (or `.tsv`): head, relation and tail by
+            name, tab-separated, one triple per line; and optionally `entity_types.txt`: entity and type, one entity per
+            line. Or the name of an installed graph, one of `INSTALLED_GRAPHS`.
         unseen: How to treat validation and test triples with an entity or relation that
             no training triple has. "keep": it gets an id and an embedding that is never
             trained, and the triple counts, as in LibKGE; "drop"; or "refuse".

@@ -66,8 +66,7 @@ class KnownTriples:
         Args:
             entities: Number of entities.
             relations: Number of relations, with inverse ones if the triples have them.
-            triples: int `[N, 3]` each; all splits for filtered ranking, the training
-                triples for filtered candidates.
+            triples: int `[N, 3]` each; all splits for filtered ranking, the training triples for filtered candidates.
 
         Raises:
             IdOutOfRange, BadInput: an id does not exist.
@@ -139,8 +138,7 @@ class Exclusions:
         """The excluded pairs among rows `first_row .. last_row - 1` of a shard.
 
         Returns:
-            (query, column), int64 `[P]` each, by query, every pair once; columns are
-            rows counted from `first_row`.
+            (query, column), int64 `[P]` each, by query, every pair once; columns are rows counted from `first_row`.
         """
         low, high = shard * self.rows + first_row, shard * self.rows + min(last_row, self.rows)
         begin, end = np.empty_like(self.first), np.empty_like(self.last)

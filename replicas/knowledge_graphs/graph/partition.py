@@ -28,8 +28,7 @@ class PartitionedTriples:
             the shard of that end, for queries.
         triples: int32 `[N, 3]`: head, relation, tail, global ids, group after group.
         source: int64 `[N]`: position of each in the input array.
-        counts: int64 `[n, n]` (by head's and tail's shard) or `[n]`: triples of each
-            group; a group may be empty.
+        counts: int64 `[n, n]` (by head's and tail's shard) or `[n]`: triples of each group; a group may be empty.
         offsets: int64, of the same shape: where each group begins.
     """
 

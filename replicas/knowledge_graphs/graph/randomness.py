@@ -1,9 +1,8 @@
 """Counter-based random numbers: a pure function of a key and a counter.
 
-Words are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", OOPSLA 2014): word i of a key is the mixed `key + (i + 1) * golden`. A
-number below `bound` is the upper half of a word, multiplied up: of 2**32 values
-none is favoured by more than `bound / 2**32`.
+Words are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): word i of
+a key is the mixed `key + (i + 1) * golden`. A number below `bound` is the upper half of a word, multiplied up: of 2**32
+values none is favoured by more than `bound / 2**32`.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ def shuffled_segments(ends: Int64, key: np.uint64) -> Int64:
     """int64 `[N]`: 0 .. N - 1, shuffled within each segment (Fisher and Yates).
 
     Args:
-        ends: int64 `[segments + 1]`: segment i is `ends[i] .. ends[i + 1] - 1`;
-            the first is 0, the last N.
+        ends: int64 `[segments + 1]`: segment i is `ends[i] .. ends[i + 1] - 1`; the first is 0, the last N.
         key: Its words 0 .. N - 1 are used.
     """
     order = np.arange(ends[-1], dtype=np.int64)

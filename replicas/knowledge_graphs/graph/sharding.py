@@ -35,8 +35,7 @@ class Sharding:
             shard with one entity fewer than the others.
         counts: int64 `[n]`: entities of each shard; they differ by 1 at most.
         entity_types: int32 `[E]`; 0 if there are no types.
-        type_counts: int64 `[n, T]`: entities of each type on each shard; those of a
-            type differ by 1 at most.
+        type_counts: int64 `[n, T]`: entities of each type on each shard; those of a type differ by 1 at most.
         type_offsets: int64 `[n, T]`: first of a type's contiguous rows on a shard.
     """
 

@@ -67,8 +67,7 @@ class NegativeSampler(ABC):
 
     Args:
         sharding: Sharding of the entities.
-        count: Candidates from each shard, m: for each triple, or (shared) for all
-            triples of a worker.
+        count: Candidates from each shard, m: for each triple, or (shared) for all triples of a worker.
         corruption: Which end they replace; see `batch.CORRUPTIONS`.
         shared: All triples of a worker are scored with the same candidates.
         local: Draw only from the worker's own shard; nothing is exchanged.
@@ -129,8 +128,7 @@ class NegativeSampler(ABC):
             step: All workers' triples.
 
         Returns:
-            int32 `[k, B, m]`, rows of the shards; bool `[k, B, m]`, False at padding,
-            or None if no step has padding.
+            int32 `[k, B, m]`, rows of the shards; bool `[k, B, m]`, False at padding, or None if no step has padding.
         """
 
     @property

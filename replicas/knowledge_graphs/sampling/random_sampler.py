@@ -19,9 +19,8 @@ _STREAM = 0xD4A3  # of the sampler's seed
 class RandomSampler(ShardedSampler):
     """Triples drawn with replacement, the same number from every non-empty pair of shards.
 
-    To keep the expected loss the mean over all triples for any n, a triple's
-    weight is multiplied by its pair's share of the triples over its share of
-    the draws. Arguments as of `ShardedSampler`.
+    To keep the expected loss the mean over all triples for any n, a triple's weight is multiplied by its pair's share
+    of the triples over its share of the draws. Arguments as of `ShardedSampler`.
     """
 
     @property

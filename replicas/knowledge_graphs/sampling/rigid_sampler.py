@@ -24,9 +24,8 @@ _EPOCHS_HELD = 2  # the current one, and the next one that a thread ahead has st
 class RigidSampler(ShardedSampler):
     """Every triple once per epoch, in a different order each time.
 
-    An epoch has as many steps as the fullest pair of shards needs. The triples of
-    every pair are spread evenly over them, and short blocks are padded, so steps
-    hardly differ in the number of triples.
+    An epoch has as many steps as the fullest pair of shards needs. The triples of every pair are spread evenly over
+    them, and short blocks are padded, so steps hardly differ in the number of triples.
 
     Args:
         partition, batch_per_worker, seed, negatives, weights: As of `ShardedSampler`.

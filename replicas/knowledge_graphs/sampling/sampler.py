@@ -29,15 +29,13 @@ class ShardedSampler(ABC):
             blocks of one size (an even one for corruption "ht").
         seed: Seed of the order of triples.
         negatives: Draws their candidates; None: the batches have none.
-        weights: float32 `[N]` by `partition.triples`, with mean 1
-            (`frequency_weights`); None: all weights are 1.
+        weights: float32 `[N]` by `partition.triples`, with mean 1 (`frequency_weights`); None: all weights are 1.
 
     Attributes:
         block: Triples of each pair of shards in a step, p; a worker's step has `n * p`.
 
     Raises:
-        BadInput: a partition of another mode, no triples, a batch below 1, or
-            weights or candidates that do not fit.
+        BadInput: a partition of another mode, no triples, a batch below 1, or weights or candidates that do not fit.
     """
 
     def __init__(
@@ -80,8 +78,7 @@ class ShardedSampler(ABC):
             pairs: int64 `[k]`, each `head's shard * n + tail's shard`.
 
         Returns:
-            int64 `[k, p]`, positions in `partition.triples`, -1 if a pair has none;
-            bool `[k, p]`, False at padding.
+            int64 `[k, p]`, positions in `partition.triples`, -1 if a pair has none; bool `[k, p]`, False at padding.
         """
 
     @abstractmethod

@@ -24,9 +24,8 @@ class TripleNegatives(NegativeSampler):
 
     Args:
         sharding: Sharding of the entities.
-        heads: int `[N, k]`, global ids: candidates for the head of each triple, by its
-            position in the partitioned array; or `[k]`: the same for all. -1 is
-            padding. Needed for corruption "h" and "ht".
+        heads: int `[N, k]`, global ids: candidates for the head of each triple, by its position in the partitioned
+            array; or `[k]`: the same for all. -1 is padding. Needed for corruption "h" and "ht".
         tails: The same for tails; needed for "t" and "ht".
         corruption, exclude, known, tell_entities: As of `NegativeSampler`.
 

@@ -55,9 +55,8 @@ class StepGradients:
 class Scheme(ABC):
     """How the triples of n workers and their candidates are brought together.
 
-    Every worker holds a shard of the entities; relations and further variables
-    are the same on all. Every member of the group calls the same methods with
-    its own part of the same step.
+    Every worker holds a shard of the entities; relations and further variables are the same on all. Every member of the
+    group calls the same methods with its own part of the same step.
 
     Args:
         group: Worker and shard are a member's rank.

@@ -39,17 +39,14 @@ class ScoreMoving(Scheme):
     1. Every worker reads the heads of its triples from its shard, and the tails
        that each other worker needs; an all-to-all moves the tails.
     2. It computes the queries of its triples; an all-gather sends them to all.
-    3. Each worker scores everyone's queries with the candidates on its shard,
-       without copying them.
+    3. Each worker scores everyone's queries with the candidates on its shard, without copying them.
     4. An all-to-all returns the scores.
 
-    In the backward pass, gradients of scores take the same way, and those of
-    queries are summed at their workers. Shared candidates are scored with
-    everyone's triples: n times as many scores as in embedding-moving.
+    In the backward pass, gradients of scores take the same way, and those of queries are summed at their workers.
+    Shared candidates are scored with everyone's triples: n times as many scores as in embedding-moving.
 
-    Bytes that a worker sends in a step: tails `4 w (n - 1) p`, queries
-    `4 v (n - 1) n p`, scores `4 (n - 1) n p m'`, and as many back; v is the width
-    of a query, m' = m for candidates per triple and n m for shared ones.
+    Bytes that a worker sends in a step: tails `4 w (n - 1) p`, queries `4 v (n - 1) n p`, scores `4 (n - 1) n p m'`,
+    and as many back; v is the width of a query, m' = m for candidates per triple and n m for shared ones.
     """
 
     def forward(self, batch: StepBatch, entities: Float32, relations: Float32) -> _ScoreMovingScored:

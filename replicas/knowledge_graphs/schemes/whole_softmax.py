@@ -39,8 +39,7 @@ class WholeSoftmax:
     2. Each scores everyone's queries with all entities of its shard.
     3. Each query's highest score and sum of exponentials are all-reduced: two
        numbers, where score-moving returns as many as there are entities.
-    4. Gradients of scores are computed in place, and those of queries summed at
-       their workers.
+    4. Gradients of scores are computed in place, and those of queries summed at their workers.
 
     Args:
         group: Worker and shard are a member's rank.

@@ -19,9 +19,8 @@ __all__ = ["BoxE"]
 class BoxE(ScoreFunction):
     """`-|D(h + t', head box)| - |D(t + h', tail box)|`; an entity is `[point, bump]`.
 
-    `D` is the distance of `elastable.replicas.knowledge_graphs.scores.kernels.boxes`. A relation is
-    `[head middle, head width, tail middle, tail width]`, where widths are kept
-    as x and are `elu(x) + 1`, above 0.
+    `D` is the distance of `elastable.replicas.knowledge_graphs.scores.kernels.boxes`. A relation is `[head middle, head
+    width, tail middle, tail width]`, where widths are kept as x and are `elu(x) + 1`, above 0.
     """
 
     name = "BoxE"

@@ -29,11 +29,10 @@ _SMALLEST_VARIANCE = 1e-5
 class ConvE(ScoreFunction):
     """`relu(W relu(conv([h; r])) + b) . t + bias of t`; an entity is `[e, bias]`.
 
-    Head and relation are reshaped to images of `height x (dim / height)`, one above
-    the other. Both hidden layers use layer normalisation, where the paper has
-    batch normalisation: so a query depends neither on the others of its batch,
-    nor on the number of workers, nor on whether it is trained. Like the paper,
-    it answers tail queries only: train it with reciprocal relations.
+    Head and relation are reshaped to images of `height x (dim / height)`, one above the other. Both hidden layers use
+    layer normalisation, where the paper has batch normalisation: so a query depends neither on the others of its batch,
+    nor on the number of workers, nor on whether it is trained. Like the paper, it answers tail queries only: train it
+    with reciprocal relations.
 
     Args:
         dim: Size of an entity, without its bias.

@@ -23,10 +23,9 @@ RowPair = tuple[Float32, Float32]
 class ScoreFunction(ABC):
     """One score function at one dimension.
 
-    It has two halves. A *query* is computed once per triple from the given
-    entity and the relation; it is then compared with many candidates for the
-    other end. So heads and tails are scored by the same comparison, and
-    workers send each other queries to be scored.
+    It has two halves. A *query* is computed once per triple from the given entity and the relation; it is then compared
+    with many candidates for the other end. So heads and tails are scored by the same comparison, and workers send each
+    other queries to be scored.
 
     Attributes:
         name: Name in `scores.SCORES`.
@@ -34,8 +33,7 @@ class ScoreFunction(ABC):
         entity_width, relation_width, query_width: float32 values of each.
         comparison: Compares queries with candidates.
         entities, relations: Initial values.
-        sides: The ends that can be queried; without "head" if the function needs
-            reciprocal relations.
+        sides: The ends that can be queried; without "head" if the function needs reciprocal relations.
         as_they_are: Whether `prepared` returns its argument.
         dense: Names and initial values of further variables, float32.
     """

@@ -42,9 +42,8 @@ class GradientClipping:
 def squared_norms(group: ReplicaGroup, gradients: Sequence[Array], layouts: Sequence[Layout]) -> list[float]:
     """The squared L2 norm of every whole gradient, the same on every replica.
 
-    Every replica sums its part in float64 (of a whole gradient, the part it
-    would own), and the parts are added in rank order. So sharding over all
-    replicas does not change a bit.
+    Every replica sums its part in float64 (of a whole gradient, the part it would own), and the parts are added in rank
+    order. So sharding over all replicas does not change a bit.
 
     Args:
         group: All replicas; each calls this.

@@ -54,9 +54,8 @@ class Exchange:
     def reduce(self, arrays: Sequence[Array], layouts: Sequence[Layout]) -> list[Array]:
         """Everyone's arrays, summed in rank order: this replica's buffer where there is a split, else the whole.
 
-        Arrays are reduce-scattered within a domain, then all-reduced over the
-        replicas that hold the same part. So a sum over a domain of all
-        replicas has the bits that it has without a split.
+        Arrays are reduce-scattered within a domain, then all-reduced over the replicas that hold the same part. So a
+        sum over a domain of all replicas has the bits that it has without a split.
 
         Args:
             arrays: Of number dtypes, any shapes.

@@ -1,9 +1,7 @@
 """Which dense variables, and which of their optimizer states, are sharded over replicas, and why.
 
-The rules are those of PopART's replicated tensor sharding
-(`TensorLocation.replicatedTensorSharding`,
-`minElementsForReplicatedTensorSharding`, sharding domains, and overrides by
-name that know no threshold).
+The rules are those of PopART's replicated tensor sharding (`TensorLocation.replicatedTensorSharding`,
+`minElementsForReplicatedTensorSharding`, sharding domains, and overrides by name that know no threshold).
 """
 
 from __future__ import annotations
@@ -80,15 +78,13 @@ def plan_variables(
 
     Args:
         variables: The model's variables, in order.
-        settings: Settings for all of them. An override names a variable by its path or a
-            suffix of it and applies to weight and state; with "/optimizer_state" appended,
-            to the state alone.
+        settings: Settings for all of them. An override names a variable by its path or a suffix of it and applies to
+            weight and state; with "/optimizer_state" appended, to the state alone.
         replicas: Number of replicas.
 
     Raises:
-        BadSpec: a variable is given twice; an override matches no variable, several, or one
-            that another override names; weight and state have different domains; a
-            storage that dense variables cannot have.
+        BadSpec: a variable is given twice; an override matches no variable, several, or one that another override
+            names; weight and state have different domains; a storage that dense variables cannot have.
         BadInput: a sharding domain does not divide the replicas.
     """
     names = [variable.name for variable in variables]

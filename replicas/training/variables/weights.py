@@ -24,11 +24,9 @@ _MARK = "_elastable_sharded_by"
 class ReplicaWeights:
     """Trainable variables, of which replicas may hold or update only parts.
 
-    A variable with a sharded weight is gathered before the forward pass and
-    freed after the backward pass (after the update, if its state is not
-    sharded and every replica updates all of it). One with only its state
-    sharded is whole everywhere: each replica copies its part into a buffer,
-    updates it, and the parts are gathered at once.
+    A variable with a sharded weight is gathered before the forward pass and freed after the backward pass (after the
+    update, if its state is not sharded and every replica updates all of it). One with only its state sharded is whole
+    everywhere: each replica copies its part into a buffer, updates it, and the parts are gathered at once.
 
     Args:
         variables: The model's variables, in order.
