@@ -24,11 +24,11 @@ from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tables.lookup_request import LookupRequest, lookup_request
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.frames import FRAME_BYTES
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore

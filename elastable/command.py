@@ -21,7 +21,7 @@ from elastable.commands.serve import serve
 from elastable.commands.worker import worker
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.support.extras import not_installed
-from elastable.embedding_store.wire.channels.credentials import ENVIRONMENT
+from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.process.exit_codes import ExitCode, exit_code_of, exit_code_table
 from elastable.process.heap import keep_freed_memory
 from elastable.process.version import distribution_version

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from elastable.embedding_store.tiers.cached.cached_source import CachedSource
     from elastable.embedding_store.tiers.cached.cached_store import CachedStore
     from elastable.embedding_store.tiers.files.file_store import FileStore
-    from elastable.embedding_store.wire.channels.credentials import Credentials
+    from elastable.embedding_store.wire.access.credentials import Credentials
     from elastable.embedding_store.wire.client.remote_source import RemoteSource
     from elastable.embedding_store.wire.client.remote_store import RemoteStore
     from elastable.embedding_store.wire.shared.shared_source import SharedSource
@@ -163,7 +163,7 @@ _LOADED_LATE = {
     "CachedStore": "tiers.cached.cached_store",
     "Coalescer": "tables.grouping",
     "Conversion": "rows.conversion",
-    "Credentials": "wire.channels.credentials",
+    "Credentials": "wire.access.credentials",
     "EmbeddingTable": "tables.table",
     "FileStore": "tiers.files.file_store",
     "Grouping": "tables.indexer",

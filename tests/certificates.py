@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trustme
 
-from elastable.embedding_store.wire.channels.credentials import Credentials
+from elastable.embedding_store.wire.access.credentials import Credentials
 
 __all__ = ["TOKEN", "Authority"]
 

@@ -186,8 +186,6 @@ LONG_MODULES = {
     "embedding_store/native/ids/id_cells.py",
     "embedding_store/tiers/cached/cached_source.py",
     "embedding_store/tiers/redis/redis_store.py",
-    "embedding_store/wire/channels/call_guard.py",
-    "embedding_store/wire/messages/frames.py",
 }
 ENTRY_POINTS = ("main",)
 

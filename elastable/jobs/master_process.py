@@ -12,7 +12,7 @@ from elastable.embedding_store.support.address import Address
 from elastable.embedding_store.tiers.redis.login import split_login
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.job_access import JobAccess

@@ -10,7 +10,7 @@ from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.open_store import open_store, operation_deadline
 from elastable.embedding_store.tiers.redis.url import redacted
 from elastable.embedding_store.warm import warming
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import channels_of
 from elastable.jobs.options import ServerOptions

@@ -9,7 +9,9 @@ import numpy as np
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from elastable.embedding_store.errors import BadGradient, BadInput
-from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.wire.messages.body_plan import BodyPlan
+from elastable.embedding_store.wire.messages.frame_reader import FrameReader
+from elastable.embedding_store.wire.messages.frames import encode
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannel, SharedChannels, SharedMessage
 from elastable.master.api import (
     AsyncPushId,

@@ -10,8 +10,8 @@ from typing import Self, TypeVar
 from google.protobuf.message import Message
 
 from elastable.embedding_store.errors import BadInput, StoreFailed
-from elastable.embedding_store.wire.channels.credentials import Credentials
-from elastable.embedding_store.wire.channels.metadata_channel import MetadataChannel
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.channels.call_channels import MetadataChannel
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES

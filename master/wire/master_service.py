@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.wire.channels.grpc_server import Service
 from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.server.grpc_server import Service
 from elastable.embedding_store.wire.shared.shared_channel import SharedChannels
 from elastable.master.api import MasterApi, WorkerIdentity
 from elastable.master.gradient import AsyncPushId, Push

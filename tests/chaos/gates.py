@@ -149,7 +149,7 @@ def _lay_worker(gates: Gates) -> None:
 
 
 def _lay_server(gates: Gates) -> None:
-    from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+    from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 
     _around(GrpcServer, "__init__", after=lambda _, server, *__: gates.tell(address=server.address))
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from benchmarks.redis_log import COMPOSE_LIMITS
-from elastable.embedding_store.wire.channels.credentials import ENVIRONMENT
+from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.process.exit_codes import ExitCode
 
 ROOT = Path(__file__).parents[2]

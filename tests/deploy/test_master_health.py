@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elastable.embedding_store.wire.channels.credentials import Credentials
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from tests.certificates import TOKEN, Authority
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "master-health.py"

@@ -13,9 +13,9 @@ from google.protobuf.descriptor import ServiceDescriptor
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.errors import ElastableError
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
-from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore, channels_of
 from elastable.master.api import AsyncPushId, EvaluationReport, JobSpec, Push, Slices, WorkerIdentity

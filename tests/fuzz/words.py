@@ -21,8 +21,8 @@ from elastable.embedding_store.support.store_url import CachedUrl, FileUrl, byte
 from elastable.embedding_store.tiers.redis.schema import TableRecord
 from elastable.embedding_store.tiers.redis.url import RedisUrl, redacted
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels.credentials import Credentials
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 from elastable.master.tasks.progress import Progress

@@ -5,10 +5,12 @@ One server and a Cluster look alike from here: one server owns every slot.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import hiredis
@@ -17,6 +19,7 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.errors import BadInput, ElastableError, StoreFailed, Unavailable
 from elastable.embedding_store.support.address import Address
+from elastable.embedding_store.support.retry import Retry
 from elastable.embedding_store.tiers.redis.redis_connection import Admit, Connection, ConnectionPool, Deadline
 from elastable.embedding_store.tiers.redis.reply_errors import is_transient, reply_error
 from elastable.embedding_store.tiers.redis.schema import HASH_SLOTS, hash_slot
@@ -24,8 +27,9 @@ from elastable.embedding_store.tiers.redis.url import RedisUrl
 
 __all__ = ["Route", "Topology"]
 
-# Waits before each repetition: for a failover or a slot on its way, not for a server that is gone.
-_PAUSES_S = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4)
+# Long enough for a failover or a moving slot, and not for a server that is gone.
+_ROUNDS = 6
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.03, 0.4
 _REDIRECTIONS = ("MOVED", "ASK")
 
 
@@ -190,28 +194,36 @@ class Topology:
             NotReady: a server went on answering that it is not ready yet.
             Unavailable, DeadlineExceeded: naming address and deadline.
         """
-        todo, asked = np.arange(len(slots)), dict[int, Address]()
-        failure: ElastableError = StoreFailed("nothing was tried")
-        for pause in _PAUSES_S:
-            try:
-                if pause:
-                    time.sleep(min(pause, deadline.left(self.url)))
-                    self.refresh(deadline)
-                failures = attempt(self._routes(slots, todo, asked))
-            except Unavailable as error:
-                if not repeat_lost:
-                    raise
+        todo, asked, redirected, rounds = np.arange(len(slots)), dict[int, Address](), list[ElastableError](), count()
+
+        def attempt_round() -> None:
+            nonlocal todo, asked
+            if next(rounds):
+                self.refresh(deadline)
+            failures = attempt(self._routes(slots, todo, asked))
+            if failures:
+                self._refuse_lasting(failures.values())
+                asked = {item: _target(line) for item, line in failures.items() if line.startswith("ASK ")}
+                todo = np.array(sorted(failures), np.int64)
+                line = next(iter(failures.values()))
+                redirected.append(reply_error(f"redis at {self.url} answered {_ROUNDS} times", line, self.url))
+                raise redirected[-1]
+
+        def again(error: Exception) -> bool:
+            if redirected and error is redirected[-1]:
+                return True
+            if lost := repeat_lost and isinstance(error, Unavailable):
                 self.pool.drop_idle()
-                failure = error
-                continue
-            if not failures:
-                return
-            self._refuse_lasting(failures.values())
-            asked = {item: _target(line) for item, line in failures.items() if line.startswith("ASK ")}
-            todo = np.array(sorted(failures), np.int64)
-            line = next(iter(failures.values()))
-            failure = reply_error(f"redis at {self.url} answered {len(_PAUSES_S)} times", line, self.url)
-        raise failure
+            return lost
+
+        Retry(
+            math.inf,  # the deadline stands still while kernels are compiled; `left` raises once it has passed
+            again,
+            attempts=_ROUNDS,
+            first_pause_s=_FIRST_PAUSE_S,
+            longest_pause_s=_LONGEST_PAUSE_S,
+            pause=lambda seconds: time.sleep(min(seconds, deadline.left(self.url))),
+        ).call(attempt_round)
 
     def _refuse_lasting(self, errors: Iterable[str]) -> None:
         """Raises `StoreFailed` for the first error that another round would not mend."""

@@ -1,1 +1,1 @@
-"""Connections and who may use them: channels, credentials, failover, errors, servers."""
+"""Connections of clients: channels, failover, errors."""

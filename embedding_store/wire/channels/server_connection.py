@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable
 from threading import Event
 from typing import TypeVar
@@ -12,9 +10,9 @@ import grpc
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.wire.channels.credentials import Credentials
-from elastable.embedding_store.wire.channels.failover import FailoverChannel
-from elastable.embedding_store.wire.channels.metadata_channel import MetadataChannel
+from elastable.embedding_store.support.retry import Retry
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.channels.call_channels import FailoverChannel, MetadataChannel
 from elastable.embedding_store.wire.channels.status_codes import details_of, is_transient_code, raising, translated
 from elastable.embedding_store.wire.messages.frames import MAX_FRAME_BYTES
 
@@ -53,10 +51,6 @@ _CHANNEL_OPTIONS = [
     # Masters are peers in one network; a proxy of the environment is for the web.
     ("grpc.enable_http_proxy", 0),
 ]
-_FIRST_PAUSE_S = 0.05
-# Its own: a person who seeds the generator of all expects the numbers that follow, also where a thread waits.
-_CHANCE = random.Random()
-_LONGEST_PAUSE_S = 2.0
 
 
 def channel(address: str, credentials: Credentials | None = None) -> grpc.Channel:
@@ -78,7 +72,7 @@ def channel(address: str, credentials: Credentials | None = None) -> grpc.Channe
         opened = grpc.insecure_channel(str(where), options=_CHANNEL_OPTIONS)
     else:
         opened = grpc.secure_channel(str(where), secured, options=_CHANNEL_OPTIONS)
-    # Without a token calls are made without a detour.
+    # Without a token the channel is used directly.
     token = credentials.sent_token
     return opened if token is None else MetadataChannel(opened, "authorization", f"Bearer {token}")
 
@@ -115,9 +109,9 @@ class ServerConnection:
         self.address = address
         self.deadline_s = deadline_s
         credentials = Credentials.from_environment() if credentials is None else credentials
-        self._turning = FailoverChannel([channel(place, credentials) for place in places])
-        # One server is called without a detour.
-        self.channel: grpc.Channel = self._turning if len(places) > 1 else self._turning.only
+        self._failover = FailoverChannel([channel(place, credentials) for place in places])
+        # The channel of a single server is called directly.
+        self.channel: grpc.Channel = self._failover if len(places) > 1 else self._failover.only
         self._closed = Event()
 
     def call(self, attempt: Callable[[float], Answer], wait_s: float = 0.0) -> Answer:
@@ -135,27 +129,29 @@ class ServerConnection:
             Unauthenticated: one end does not accept the other; at once where gRPC can tell.
             ElastableError: whatever the server answered.
         """
-        latest = time.monotonic() + self.deadline_s + wait_s
-        end = latest - wait_s  # when a server that is not reached is given up
-        pause = _FIRST_PAUSE_S
         before = ""
+
+        def once() -> Answer:
+            nonlocal before
+            at = self._failover.at
+            try:
+                return attempt(max(retry.left + (wait_s if before else 0.0), 0.001))
+            except grpc.RpcError as error:
+                if not is_transient_code(error):
+                    raise translated(error, self.address, self.deadline_s, before, wait_s) from error
+                if not before:  # the server may have been there until now, waiting as it was asked to
+                    retry.limit(self.deadline_s)
+                before = details_of(error)
+                self._failover.leave(at)
+                raise
+
+        retry = Retry(
+            self.deadline_s + wait_s,
+            lambda error: isinstance(error, grpc.RpcError),
+            pause=self._closed.wait,
+        )
         with raising(self.address, self.deadline_s, wait_s):
-            while True:
-                at = self._turning.at
-                try:
-                    return attempt(max(end + wait_s - time.monotonic(), 0.001))
-                except grpc.RpcError as error:
-                    if not is_transient_code(error):
-                        raise translated(error, self.address, self.deadline_s, before, wait_s) from error
-                    if not before:  # it may have been there, waiting as it was asked to, until now
-                        end = min(latest, time.monotonic() + self.deadline_s)
-                    before = details_of(error)
-                    self._turning.leave(at)
-                    # Pauses of many workers spread out, so that they do not return all at once.
-                    pause = min(pause * 2, _LONGEST_PAUSE_S)
-                    wait = pause * _CHANCE.uniform(0.5, 1.0)
-                    if time.monotonic() + wait >= end or self._closed.wait(wait):
-                        raise
+            return retry.call(once)
 
     def close(self) -> None:
         """Closes the channel; calls under way fail. Closing twice is harmless."""

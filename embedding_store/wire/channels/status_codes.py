@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from types import TracebackType
-from typing import Any
 from urllib.parse import quote
 
 import grpc
@@ -215,7 +214,7 @@ def _parts(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str]:
     """Status code, details, and the class name that an Elastable server named ("" elsewhere)."""
     if not isinstance(error, grpc.Call):
         return grpc.StatusCode.UNKNOWN, str(error), ""
-    metadata: dict[str, Any] = dict(error.trailing_metadata() or ())
+    metadata: dict[str, str | bytes] = dict(error.trailing_metadata() or ())
     details = "\n".join(printable(line, lines=False) for line in (error.details() or "").split("\n"))
     return error.code(), details, str(metadata.get(ERROR_KEY, ""))
 

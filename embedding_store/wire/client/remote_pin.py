@@ -22,7 +22,7 @@ _LookUp = Callable[[Mapping[str, Int64], bytes], dict[str, Float32]]
 
 
 class RemotePin(BaseSnapshot):
-    """As `Snapshot`. The server keeps the version, for as long as the lease: also where this process is gone.
+    """A version that the server keeps until the lease ends, also if this process is gone.
 
     Args:
         connection: To the server; its owner's to close.
@@ -52,13 +52,11 @@ class RemotePin(BaseSnapshot):
         super().__init__(int(pinned.version), specs)
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
-        """As in `RowSource.lookup`."""
         self._require_open()
         refuse_other_version(self._version, version)
         return self._look_up(ids, self._token)
 
     def renew(self, lease_s: float | None = None) -> None:
-        """As in `Snapshot.renew`."""
         self._require_open()
         seconds = self._lease_s if lease_s is None else require_lease(lease_s)
         request = store_pb2.RenewPinRequest(token=self._token, lease_s=seconds)
@@ -66,17 +64,15 @@ class RemotePin(BaseSnapshot):
         self._lease_s = seconds
 
     def row_count(self, table: str) -> int:
-        """As in `Snapshot.row_count`."""
         self._require_open()
         return self._reads.row_count(table)
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `Snapshot.scan`; each block has the deadline for itself."""
+        """Each block has its own deadline."""
         self._require_open()
         return self._reads.scan(table, require_block_rows(block_rows))
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """As in `Snapshot.read_rows`."""
         self._require_open()
         return self._reads.read_rows(table, ids)
 
@@ -91,7 +87,7 @@ class RemotePin(BaseSnapshot):
 
 
 def remote_pins(connection: ServerConnection) -> tuple[PinStatistics, ...]:
-    """As `EmbeddingStore.pins`, of the store of another process."""
+    """The pins of a store in another process."""
     stub, request = store_pb2_grpc.EmbeddingStoreStub(connection.channel), store_pb2.ListPinsRequest()
     told = connection.call(lambda timeout: stub.ListPins(request, timeout=timeout)).pins
     return tuple(PinStatistics(pin.version, pin.lease_left_s, pin.rows, pin.bytes) for pin in told)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+
+import grpc
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import RowBlock, TableState
@@ -39,15 +40,14 @@ class RemoteReads:
         self._scan = channel.unary_stream(f"{path}/Scan", store_pb2.ScanRequest.SerializeToString, None)
 
     def row_count(self, table: str) -> int:
-        """As in `EmbeddingStore.row_count`."""
         request = store_pb2.CountRowsRequest(table=table, pin=self._pin)
         return int(self._connection.call(lambda timeout: self._stub.CountRows(request, timeout=timeout)).rows)
 
     def scan(self, table: str, block_rows: int) -> Iterator[RowBlock]:
-        """As in `EmbeddingStore.scan`; each block has the deadline for itself."""
+        """Each block has its own deadline."""
         request = store_pb2.ScanRequest(table=table, block_rows=require_block_rows(block_rows), pin=self._pin)
         with raising(self._connection.address, self._connection.deadline_s):
-            call: Any = self._scan(request)
+            call = self._scan(request)
             try:
                 blocks = blocks_from_frames(call)
                 while (block := self._next_block(call, blocks)) is not None:
@@ -55,11 +55,9 @@ class RemoteReads:
             except BadInput as error:
                 raise self._unreadable(error) from error
             finally:
-                call.cancel()
+                call.cancel()  # type: ignore[no-untyped-call]
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """As in `EmbeddingStore.read_rows`."""
-
         def attempt(timeout: float) -> list[RowBlock]:
             frames = self._read_rows(ids_frames(table, ids, self._pin), timeout)
             try:
@@ -69,9 +67,7 @@ class RemoteReads:
 
         blocks = self._connection.call(attempt)
         if len(blocks) != 1:
-            raise StoreFailed(
-                f"{self._connection.address} gave an answer of {len(blocks)} blocks where one was asked for"
-            )
+            raise StoreFailed(f"{self._connection.address} answered with {len(blocks)} blocks instead of one")
         return blocks[0]
 
     def table_state(self, table: str) -> TableState:
@@ -85,16 +81,16 @@ class RemoteReads:
 
         return self._connection.call(attempt)
 
-    def _next_block(self, call: Any, blocks: Iterator[tuple[str, RowBlock]]) -> RowBlock | None:
-        """The next block, None at the end; a server that does not go on is left at the deadline."""
-        patience = threading.Timer(self._connection.deadline_s, call.cancel)
-        patience.daemon = True
-        patience.start()
+    def _next_block(self, call: grpc.Call, blocks: Iterator[tuple[str, RowBlock]]) -> RowBlock | None:
+        """The next block, None at the end; the call is cancelled at the deadline."""
+        timer = threading.Timer(self._connection.deadline_s, call.cancel)
+        timer.daemon = True
+        timer.start()
         try:
             found = next(blocks, None)
         finally:
-            patience.cancel()
+            timer.cancel()
         return None if found is None else found[1]
 
     def _unreadable(self, error: BadInput) -> StoreFailed:
-        return StoreFailed(f"{self._connection.address} gave an answer that cannot be read: {error}")
+        return StoreFailed(f"{self._connection.address} sent a malformed answer: {error}")

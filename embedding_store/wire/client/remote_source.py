@@ -13,15 +13,11 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.tables.base_store import BaseSource
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
-from elastable.embedding_store.wire.channels.credentials import Credentials
+from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
-from elastable.embedding_store.wire.messages.frames import (
-    MAX_BODY_BYTES,
-    ONE_FRAME_BYTES,
-    BodyPlan,
-    FrameReader,
-    encode,
-)
+from elastable.embedding_store.wire.messages.body_plan import MAX_BODY_BYTES, BodyPlan
+from elastable.embedding_store.wire.messages.frame_reader import FrameReader
+from elastable.embedding_store.wire.messages.frames import ONE_FRAME_BYTES, encode
 from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE, spec_from_message
 from elastable.embedding_store.wire.messages.store_messages import LONGEST_WAIT_S, require_wire_ids
 from elastable.embedding_store.wire.messages.upload import StreamingUpload
@@ -75,7 +71,7 @@ class RemoteSource(BaseSource):
         return self._version_when(0, 0.0)
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
-        """As in `RowSource.wait_for_version`; the waiting is the server's."""
+        """The server waits, for a minute per call at most."""
         end = time.monotonic() + timeout_s
         while True:
             left = max(end - time.monotonic(), 0.0)
@@ -103,7 +99,7 @@ class RemoteSource(BaseSource):
         return self._look_up(ids, version, 0.0)
 
     def lookup_when(self, ids: Mapping[str, Int64], version: int, wait_s: float) -> dict[str, Float32]:
-        """As `lookup`, in one call that waits at the server; see `RowSource.lookup_when`."""
+        """One call, which waits at the server."""
         return self._look_up(ids, version, wait_s)
 
     def _look_up(
@@ -168,5 +164,5 @@ class RemoteSource(BaseSource):
             rows = reader.read(plan)
         except BadInput as error:
             # Not what the caller handed in, but what the server handed back.
-            raise StoreFailed(f"{self.address} gave an answer that cannot be read: {error}") from error
+            raise StoreFailed(f"{self.address} sent a malformed answer: {error}") from error
         return dict(zip(ids, rows, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.pins import PinStatistics
@@ -13,7 +14,7 @@ from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import TableNotFound
 from elastable.embedding_store.tables.base_store import BaseStore
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels.credentials import Credentials
+from elastable.embedding_store.wire.access.credentials import Credentials
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.client.remote_pin import RemotePin, remote_pins
 from elastable.embedding_store.wire.client.remote_reads import RemoteReads
@@ -60,7 +61,7 @@ class RemoteStore(RemoteSource, BaseStore):
         self._reads = RemoteReads(self._connection)
 
     def create_table(self, spec: TableSpec) -> bool:
-        """As in `EmbeddingStore.create_table`; False also where only the answer of making it was lost.
+        """Creates the table; False also if the answer of an earlier attempt was lost.
 
         Raises:
             Unsupported: this server, or any, cannot keep such a table, or is not to be written to.
@@ -69,7 +70,7 @@ class RemoteStore(RemoteSource, BaseStore):
         return bool(self._connection.call(lambda timeout: self._stub.CreateTable(request, timeout=timeout)).created)
 
     def drop_table(self, table: str, force: bool = False) -> None:
-        """As in `EmbeddingStore.drop_table`; with `force` pins that clients of the server hold are given up."""
+        """Drops the table; `force` gives up pins that clients of the server hold."""
         request = store_pb2.DropTableRequest(table=table, force=force)
         attempts = 0
 
@@ -87,11 +88,10 @@ class RemoteStore(RemoteSource, BaseStore):
             # An attempt whose answer was lost has dropped it.
 
     def commit(self, commit: Commit) -> None:
-        """As in `EmbeddingStore.commit`."""
         self._send_commit(commit, uuid.uuid4().bytes, stage=False)
 
     def stage(self, commit: Commit) -> Callable[[], None]:
-        """As in `EmbeddingStore.stage`; the gradients travel with the first half."""
+        """Stages a commit; the gradients are sent now."""
         token = uuid.uuid4().bytes
         self._send_commit(commit, token, stage=True)
         request = store_pb2.CommitStagedRequest(token=token)
@@ -102,12 +102,12 @@ class RemoteStore(RemoteSource, BaseStore):
         return finish
 
     def reset_version(self, version: int, force: bool = False) -> None:
-        """As in `EmbeddingStore.reset_version`; `force` as in `drop_table`."""
+        """Sets the version; `force` as in `drop_table`."""
         request = store_pb2.ResetVersionRequest(version=version, force=force)
         self._connection.call(lambda timeout: self._stub.ResetVersion(request, timeout=timeout))
 
     def pin(self, version: int | None = None, lease_s: float = 60.0) -> Snapshot:
-        """As in `EmbeddingStore.pin`, at the server, for 3,600 seconds at most before it is renewed."""
+        """Pins a version at the server; the lease is at most 3,600 seconds."""
 
         def look_up(ids: Mapping[str, Int64], token: bytes) -> dict[str, Float32]:
             return self._look_up(ids, None, 0.0, token)
@@ -115,39 +115,34 @@ class RemoteStore(RemoteSource, BaseStore):
         return RemotePin(self._connection, look_up, self.specs, version, lease_s)
 
     def pins(self) -> tuple[PinStatistics, ...]:
-        """As in `EmbeddingStore.pins`, of the server's store."""
         return remote_pins(self._connection)
 
     def row_count(self, table: str) -> int:
-        """As in `EmbeddingStore.row_count`."""
         return self._reads.row_count(table)
 
     def scan(self, table: str, block_rows: int = 65_536) -> Iterator[RowBlock]:
-        """As in `EmbeddingStore.scan`, of the server's store; each block has the deadline for itself."""
+        """Each block has its own deadline."""
         return self._reads.scan(table, block_rows)
 
     def read_rows(self, table: str, ids: Int64) -> RowBlock:
-        """As in `EmbeddingStore.read_rows`."""
         return self._reads.read_rows(table, ids)
 
     def put(self, table: str, blocks: Iterable[RowBlock]) -> None:
-        """As in `EmbeddingStore.put`, one call a block."""
-        put = False
+        """Writes each block in a call."""
+        block = None
         for block in blocks:
-            self._put_block(table, block)
-            put = True
-        if not put:
-            self.row_count(table)  # of no blocks, too, the table must be there
+            self._connection.call(partial(self._send_block, table, block))
+        if block is None:
+            self.row_count(table)  # the table has to exist even if there are no blocks
 
-    def _put_block(self, table: str, block: RowBlock) -> None:
-        self._connection.call(lambda timeout: self._put(block_frames(table, block), timeout))
+    def _send_block(self, table: str, block: RowBlock, timeout: float) -> None:
+        self._put(block_frames(table, block), timeout)
 
     def delete(self, table: str, ids: Int64) -> int:
-        """As in `EmbeddingStore.delete`; rows that an attempt whose answer was lost took away are not counted."""
+        """Deletes rows; those deleted by an attempt whose answer was lost are not counted."""
         return int(self._connection.call(lambda timeout: self._delete(ids_frames(table, ids), timeout)).rows)
 
     def table_statistics(self, table: str) -> TableStatistics:
-        """As in `EmbeddingStore.table_statistics`, of the server's store."""
         request = store_pb2.TableStatisticsRequest(table=table)
         told = self._connection.call(lambda timeout: self._stub.TableStatistics(request, timeout=timeout))
         size = told.bytes if told.HasField("bytes") else None
@@ -160,7 +155,7 @@ class RemoteStore(RemoteSource, BaseStore):
         self._connection.call(lambda timeout: self._put_state(state_frames(table, state), timeout))
 
     def clear(self, table: str, force: bool = False) -> None:
-        """As in `EmbeddingStore.clear`; `force` as in `drop_table`."""
+        """Deletes all rows of a table; `force` as in `drop_table`."""
         request = store_pb2.ClearTableRequest(table=table, force=force)
         self._connection.call(lambda timeout: self._stub.ClearTable(request, timeout=timeout))
 

@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput
 
-__all__ = ["MAX_BODY_BYTES", "BodyPlan"]
+__all__ = ["MAX_BODY_BYTES", "Array", "BodyPlan"]
 
 Array = npt.NDArray[Any]
+"""An array whose dtype is known only at run time."""
 
 MAX_BODY_BYTES = 4 << 30
 """The longest body that a header may declare; split larger calls."""
@@ -25,10 +26,10 @@ class BodyPlan:
 
     def __init__(self, message: str) -> None:
         self._message = message
-        self._parts: list[tuple[tuple[int, ...], np.dtype[Any], int]] = []
+        self._parts: list[tuple[tuple[int, ...], np.dtype[np.generic], int]] = []
         self._size = 0
 
-    def add(self, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def add(self, what: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
         """Declares the next buffer: `what` names it in errors.
 
         Raises:
@@ -40,7 +41,7 @@ class BodyPlan:
             self._refuse_impossible(what, shape, dtype)
         self._parts.append((shape, dtype, size))
 
-    def _refuse_impossible(self, what: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def _refuse_impossible(self, what: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
         if any(length < 0 for length in shape):
             raise BadInput(f"{self._message}: {what} has a negative size, {list(shape)}")
         # Of an empty buffer NumPy refuses [0, 2**62], so its other lengths are bounded too.

@@ -7,12 +7,10 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from elastable.embedding_store.contract.arrays import Int64
+from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.row_source import RowSource
 from elastable.embedding_store.errors import StoreFailed
 from elastable.embedding_store.tables.lookup_request import LookupRequest
@@ -133,7 +131,7 @@ class ReplyFrames:
         self._frames.append(_Frame(frame, requests))
 
 
-def _writable(frame: bytes) -> npt.NDArray[Any]:
+def _writable(frame: bytes) -> UInt8:
     """The memory of bytes that nobody has seen yet, which is how CPython itself fills them.
 
     It does not keep them alive.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, RowBlock, TableState, TableUpdate
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.messages.frames import BodyPlan, FrameReader, encode
+from elastable.embedding_store.wire.messages.body_plan import Array, BodyPlan
+from elastable.embedding_store.wire.messages.frame_reader import FrameReader
+from elastable.embedding_store.wire.messages.frames import encode
 
 __all__ = [
     "LONGEST_WAIT_S",
@@ -65,7 +65,7 @@ def commit_frames(commit: Commit, token: bytes, stage: bool = False) -> Iterator
         frozen=commit.frozen,
     )
     header.learning_rates.update(commit.learning_rates)
-    arrays: list[npt.NDArray[Any]] = []
+    arrays: list[Array] = []
     for table, update in commit.updates.items():
         ids, gradients, squares = update.ids, update.gradients, update.row_squares
         require_wire_ids(table, ids)
@@ -120,7 +120,7 @@ def block_frames(table: str, block: RowBlock) -> Iterator[bytes]:
     header = store_pb2.RowBlockHeader(
         table=table, count=count, dim=block.weights.shape[1], slot_width=block.slots.shape[1]
     )
-    arrays: list[npt.NDArray[Any]] = [block.ids, block.weights, block.slots]
+    arrays: list[Array] = [block.ids, block.weights, block.slots]
     if block.touches is not None:
         if block.touches.dtype != np.int64 or block.touches.shape != (count, 2):
             raise BadInput(f"table {table!r}: touches must be int64 [{count}, 2], got {_kind(block.touches)}")

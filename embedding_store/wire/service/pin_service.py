@@ -5,17 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import Any
-from urllib.parse import unquote
-
-import grpc
 
 from elastable.embedding_store.contract.pins import require_lease
 from elastable.embedding_store.contract.snapshot import Snapshot
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, StaleVersion
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.server.handlers import Handler, control, control_of_client
 
 __all__ = ["LONGEST_LEASE_S", "MOST_PINS", "TOKEN_BYTES", "ServedPins"]
 
@@ -67,17 +63,13 @@ class ServedPins:
             )
         return known.pin
 
-    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    def handlers(self) -> dict[str, Handler]:
         """Method name -> handler."""
-
-        def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
-            return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
-
         return {
-            "Pin": control(self.pin, store_pb2.PinRequest, store_pb2.PinReply),
-            "RenewPin": control(self.renew_pin, store_pb2.RenewPinRequest, store_pb2.RenewPinReply),
-            "ReleasePin": control(self.release_pin, store_pb2.ReleasePinRequest, store_pb2.ReleasePinReply),
-            "ListPins": control(self.list_pins, store_pb2.ListPinsRequest, store_pb2.ListPinsReply),
+            "Pin": control_of_client(self.pin, store_pb2.PinRequest),
+            "RenewPin": control(self.renew_pin, store_pb2.RenewPinRequest),
+            "ReleasePin": control(self.release_pin, store_pb2.ReleasePinRequest),
+            "ListPins": control(self.list_pins, store_pb2.ListPinsRequest),
         }
 
     def close(self) -> None:
@@ -106,57 +98,51 @@ class ServedPins:
                 "gives these pins up"
             )
 
-    def pin(self, request: store_pb2.PinRequest, context: grpc.ServicerContext) -> store_pb2.PinReply:
+    def pin(self, request: store_pb2.PinRequest, client: str) -> store_pb2.PinReply:
         """Pins a version, or says which one a pin of that token has."""
-        with answering(context):
-            lease_s = _lease("PinRequest", request.lease_s)
-            if len(request.token) != TOKEN_BYTES:
-                raise BadInput(f"PinRequest: a token has {TOKEN_BYTES} bytes, got {len(request.token)}")
-            self._forget_old()
-            known = self._pins.get(request.token)
-            if known is None and len(self._pins) >= MOST_PINS:
-                raise BadInput(f"PinRequest: {MOST_PINS} pins are held here, as many as there may be; release some")
-            if known is None:
-                pin = self._store.pin(request.version if request.HasField("version") else None, lease_s)
-                with self._changing:
-                    held = _Held(pin, _known_until(lease_s), unquote(context.peer()), pin.version())
-                    known = self._pins.setdefault(request.token, held)
-                if known.pin is not pin:  # the same call has come twice at the same time
-                    pin.close()
-            return store_pb2.PinReply(version=known.version)
+        lease_s = _lease("PinRequest", request.lease_s)
+        if len(request.token) != TOKEN_BYTES:
+            raise BadInput(f"PinRequest: a token has {TOKEN_BYTES} bytes, got {len(request.token)}")
+        self._forget_old()
+        known = self._pins.get(request.token)
+        if known is None and len(self._pins) >= MOST_PINS:
+            raise BadInput(f"PinRequest: {MOST_PINS} pins are held here, as many as there may be; release some")
+        if known is None:
+            pin = self._store.pin(request.version if request.HasField("version") else None, lease_s)
+            with self._changing:
+                held = _Held(pin, _known_until(lease_s), client, pin.version())
+                known = self._pins.setdefault(request.token, held)
+            if known.pin is not pin:  # the same call has come twice at the same time
+                pin.close()
+        return store_pb2.PinReply(version=known.version)
 
-    def renew_pin(self, request: store_pb2.RenewPinRequest, context: grpc.ServicerContext) -> store_pb2.RenewPinReply:
+    def renew_pin(self, request: store_pb2.RenewPinRequest) -> store_pb2.RenewPinReply:
         """Begins a lease anew."""
-        with answering(context):
-            lease_s = _lease("RenewPinRequest", request.lease_s)
-            if not request.token:
-                raise BadInput("RenewPinRequest: no token")
-            self.source(request.token).renew(lease_s)
-            with self._changing:
-                if (held := self._pins.get(request.token)) is not None:
-                    self._pins[request.token] = replace(held, until=_known_until(lease_s))
-            return store_pb2.RenewPinReply()
+        lease_s = _lease("RenewPinRequest", request.lease_s)
+        if not request.token:
+            raise BadInput("RenewPinRequest: no token")
+        self.source(request.token).renew(lease_s)
+        with self._changing:
+            if (held := self._pins.get(request.token)) is not None:
+                self._pins[request.token] = replace(held, until=_known_until(lease_s))
+        return store_pb2.RenewPinReply()
 
-    def release_pin(
-        self, request: store_pb2.ReleasePinRequest, context: grpc.ServicerContext
-    ) -> store_pb2.ReleasePinReply:
+    def release_pin(self, request: store_pb2.ReleasePinRequest) -> store_pb2.ReleasePinReply:
         """Releases a pin; harmless where there is none."""
-        with answering(context):
-            with self._changing:
-                known = self._pins.pop(request.token, None)
-            if known is not None:
-                known.pin.close()
-            return store_pb2.ReleasePinReply()
+        with self._changing:
+            known = self._pins.pop(request.token, None)
+        if known is not None:
+            known.pin.close()
+        return store_pb2.ReleasePinReply()
 
-    def list_pins(self, request: store_pb2.ListPinsRequest, context: grpc.ServicerContext) -> store_pb2.ListPinsReply:
+    def list_pins(self, request: store_pb2.ListPinsRequest) -> store_pb2.ListPinsReply:
         """All pins of the store, those of other clients and of its own process, too."""
-        with answering(context):
-            return store_pb2.ListPinsReply(
-                pins=[
-                    store_pb2.PinStatus(version=of.version, lease_left_s=of.lease_left_s, rows=of.rows, bytes=of.bytes)
-                    for of in self._store.pins()
-                ]
-            )
+        return store_pb2.ListPinsReply(
+            pins=[
+                store_pb2.PinStatus(version=of.version, lease_left_s=of.lease_left_s, rows=of.rows, bytes=of.bytes)
+                for of in self._store.pins()
+            ]
+        )
 
     def _forget_old(self) -> None:
         """Pins of clients that are gone have ended by themselves; their tokens are forgotten here."""

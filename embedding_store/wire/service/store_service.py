@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import grpc
 import numpy as np
@@ -15,15 +16,10 @@ from elastable.embedding_store.errors import BadInput, TableNotFound, Unsupporte
 from elastable.embedding_store.optimizers.registry import row_optimizer
 from elastable.embedding_store.rows.checks import require_ids
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels.grpc_server import Service
 from elastable.embedding_store.wire.channels.status_codes import answering
-from elastable.embedding_store.wire.messages.frames import (
-    MAX_BODY_BYTES,
-    ONE_FRAME_BYTES,
-    BodyPlan,
-    FrameReader,
-    encode,
-)
+from elastable.embedding_store.wire.messages.body_plan import MAX_BODY_BYTES, BodyPlan
+from elastable.embedding_store.wire.messages.frame_reader import FrameReader
+from elastable.embedding_store.wire.messages.frames import ONE_FRAME_BYTES, encode
 from elastable.embedding_store.wire.messages.reply_frames import ReplyFrames
 from elastable.embedding_store.wire.messages.reply_room import ReplyRoom
 from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE, spec_to_message
@@ -33,6 +29,8 @@ from elastable.embedding_store.wire.messages.store_messages import (
     ids_from_frames,
     state_frames,
 )
+from elastable.embedding_store.wire.server.grpc_server import Service
+from elastable.embedding_store.wire.server.handlers import control, exchange, stream
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
@@ -52,43 +50,23 @@ def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
     Args:
         store: Where rows are.
         writable: Whether clients may create, change and drop tables. Not for
-            the store of a job's master, which is its own to change.
+            the store of a job's master, which only the master may modify.
     """
     servicer = _StoreServicer(store)
     handlers = {
-        "ListTables": grpc.unary_unary_rpc_method_handler(
-            servicer.list_tables,
-            store_pb2.ListTablesRequest.FromString,
-            store_pb2.ListTablesReply.SerializeToString,
-        ),
-        "GetVersion": grpc.unary_unary_rpc_method_handler(
-            servicer.get_version,
-            store_pb2.GetVersionRequest.FromString,
-            store_pb2.GetVersionReply.SerializeToString,
-        ),
-        "CountRows": grpc.unary_unary_rpc_method_handler(
-            servicer.count_rows,
-            store_pb2.CountRowsRequest.FromString,
-            store_pb2.CountRowsReply.SerializeToString,
-        ),
-        "TableStatistics": grpc.unary_unary_rpc_method_handler(
-            servicer.table_statistics,
-            store_pb2.TableStatisticsRequest.FromString,
-            store_pb2.TableStatisticsReply.SerializeToString,
-        ),
-        "ReadSightings": grpc.unary_stream_rpc_method_handler(
-            servicer.read_sightings, store_pb2.ReadSightingsRequest.FromString, None
-        ),
-        "Attach": grpc.unary_unary_rpc_method_handler(
-            servicer.attach, store_pb2.AttachRequest.FromString, store_pb2.AttachReply.SerializeToString
-        ),
-        "Lookup": grpc.stream_stream_rpc_method_handler(servicer.lookup),
+        "ListTables": control(servicer.list_tables, store_pb2.ListTablesRequest),
+        "GetVersion": control(servicer.get_version, store_pb2.GetVersionRequest),
+        "CountRows": control(servicer.count_rows, store_pb2.CountRowsRequest),
+        "TableStatistics": control(servicer.table_statistics, store_pb2.TableStatisticsRequest),
+        "ReadSightings": stream(servicer.read_sightings, store_pb2.ReadSightingsRequest),
+        "Attach": control(servicer.attach, store_pb2.AttachRequest),
+        "Lookup": exchange(servicer.lookup),
         "LookupSmall": grpc.unary_unary_rpc_method_handler(servicer.lookup_small),
-        "Scan": grpc.unary_stream_rpc_method_handler(servicer.scan, store_pb2.ScanRequest.FromString, None),
-        "ReadRows": grpc.stream_stream_rpc_method_handler(servicer.read_rows),
+        "Scan": stream(servicer.scan, store_pb2.ScanRequest),
+        "ReadRows": exchange(servicer.read_rows),
+        **servicer.pins.handlers(),
+        **write_handlers(store, writable, servicer.pins, servicer.forget_specs),
     }
-    handlers |= servicer.pins.handlers()
-    handlers |= write_handlers(store, writable, servicer.pins, servicer.forget_specs)
     return Service(STORE_SERVICE, handlers, servicer.close)
 
 
@@ -109,81 +87,56 @@ class _StoreServicer:
         """Tables may have gone."""
         self._specs = {}
 
-    def list_tables(
-        self, request: store_pb2.ListTablesRequest, context: grpc.ServicerContext
-    ) -> store_pb2.ListTablesReply:
-        with answering(context):
-            tables = [
-                store_pb2.TableStatus(
-                    spec=spec_to_message(spec), rows=self._store.row_count(name) if request.count_rows else None
-                )
-                for name, spec in self._store.specs().items()
-            ]
-            return store_pb2.ListTablesReply(tables=tables, version=self._store.version())
-
-    def get_version(
-        self, request: store_pb2.GetVersionRequest, context: grpc.ServicerContext
-    ) -> store_pb2.GetVersionReply:
-        with answering(context):
-            wait_s = _wait_s("GetVersionRequest", request.wait_ms)
-            if wait_s:
-                self._store.wait_for_version(request.at_least, wait_s)
-            return store_pb2.GetVersionReply(version=self._store.version())
-
-    def count_rows(
-        self, request: store_pb2.CountRowsRequest, context: grpc.ServicerContext
-    ) -> store_pb2.CountRowsReply:
-        with answering(context):
-            return store_pb2.CountRowsReply(rows=self.pins.source(request.pin).row_count(request.table))
-
-    def table_statistics(
-        self, request: store_pb2.TableStatisticsRequest, context: grpc.ServicerContext
-    ) -> store_pb2.TableStatisticsReply:
-        with answering(context):
-            told = self._store.table_statistics(request.table)
-            return store_pb2.TableStatisticsReply(
-                rows=told.rows,
-                bytes=told.bytes,
-                refused=told.refused,
-                evicted=told.evicted,
-                deleted=told.deleted,
-                written=told.written,
+    def list_tables(self, request: store_pb2.ListTablesRequest) -> store_pb2.ListTablesReply:
+        tables = [
+            store_pb2.TableStatus(
+                spec=spec_to_message(spec), rows=self._store.row_count(name) if request.count_rows else None
             )
+            for name, spec in self._store.specs().items()
+        ]
+        return store_pb2.ListTablesReply(tables=tables, version=self._store.version())
 
-    def read_sightings(self, request: store_pb2.ReadSightingsRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with answering(context):
-            source, spec = self.pins.source(request.pin), self._specs_of((request.table,))[request.table]
-            with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters):
-                yield from state_frames(request.table, source.table_state(request.table))
+    def get_version(self, request: store_pb2.GetVersionRequest) -> store_pb2.GetVersionReply:
+        wait_s = _wait_s("GetVersionRequest", request.wait_ms)
+        if wait_s:
+            self._store.wait_for_version(request.at_least, wait_s)
+        return store_pb2.GetVersionReply(version=self._store.version())
 
-    def attach(self, request: store_pb2.AttachRequest, context: grpc.ServicerContext) -> store_pb2.AttachReply:
-        with answering(context):
-            if not isinstance(self._store, SharedMemoryStore):
-                raise Unsupported("Attach: the rows of this store do not lie in shared memory")
-            return store_pb2.AttachReply(socket=self._store.attachments.name, token=self._store.attachments.token)
+    def count_rows(self, request: store_pb2.CountRowsRequest) -> store_pb2.CountRowsReply:
+        return store_pb2.CountRowsReply(rows=self.pins.source(request.pin).row_count(request.table))
 
-    def scan(self, request: store_pb2.ScanRequest, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with answering(context):
-            if request.block_rows < 0:
-                raise BadInput(f"ScanRequest: block_rows {request.block_rows}: it must not be negative")
-            source = self.pins.source(request.pin)
-            row_bytes = self._row_bytes(request.table)
-            rows = min(request.block_rows or _BLOCK_ROWS, max(1, _BLOCK_BYTES // row_bytes))
-            with self._room.taken(rows * row_bytes):
-                for block in source.scan(request.table, rows):
-                    yield from block_frames(request.table, block)
+    def table_statistics(self, request: store_pb2.TableStatisticsRequest) -> store_pb2.TableStatisticsReply:
+        return store_pb2.TableStatisticsReply(**asdict(self._store.table_statistics(request.table)))
 
-    def read_rows(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with answering(context):
-            table, ids, pin = ids_from_frames(frames)
-            size = len(ids) * self._row_bytes(table)
-            _refuse_long_reply("ReadRows", size, MAX_BODY_BYTES)
-            with self._room.taken(size):
-                yield from block_frames(table, self.pins.source(pin).read_rows(table, ids))
+    def read_sightings(self, request: store_pb2.ReadSightingsRequest) -> Iterator[bytes]:
+        source, spec = self.pins.source(request.pin), self._specs_of((request.table,))[request.table]
+        with self._room.taken(0 if spec.admission is None else 2 * spec.admission.counters):
+            yield from state_frames(request.table, source.table_state(request.table))
 
-    def lookup(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with answering(context):
-            yield from self._reply(frames, MAX_BODY_BYTES)
+    def attach(self, request: store_pb2.AttachRequest) -> store_pb2.AttachReply:
+        if not isinstance(self._store, SharedMemoryStore):
+            raise Unsupported("Attach: the rows of this store are not in shared memory")
+        return store_pb2.AttachReply(socket=self._store.attachments.name, token=self._store.attachments.token)
+
+    def scan(self, request: store_pb2.ScanRequest) -> Iterator[bytes]:
+        if request.block_rows < 0:
+            raise BadInput(f"ScanRequest: block_rows {request.block_rows}: it must not be negative")
+        source = self.pins.source(request.pin)
+        row_bytes = self._row_bytes(request.table)
+        rows = min(request.block_rows or _BLOCK_ROWS, max(1, _BLOCK_BYTES // row_bytes))
+        with self._room.taken(rows * row_bytes):
+            for block in source.scan(request.table, rows):
+                yield from block_frames(request.table, block)
+
+    def read_rows(self, frames: Iterator[bytes]) -> Iterator[bytes]:
+        table, ids, pin = ids_from_frames(frames)
+        size = len(ids) * self._row_bytes(table)
+        _refuse_long_reply("ReadRows", size, MAX_BODY_BYTES)
+        with self._room.taken(size):
+            yield from block_frames(table, self.pins.source(pin).read_rows(table, ids))
+
+    def lookup(self, frames: Iterator[bytes]) -> Iterator[bytes]:
+        return self._reply(frames, MAX_BODY_BYTES)
 
     def lookup_small(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
         with answering(context):

@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import grpc
+from google.protobuf.message import Message
 
 from elastable.embedding_store.contract.store import EmbeddingStore
 from elastable.embedding_store.errors import BadInput, DeadlineExceeded, TableNotFound, Unsupported, VersionError
 from elastable.embedding_store.rows.commit_checks import require_from_outside
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels.status_codes import answering
 from elastable.embedding_store.wire.messages.spec_messages import spec_from_message
 from elastable.embedding_store.wire.messages.store_messages import (
     blocks_from_frames,
@@ -21,6 +19,7 @@ from elastable.embedding_store.wire.messages.store_messages import (
     ids_from_frames,
     state_from_frames,
 )
+from elastable.embedding_store.wire.server.handlers import Handler, control, upload
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 
 __all__ = ["MOST_TABLES", "write_handlers"]
@@ -28,89 +27,85 @@ __all__ = ["MOST_TABLES", "write_handlers"]
 MOST_TABLES = 10_000
 """Tables that clients may have made."""
 
-_COMMIT_WAIT_S = 600.0  # of a commit for the one before it; the store has a shorter patience of its own
+_COMMIT_WAIT_S = 600.0  # of a commit for the one before it; the store gives up sooner
 
 
 def write_handlers(
     store: EmbeddingStore, writable: bool, pins: ServedPins, dropped: Callable[[], None]
-) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+) -> dict[str, Handler]:
     """Method name -> handler, of all calls that change `store`.
 
     Args:
         store: What is changed.
-        writable: Whether it may be; else each call refuses by name.
-        pins: Of clients; they stand in the way of some changes.
-        dropped: Told of every dropped table.
+        writable: Whether clients may change it; else every call refuses by its name.
+        pins: Of clients; some changes are refused while there are pins.
+        dropped: Called after a table was dropped.
     """
-    servicer = _WriteServicer(store, writable, pins, dropped)
+    servicer = _WriteServicer(store, pins, dropped)
+    if not writable:
+        controls = {call: control(_refusing(call), request) for call, (_, request) in servicer.controls.items()}
+        return {**controls, **{call: upload(_refusing(call)) for call in servicer.uploads}}
+    controls = {call: control(method, request) for call, (method, request) in servicer.controls.items()}
+    return {**controls, **{call: upload(method) for call, method in servicer.uploads.items()}}
 
-    def control(behaviour: Any, request: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
-        return grpc.unary_unary_rpc_method_handler(behaviour, request.FromString, reply.SerializeToString)
 
-    def bulk(behaviour: Any, reply: Any) -> grpc.RpcMethodHandler[Any, Any]:
-        return grpc.stream_unary_rpc_method_handler(behaviour, None, reply.SerializeToString)
+def _refusing(call: str) -> Callable[[object], Message]:
+    def refuse(request: object) -> Message:
+        raise Unsupported(f"{call}: the store behind this port belongs to its master's job and is only read from")
 
-    return {
-        "CreateTable": control(servicer.create_table, store_pb2.CreateTableRequest, store_pb2.CreateTableReply),
-        "Commit": bulk(servicer.commit, store_pb2.CommitReply),
-        "CommitStaged": control(servicer.commit_staged, store_pb2.CommitStagedRequest, store_pb2.CommitReply),
-        "Put": bulk(servicer.put, store_pb2.PutReply),
-        "PutSightings": bulk(servicer.put_sightings, store_pb2.PutReply),
-        "Delete": bulk(servicer.delete, store_pb2.DeleteReply),
-        "ClearTable": control(servicer.clear_table, store_pb2.ClearTableRequest, store_pb2.ClearTableReply),
-        "DropTable": control(servicer.drop_table, store_pb2.DropTableRequest, store_pb2.DropTableReply),
-        "ResetVersion": control(servicer.reset_version, store_pb2.ResetVersionRequest, store_pb2.ResetVersionReply),
-    }
+    return refuse
 
 
 class _WriteServicer:
-    def __init__(self, store: EmbeddingStore, writable: bool, pins: ServedPins, dropped: Callable[[], None]) -> None:
+    def __init__(self, store: EmbeddingStore, pins: ServedPins, dropped: Callable[[], None]) -> None:
         self._store = store
         self._pins = pins
         self._dropped = dropped
-        self._writable = writable
         self._committing = threading.Lock()
         self._applied: tuple[int, bytes] | None = None  # version and token of the last commit
         self._staged: tuple[bytes, Callable[[], None]] | None = None
+        self.controls: dict[str, tuple[Callable[..., Message], type[Message]]] = {
+            "CreateTable": (self.create_table, store_pb2.CreateTableRequest),
+            "CommitStaged": (self.commit_staged, store_pb2.CommitStagedRequest),
+            "ClearTable": (self.clear_table, store_pb2.ClearTableRequest),
+            "DropTable": (self.drop_table, store_pb2.DropTableRequest),
+            "ResetVersion": (self.reset_version, store_pb2.ResetVersionRequest),
+        }
+        self.uploads: dict[str, Callable[[Iterator[bytes]], Message]] = {
+            "Commit": self.commit,
+            "Put": self.put,
+            "PutSightings": self.put_sightings,
+            "Delete": self.delete,
+        }
 
-    def create_table(
-        self, request: store_pb2.CreateTableRequest, context: grpc.ServicerContext
-    ) -> store_pb2.CreateTableReply:
-        with answering(context):
-            self._require_writable("CreateTable")
-            spec, known = spec_from_message(request.spec), self._store.specs()
-            if spec.name not in known and len(known) >= MOST_TABLES:
-                raise BadInput(f"table {spec.name!r}: {MOST_TABLES} tables are here, as many as there may be")
-            return store_pb2.CreateTableReply(created=self._store.create_table(spec))
+    def create_table(self, request: store_pb2.CreateTableRequest) -> store_pb2.CreateTableReply:
+        spec, known = spec_from_message(request.spec), self._store.specs()
+        if spec.name not in known and len(known) >= MOST_TABLES:
+            raise BadInput(f"table {spec.name!r}: {MOST_TABLES} tables are here, as many as there may be")
+        return store_pb2.CreateTableReply(created=self._store.create_table(spec))
 
-    def commit(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> store_pb2.CommitReply:
-        with answering(context):
-            self._require_writable("Commit")
-            commit, token, stage = commit_from_frames(frames)
-            require_from_outside(commit)
-            with self._one_at_a_time():
-                repeated = self._is_applied(token) and commit.version == self._store.version()
-                if stage and not repeated:
-                    self._staged = (token, self._store.stage(commit))
-                elif not repeated:
-                    self._store.commit(commit)
-                    self._applied = (commit.version, token)
-            return store_pb2.CommitReply(repeated=repeated)
+    def commit(self, frames: Iterator[bytes]) -> store_pb2.CommitReply:
+        commit, token, stage = commit_from_frames(frames)
+        require_from_outside(commit)
+        with self._one_at_a_time():
+            repeated = self._is_applied(token) and commit.version == self._store.version()
+            if stage and not repeated:
+                self._staged = (token, self._store.stage(commit))
+            elif not repeated:
+                self._store.commit(commit)
+                self._applied = (commit.version, token)
+        return store_pb2.CommitReply(repeated=repeated)
 
-    def commit_staged(
-        self, request: store_pb2.CommitStagedRequest, context: grpc.ServicerContext
-    ) -> store_pb2.CommitReply:
-        with answering(context):
-            self._require_writable("CommitStaged")
-            with self._one_at_a_time():
-                repeated = self._is_applied(request.token)
-                if not repeated:
-                    if self._staged is None or self._staged[0] != request.token:
-                        raise VersionError("CommitStaged: no commit of that token is staged here; stage it again")
-                    apply, self._staged = self._staged[1], None
-                    apply()
-                    self._applied = (self._store.version(), request.token)
-            return store_pb2.CommitReply(repeated=repeated)
+    def commit_staged(self, request: store_pb2.CommitStagedRequest) -> store_pb2.CommitReply:
+        with self._one_at_a_time():
+            repeated = self._is_applied(request.token)
+            if not repeated:
+                if self._staged is None or self._staged[0] != request.token:
+                    raise VersionError("CommitStaged: no commit of that token is staged here; stage it again")
+                apply, self._staged = self._staged[1], None
+                apply()
+                self._applied = (self._store.version(), request.token)
+        return store_pb2.CommitReply(repeated=repeated)
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -125,61 +120,39 @@ class _WriteServicer:
     def _is_applied(self, token: bytes) -> bool:
         return bool(token) and self._applied == (self._store.version(), token)
 
-    def put(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> store_pb2.PutReply:
-        with answering(context):
-            self._require_writable("Put")
-            for table, block in blocks_from_frames(frames):
-                self._store.put(table, [block])
-            return store_pb2.PutReply()
+    def put(self, frames: Iterator[bytes]) -> store_pb2.PutReply:
+        for table, block in blocks_from_frames(frames):
+            self._store.put(table, [block])
+        return store_pb2.PutReply()
 
-    def put_sightings(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> store_pb2.PutReply:
-        with answering(context):
-            self._require_writable("PutSightings")
-            table, state = state_from_frames(frames)
-            self._store.put_table_state(table, state)
-            return store_pb2.PutReply()
+    def put_sightings(self, frames: Iterator[bytes]) -> store_pb2.PutReply:
+        table, state = state_from_frames(frames)
+        self._store.put_table_state(table, state)
+        return store_pb2.PutReply()
 
-    def delete(self, frames: Iterator[bytes], context: grpc.ServicerContext) -> store_pb2.DeleteReply:
-        with answering(context):
-            self._require_writable("Delete")
-            table, ids, _ = ids_from_frames(frames)
-            return store_pb2.DeleteReply(rows=self._store.delete(table, ids))
+    def delete(self, frames: Iterator[bytes]) -> store_pb2.DeleteReply:
+        table, ids, _ = ids_from_frames(frames)
+        return store_pb2.DeleteReply(rows=self._store.delete(table, ids))
 
-    def clear_table(
-        self, request: store_pb2.ClearTableRequest, context: grpc.ServicerContext
-    ) -> store_pb2.ClearTableReply:
-        with answering(context):
-            self._require_writable("ClearTable")
-            self._require_table(request.table)
-            self._pins.make_way(f"table {request.table!r} cannot be cleared", request.force)
-            self._store.clear(request.table)
-            return store_pb2.ClearTableReply()
+    def clear_table(self, request: store_pb2.ClearTableRequest) -> store_pb2.ClearTableReply:
+        self._require_table(request.table)
+        self._pins.make_way(f"table {request.table!r} cannot be cleared", request.force)
+        self._store.clear(request.table)
+        return store_pb2.ClearTableReply()
 
-    def drop_table(
-        self, request: store_pb2.DropTableRequest, context: grpc.ServicerContext
-    ) -> store_pb2.DropTableReply:
-        with answering(context):
-            self._require_writable("DropTable")
-            self._require_table(request.table)
-            self._pins.make_way(f"table {request.table!r} cannot be dropped", request.force)
-            self._store.drop_table(request.table)
-            self._dropped()
-            return store_pb2.DropTableReply()
+    def drop_table(self, request: store_pb2.DropTableRequest) -> store_pb2.DropTableReply:
+        self._require_table(request.table)
+        self._pins.make_way(f"table {request.table!r} cannot be dropped", request.force)
+        self._store.drop_table(request.table)
+        self._dropped()
+        return store_pb2.DropTableReply()
 
-    def reset_version(
-        self, request: store_pb2.ResetVersionRequest, context: grpc.ServicerContext
-    ) -> store_pb2.ResetVersionReply:
-        with answering(context):
-            self._require_writable("ResetVersion")
-            self._pins.make_way(f"the version cannot be reset to {request.version}", request.force)
-            self._store.reset_version(request.version)
-            return store_pb2.ResetVersionReply()
+    def reset_version(self, request: store_pb2.ResetVersionRequest) -> store_pb2.ResetVersionReply:
+        self._pins.make_way(f"the version cannot be reset to {request.version}", request.force)
+        self._store.reset_version(request.version)
+        return store_pb2.ResetVersionReply()
 
     def _require_table(self, table: str) -> None:
         """Before pins are given up for it."""
         if table not in (specs := self._store.specs()):
             raise TableNotFound(f"no table {table!r}; there are {', '.join(map(repr, specs)) or 'none'}")
-
-    def _require_writable(self, call: str) -> None:
-        if not self._writable:
-            raise Unsupported(f"{call}: the store behind this port belongs to its master's job and is only read from")

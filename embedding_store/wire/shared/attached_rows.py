@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from elastable.embedding_store.support.memory_mapping import FileMapping
 from elastable.embedding_store.tables.table_reader import TableReader
 from elastable.embedding_store.wire.shared.attachment import (
     LAYOUT,
+    Packet,
     SlabShape,
     TableLayout,
     receive_packet,
@@ -130,7 +130,7 @@ class _Checked:
         self.count = directory.count
 
     def find(self, ids: Int64, positions: Int64) -> int:
-        """As in `RowDirectory.find`; raises `Torn`, and `StoreFailed` where the index leads to no row."""
+        """Raises `Torn`, or `StoreFailed` if the index leads to no row."""
         missing = self._directory.find(ids, positions)
         if not self._whole():
             raise Torn
@@ -144,7 +144,7 @@ class _Checked:
 class FixedSlab(Slab):
     """An array as a slab."""
 
-    def __init__(self, array: npt.NDArray[Any]) -> None:
+    def __init__(self, array: npt.NDArray[np.generic]) -> None:
         self._array = array
 
 
@@ -177,7 +177,7 @@ def attached_tables(connection: socket.socket, token: bytes) -> tuple[int, dict[
     return generation, tables
 
 
-def _attached(packet: dict[str, Any], descriptors: Sequence[int]) -> AttachedTable:
+def _attached(packet: Packet, descriptors: Sequence[int]) -> AttachedTable:
     lies: TableLayout = table_from_packet(packet)
     shapes = (*lies.directory, *lies.values)
     if not lies.directory or any(shape.memory >= len(descriptors) for shape in shapes):

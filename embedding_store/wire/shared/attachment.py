@@ -37,6 +37,7 @@ __all__ = [
     "NOTIFICATIONS",
     "TABLE_SLABS",
     "TOKEN_BYTES",
+    "Packet",
     "SlabShape",
     "TableLayout",
     "connected",
@@ -49,6 +50,9 @@ __all__ = [
 NOTIFICATIONS, LAYOUT, CHANNEL = b"b", b"l", b"o"
 CHANNEL_NUMBER = "outbox"
 """Key of a channel's number in its packet; like the bytes above it is older than its name here."""
+
+Packet = dict[str, Any]
+"""Parsed JSON, of which nothing is known yet."""
 
 TOKEN_BYTES = 16
 TABLE_SLABS = 8
@@ -103,7 +107,7 @@ class TableLayout:
     values: tuple[SlabShape, ...]
 
 
-def table_to_packet(table: TableLayout) -> dict[str, Any]:
+def table_to_packet(table: TableLayout) -> Packet:
     """A table as a packet; the descriptors of the memories that its slabs name are attached to it."""
     return {
         "spec": spec_to_json(table.spec),
@@ -113,7 +117,7 @@ def table_to_packet(table: TableLayout) -> dict[str, Any]:
     }
 
 
-def table_from_packet(packet: dict[str, Any]) -> TableLayout:
+def table_from_packet(packet: Packet) -> TableLayout:
     """The table that a packet describes.
 
     Raises:
@@ -147,12 +151,12 @@ def connected(name: str) -> socket.socket:
     return connection
 
 
-def send_packet(connection: socket.socket, packet: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+def send_packet(connection: socket.socket, packet: Packet, descriptors: Sequence[int] = ()) -> None:
     """Sends one packet; raises `OSError`."""
     socket.send_fds(connection, [json.dumps(packet).encode()], list(descriptors))
 
 
-def receive_packet(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+def receive_packet(connection: socket.socket) -> tuple[Packet | None, list[int]]:
     """One packet and its descriptors, which the caller closes; None if the other side has closed the connection.
 
     Raises:

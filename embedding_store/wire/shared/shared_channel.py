@@ -15,14 +15,13 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from elastable.embedding_store.errors import BadInput, Unsupported
 from elastable.embedding_store.support.memory_mapping import FileMapping
-from elastable.embedding_store.wire.messages.body_plan import BodyPlan
+from elastable.embedding_store.wire.messages.body_plan import Array, BodyPlan
 from elastable.embedding_store.wire.shared.attachment import CHANNEL, CHANNEL_NUMBER, connected, receive_packet
 from elastable.embedding_store.wire.shared.sealed_memory import require_sealed
 
@@ -77,7 +76,7 @@ class SharedChannel:
         self.number: int = number
         self._last = 0
 
-    def put(self, arrays: Sequence[npt.NDArray[Any]]) -> SharedMessage:
+    def put(self, arrays: Sequence[Array]) -> SharedMessage:
         """Writes arrays one after the other; the message before is overwritten.
 
         Raises:
@@ -141,7 +140,7 @@ class SharedChannels:
         if fd >= 0:
             os.close(fd)
 
-    def read(self, message: SharedMessage, plan: BodyPlan) -> list[npt.NDArray[Any]]:
+    def read(self, message: SharedMessage, plan: BodyPlan) -> list[Array]:
         """Copies of the arrays of a message, as `plan` declares them.
 
         Raises:

@@ -62,7 +62,7 @@ class SharedSlab(Slab):
         return len(self.array), self._columns, self._dtype.str
 
     def grow(self, rows: int) -> None:
-        """As in `Slab.grow`; whoever has mapped fewer rows goes on reading those."""
+        """Grows; a process that has mapped fewer rows can still read those."""
         if rows <= len(self.array):
             return
         self._growing()
@@ -120,7 +120,6 @@ class SharedSlabs:
         self._warned = False
 
     def __call__(self, part: str, rows: int, columns: int, dtype: npt.DTypeLike = np.float32, /) -> Slab:
-        """As in `SlabMaker`."""
         if part not in _SHARED_PARTS:
             return anonymous_slab(part, rows, columns, dtype)
         self.changed()

@@ -70,7 +70,6 @@ class SharedSource(RowSource):
         return self._remote.specs()
 
     def lookup(self, ids: Mapping[str, Int64], version: int | None = None) -> dict[str, Float32]:
-        """As in `RowSource.lookup`."""
         for table, wanted in ids.items():
             require_wire_ids(table, wanted)
 
@@ -83,7 +82,6 @@ class SharedSource(RowSource):
         return {request.table: request.out for request in answered}
 
     def lookup_into(self, requests: Sequence[LookupRequest], version: int | None = None, split: bool = True) -> None:
-        """As in `RowSource.lookup_into`."""
         names = {request.table for request in requests}
         if self._near(lambda attachment: attachment.answer(names, lambda specs: requests, version, split)) is None:
             self._remote.lookup_into(requests, version, split)
@@ -94,7 +92,6 @@ class SharedSource(RowSource):
         return self._remote.version() if version is None else version
 
     def wait_for_version(self, version: int, timeout_s: float) -> bool:
-        """As in `RowSource.wait_for_version`."""
         end = time.monotonic() + timeout_s
         found = self._near(lambda attachment: attachment.wait_for_version(version, timeout_s))
         if found is None:
@@ -102,13 +99,12 @@ class SharedSource(RowSource):
         return found
 
     def lookup_when(self, ids: Mapping[str, Int64], version: int, wait_s: float) -> dict[str, Float32]:
-        """As in `RowSource.lookup_when`."""
         if self._current() is None:
             return self._remote.lookup_when(ids, version, wait_s)  # which waits and looks up in one call
         return super().lookup_when(ids, version, wait_s)
 
     def forget(self) -> None:
-        """As in `RowSource.forget`: the memory to attach may be another one now."""
+        """Detaches: a new store may have other memory."""
         attachment = self._attachment
         if attachment is not None:
             self._leave(attachment)

@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class SharedMemoryStore(MemoryStore):
-    """As `MemoryStore`; what `elastable.embedding_store.wire.shared.shared_source` attaches.
+    """A `MemoryStore` whose memory other processes of the host can attach (`SharedSource`).
 
     Rows lie in memory with descriptors and without names, so that nothing is
     left of them when the last process that has them mapped is gone, however it
@@ -84,7 +84,7 @@ class SharedMemoryStore(MemoryStore):
                 pass
 
     def close(self) -> None:
-        """As in `MemoryStore.close`; readers find out and ask over gRPC."""
+        """Closes the store; readers notice it and go on over gRPC."""
         if not self._closing.is_set():
             self._closing.set()
             self._tidier.join(_END_S)
@@ -142,7 +142,6 @@ class _AnnouncedLock(ReadersWriterLock):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """As in `ReadersWriterLock.writing`."""
         with super().writing():
             self._begun()
             try:

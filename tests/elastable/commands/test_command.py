@@ -20,7 +20,7 @@ from elastable.embedding_store import errors
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import OptimizerSpec, TableSpec
 from elastable.embedding_store.native.ids.string_ids import hash_ids
-from elastable.embedding_store.wire.channels.credentials import ENVIRONMENT
+from elastable.embedding_store.wire.access.credentials import ENVIRONMENT
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.master.api import AsyncPushId, Push, PushOutcome, Slices
 from elastable.master.wire.client import MasterClient

@@ -11,7 +11,7 @@ import pytest
 
 import elastable as et
 from elastable.embedding_store import errors
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.jobs.options import JobOptions
 from elastable.jobs.prepare import prepare_job

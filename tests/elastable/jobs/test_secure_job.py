@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from elastable.command import app
 from elastable.embedding_store.errors import ElastableError
-from elastable.embedding_store.wire.channels.credentials import ENVIRONMENT, GIVEN_TOKEN
+from elastable.embedding_store.wire.access.credentials import ENVIRONMENT, GIVEN_TOKEN
 from elastable.process.exit_codes import ExitCode, exit_code_of
 from tests.certificates import TOKEN, Authority
 from tests.elastable.conftest import JOB, Trained

@@ -15,10 +15,10 @@ from elastable.embedding_store.composite.partitions.partitioned_store import Par
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, NotReady, ShardAway, ShardLost, TableNotFound, TakenOver
 from elastable.embedding_store.support.retry import retry
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
-from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import commit, dynamic, fixed, int64, update
 

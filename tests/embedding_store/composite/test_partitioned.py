@@ -15,9 +15,9 @@ from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.embedding_store.tiers.files.file_store import FileStore
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
-from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore

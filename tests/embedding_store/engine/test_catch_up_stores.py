@@ -35,8 +35,8 @@ from elastable.embedding_store.open_store import open_store
 from elastable.embedding_store.optimizers.dense_replay import chapter, table_steps
 from elastable.embedding_store.rows.conversion import convert_table
 from elastable.embedding_store.tiers.redis.redis_store import RedisStore
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
-from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
 

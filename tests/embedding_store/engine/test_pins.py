@@ -30,8 +30,8 @@ from elastable.embedding_store.errors import BadInput, StaleVersion, StoreFailed
 from elastable.embedding_store.tiers.cached.cached_source import CachedSource
 from elastable.embedding_store.tiers.cached.cached_store import CachedStore
 from elastable.embedding_store.tiers.files.file_store import FileStore
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared.shared_source import SharedSource
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore

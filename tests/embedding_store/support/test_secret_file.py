@@ -8,7 +8,7 @@ import pytest
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.secret_file import read_secret
 from elastable.embedding_store.tiers.redis.login import login_of_environment
-from elastable.embedding_store.wire.channels.credentials import Credentials
+from elastable.embedding_store.wire.access.credentials import Credentials
 
 
 def secret(home: Path, mode: int, text: str = "s3cret\n") -> Path:

@@ -16,13 +16,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.v1 import store_pb2
-from elastable.embedding_store.wire.channels import call_guard
-from elastable.embedding_store.wire.channels.call_guard import MAX_CONTROL_BYTES, CallLimits
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
 from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
+from elastable.embedding_store.wire.server import call_guard
+from elastable.embedding_store.wire.server.call_guard import MAX_CONTROL_BYTES
+from elastable.embedding_store.wire.server.call_limits import CallLimits
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_samples import fixed, int64
 

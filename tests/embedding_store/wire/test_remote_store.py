@@ -27,11 +27,11 @@ from elastable.embedding_store.errors import (
 )
 from elastable.embedding_store.open_store import open_source, open_store
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
 from elastable.embedding_store.wire.messages.spec_messages import STORE_SERVICE
 from elastable.embedding_store.wire.messages.store_messages import block_frames, commit_frames
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_samples import MakeStore, commit, dynamic, fixed, int64, rows_by_id, update
@@ -270,6 +270,6 @@ def test_a_scan_that_makes_no_sense_is_a_failure(body: bytes) -> None:
     with (
         GrpcServer("127.0.0.1:0", [service]) as server,
         RemoteStore(server.address, 30) as remote,
-        pytest.raises(StoreFailed, match="cannot be read"),
+        pytest.raises(StoreFailed, match="malformed"),
     ):
         next(remote.scan("t"))

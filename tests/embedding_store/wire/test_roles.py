@@ -17,12 +17,12 @@ from google.protobuf.message_factory import GetMessageClass
 from elastable.embedding_store.engine.memory_store import MemoryStore
 from elastable.embedding_store.errors import BadInput, PermissionDenied, StaleVersion, Unauthenticated
 from elastable.embedding_store.v1 import store_pb2, store_pb2_grpc
-from elastable.embedding_store.wire.channels import audit
-from elastable.embedding_store.wire.channels.credentials import Credentials
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
-from elastable.embedding_store.wire.channels.roles import LEAST_ROLE, Role, least_role
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.access.roles import LEAST_ROLE, Role, least_role
 from elastable.embedding_store.wire.channels.server_connection import channel
 from elastable.embedding_store.wire.client.remote_store import RemoteStore
+from elastable.embedding_store.wire.server import audit
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.jobs.bare_master import BareMaster
 from elastable.master.v1 import master_pb2

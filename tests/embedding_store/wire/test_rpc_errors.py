@@ -19,10 +19,10 @@ from elastable.embedding_store.errors import (
     Unavailable,
     Unsupported,
 )
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.channels.server_connection import ServerConnection
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY, answering, status_code
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 
 CLASSES = [getattr(errors, name) for name in errors.__all__]
 MESSAGES = ["", "plain", "id 7 at position 3: 0 <= id < 5 (100 %)", "größer als\nzwei Zeilen", "汉字 " * 50]

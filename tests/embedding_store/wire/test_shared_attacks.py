@@ -23,8 +23,8 @@ from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSp
 from elastable.embedding_store.errors import BadInput, StoreFailed
 from elastable.embedding_store.native.ids import id_cells
 from elastable.embedding_store.native.ids.id_index import IdIndex
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
 from elastable.embedding_store.wire.client.remote_source import RemoteSource
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.embedding_store.wire.shared import sealed_memory, users
 from elastable.embedding_store.wire.shared.attached_rows import attached_tables

@@ -27,9 +27,9 @@ from elastable.embedding_store.errors import (
     Unauthenticated,
     Unavailable,
 )
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer, Service
-from elastable.embedding_store.wire.channels.metadata_channel import MetadataChannel
-from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.access.roles import Role
+from elastable.embedding_store.wire.channels.call_channels import MetadataChannel
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer, Service
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import (
     AsyncPushId,

@@ -12,9 +12,9 @@ import pytest
 
 from elastable.embedding_store.contract.spec import InitializerSpec, OptimizerSpec, TableSpec
 from elastable.embedding_store.engine.memory_store import MemoryStore
-from elastable.embedding_store.wire.channels import grpc_server as server
 from elastable.embedding_store.wire.channels import server_connection as connection
-from elastable.embedding_store.wire.channels.grpc_server import GrpcServer
+from elastable.embedding_store.wire.server import grpc_server as server
+from elastable.embedding_store.wire.server.grpc_server import GrpcServer
 from elastable.embedding_store.wire.service.store_service import store_service
 from elastable.master.api import JobSpec, Push, PushOutcome, Slices, SyncPushId, WorkerIdentity
 from elastable.master.commits.dense_part import NoDense

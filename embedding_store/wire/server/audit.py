@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 from urllib.parse import unquote
 
 import grpc
@@ -16,8 +15,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from elastable.embedding_store.errors import Unauthenticated
 from elastable.embedding_store.support.printable import printable
-from elastable.embedding_store.wire.channels.callers import Callers
-from elastable.embedding_store.wire.channels.roles import Role, least_role
+from elastable.embedding_store.wire.access.callers import Callers
+from elastable.embedding_store.wire.access.roles import Role, least_role
+from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor
 
 __all__ = ["AuditedCalls", "audit"]
 
@@ -71,7 +71,11 @@ class _Budget:
 _REFUSED = _Budget()
 
 
-class AuditedCalls(grpc.ServerInterceptor):  # type: ignore[type-arg]
+_Request = Body | Iterator[bytes]
+_Behaviour = Callable[..., Body]
+
+
+class AuditedCalls(Interceptor):
     """Logs every call that is for administrators alone, once its role was checked.
 
     It stands behind the server's other interceptors, so that it sees requests as they were parsed.
@@ -82,24 +86,25 @@ class AuditedCalls(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> Handler | None:
         """The handler of the call, with its line in the log."""
         handler, method = continuation(handler_call_details), handler_call_details.method
         if handler is None or handler.response_streaming or least_role(method) is not Role.ADMINISTRATOR:
             return handler
         if handler.request_streaming:
-            bulk = self._audited(method, handler.stream_unary, streams=True)
+            bulk = self._audited(method, handler.stream_unary)
             return grpc.stream_unary_rpc_method_handler(bulk, handler.request_deserializer, handler.response_serializer)
-        control = self._audited(method, handler.unary_unary, streams=False)
+        control = self._audited(method, handler.unary_unary)
         return grpc.unary_unary_rpc_method_handler(control, handler.request_deserializer, handler.response_serializer)
 
-    def _audited(self, method: str, behaviour: Any, streams: bool) -> Callable[[Any, grpc.ServicerContext], Any]:
+    def _audited(self, method: str, behaviour: _Behaviour | None) -> _Behaviour:
+        assert behaviour is not None
         call = method.rpartition("/")[2]
 
-        def audited(request: Any, context: grpc.ServicerContext) -> Any:
-            seen = _FirstFrame(request) if streams else request
+        def audited(request: _Request, context: grpc.ServicerContext) -> Body:
+            seen = request if isinstance(request, Body) else _FirstFrame(request)
             try:
                 reply = behaviour(seen, context)
             except BaseException as error:
@@ -135,12 +140,12 @@ class _FirstFrame:
         return frame
 
 
-def _told(method: str, request: Any) -> str:
+def _told(method: str, request: object) -> str:
     """The fields of a request, or those of the header of its first frame, in one line."""
     if isinstance(request, _FirstFrame):
         try:
             described = descriptor_pool.Default().FindMethodByName(method.strip("/").replace("/", "."))
-            frame: Any = GetMessageClass(described.input_type).FromString(request.first)
+            frame: object = GetMessageClass(described.input_type).FromString(request.first)
         except (KeyError, DecodeError):
             return ""
         request = getattr(frame, "header", None)

@@ -1,18 +1,18 @@
-"""Who may make which call: a server's first look at every call, before a message of it is read."""
+"""Checks the caller's role before a message of the call is read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import grpc
 
 from elastable.embedding_store.errors import PermissionDenied, Unauthenticated
-from elastable.embedding_store.wire.channels.audit import audit
-from elastable.embedding_store.wire.channels.call_guard import HEALTH_CHECK
-from elastable.embedding_store.wire.channels.callers import Caller, Callers
-from elastable.embedding_store.wire.channels.roles import Role, least_role
+from elastable.embedding_store.wire.access.callers import Caller, Callers
+from elastable.embedding_store.wire.access.roles import Role, least_role
 from elastable.embedding_store.wire.channels.status_codes import ERROR_KEY
+from elastable.embedding_store.wire.server.audit import audit
+from elastable.embedding_store.wire.server.call_guard import HEALTH_CHECK
+from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor
 
 __all__ = ["OPEN_TO_ALL", "AccessCheck"]
 
@@ -22,22 +22,21 @@ OPEN_TO_ALL = HEALTH_CHECK
 _KNOWN = 256  # methods that are remembered; more than there are
 
 
-class AccessCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
+class AccessCheck(Interceptor):
     """Ends calls of callers without a role as UNAUTHENTICATED, and those above their role as PERMISSION_DENIED.
 
-    It stands before the server's other interceptors, whose handlers take a
-    stream whatever the call takes (`CallGuard`).
+    The first interceptor of the server. Handlers of the next one, `CallGuard`, take a stream whatever the call takes.
     """
 
     def __init__(self, callers: Callers) -> None:
         self._callers = callers
-        self._checked: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._checked: dict[str, Handler] = {}
 
     def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> Handler | None:
         """The handler of the call behind the check; strangers do not learn which calls are served."""
         method = handler_call_details.method
         if method == OPEN_TO_ALL:
@@ -50,27 +49,27 @@ class AccessCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 self._checked[method] = known
         return known
 
-    def _check(self, method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    def _check(self, method: str, handler: Handler) -> Handler:
         least, call = least_role(method), method.rpartition("/")[2]
         answer, replies = handler.stream_unary, handler.stream_stream
 
         if handler.response_streaming:
             assert replies is not None
 
-            def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+            def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Body]:
                 self._require(least, call, context)
                 yield from replies(messages, context)
 
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
         assert answer is not None
 
-        def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Body:
             self._require(least, call, context)
             return answer(messages, context)
 
         return grpc.stream_unary_rpc_method_handler(one, None, handler.response_serializer)
 
-    def _not_served(self) -> grpc.RpcMethodHandler[Any, Any]:
+    def _not_served(self) -> Handler:
         def refuse(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
             self._require(Role.READER, "", context)
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import grpc
 from grpc_health.v1 import health, health_pb2
@@ -16,13 +16,15 @@ from grpc_reflection.v1alpha import reflection
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.support.address import Address
-from elastable.embedding_store.wire.channels.access import AccessCheck
-from elastable.embedding_store.wire.channels.audit import AuditedCalls
-from elastable.embedding_store.wire.channels.call_guard import CallGuard, CallLimits
-from elastable.embedding_store.wire.channels.callers import Callers
-from elastable.embedding_store.wire.channels.credentials import Credentials
-from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.access.callers import Callers
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.access.roles import Role
 from elastable.embedding_store.wire.channels.server_connection import KEEPALIVE_MS, KEEPALIVE_OPTIONS, MESSAGE_OPTIONS
+from elastable.embedding_store.wire.server.access_check import AccessCheck
+from elastable.embedding_store.wire.server.audit import AuditedCalls
+from elastable.embedding_store.wire.server.call_guard import CallGuard
+from elastable.embedding_store.wire.server.call_limits import CallLimits
+from elastable.embedding_store.wire.server.handlers import Handler
 
 __all__ = ["GrpcServer", "Service"]
 
@@ -51,7 +53,7 @@ class Service:
     """
 
     name: str
-    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]]
+    handlers: dict[str, Handler]
     close: Callable[[], None] = lambda: None
     sessions: frozenset[str] = frozenset()
 

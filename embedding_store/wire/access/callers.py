@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import grpc
 
 from elastable.embedding_store.errors import Unauthenticated
-from elastable.embedding_store.wire.channels.credentials import Credentials
-from elastable.embedding_store.wire.channels.roles import Role
+from elastable.embedding_store.wire.access.credentials import Credentials
+from elastable.embedding_store.wire.access.roles import Role
 
 __all__ = ["Caller", "Callers"]
 

@@ -21,15 +21,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.wire.channels.status_codes import answering
+from elastable.embedding_store.wire.server.call_limits import CallLimits
+from elastable.embedding_store.wire.server.handlers import Body, Handler, Interceptor
 
-__all__ = ["HEALTH_CHECK", "MAX_CONTROL_BYTES", "CallGuard", "CallLimits"]
+__all__ = ["HEALTH_CHECK", "MAX_CONTROL_BYTES", "CallGuard"]
 
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 MAX_CONTROL_BYTES = 256 << 10
@@ -43,40 +44,6 @@ _KNOWN = 256  # methods that are remembered; more than there are
 
 
 @dataclass(frozen=True, slots=True)
-class CallLimits:
-    """Of one server.
-
-    Attributes:
-        threads: Calls under way at once, but for health checks.
-        first_message_s: Seconds that a client may take for its first message.
-        next_message_s: And for each one after it.
-        least_rate: Bytes a second that a stream of messages must bring on average, once `next_message_s` have passed.
-        unread_s: Seconds that a client may take to make room for one more message of the answer.
-    """
-
-    threads: int = 256
-    first_message_s: float = 10.0
-    next_message_s: float = 30.0
-    least_rate: int = 64 << 10
-    unread_s: float = 60.0
-
-    @property
-    def waiting(self) -> int:
-        """Calls that may wait for their clients at once."""
-        return max(1, self.threads * 3 // 8)
-
-    @property
-    def of_a_host(self) -> int:
-        """Calls of one host that may be under way at once, sessions apart."""
-        return max(1, self.threads * 3 // 4)
-
-    @property
-    def sessions(self) -> int:
-        """Sessions that may be open at once."""
-        return max(1, self.threads * 5 // 8)
-
-
-@dataclass(frozen=True, slots=True)
 class _Kind:
     """Calls that share a limit."""
 
@@ -84,7 +51,7 @@ class _Kind:
     most: int
 
 
-class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
+class CallGuard(Interceptor):
     """Puts every call of a server behind the limits.
 
     Args:
@@ -106,7 +73,7 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self._leaving: set[object] = set()  # keys of calls that were ended for others, and hold their room yet
         self._of_host: Counter[str] = Counter()
         self._waits: dict[object, _Wait] = {}  # the one that has waited longest first
-        self._guarded: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._guarded: dict[str, Handler] = {}
         self._closed = threading.Event()
         self._looker = threading.Thread(target=self._look, name="elastable-late-calls", daemon=True)
         self._looker.start()
@@ -117,9 +84,9 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
 
     def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> Handler | None:
         """The handler of a call that is served, guarded."""
         method = handler_call_details.method
         known = self._guarded.get(method)
@@ -139,20 +106,22 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
             return self._rare
         return self._stay if method in self._sessions else self._work
 
-    def _guard(self, method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    def _guard(self, method: str, handler: Handler) -> Handler:
         """The same, taking a stream of bytes whatever it took: on the wire that is the same."""
         kind, streams = self._kind(method), handler.request_streaming
         parse = handler.request_deserializer
 
-        def request_of(messages: Iterator[bytes], context: grpc.ServicerContext, place: _Place) -> Any:
-            taken = self._messages(messages, context, place, parse if streams else None)
-            return taken if streams else _only(taken, parse, method)
+        def request_of(messages: Iterator[bytes], context: grpc.ServicerContext, place: _Place) -> object:
+            taken = self._messages(messages, context, place)
+            if not streams:
+                return _only(taken, parse, method)
+            return taken if parse is None else (_parsed(parse, message) for message in taken)
 
         if handler.response_streaming:
-            replies = handler.stream_stream if streams else handler.unary_stream
+            replies: Callable[..., Iterator[Body]] | None = handler.stream_stream if streams else handler.unary_stream
             assert replies is not None
 
-            def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+            def stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Body]:
                 with self._admitted(kind, context) as place:
                     with answering(context):
                         request = request_of(messages, context, place)
@@ -161,10 +130,10 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
                             yield reply
 
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
-        answer = handler.stream_unary if streams else handler.unary_unary
+        answer: Callable[..., Body] | None = handler.stream_unary if streams else handler.unary_unary
         assert answer is not None
 
-        def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        def one(messages: Iterator[bytes], context: grpc.ServicerContext) -> Body:
             with self._admitted(kind, context) as place:
                 with answering(context):
                     request = request_of(messages, context, place)
@@ -233,13 +202,7 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
             with self._lock:
                 self._waits.pop(key, None)
 
-    def _messages(
-        self,
-        messages: Iterator[bytes],
-        context: grpc.ServicerContext,
-        place: _Place,
-        parse: Callable[[bytes], Any] | None,
-    ) -> Iterator[Any]:
+    def _messages(self, messages: Iterator[bytes], context: grpc.ServicerContext, place: _Place) -> Iterator[bytes]:
         """A client's messages, as long as they come in time."""
         limits, received, begun, seconds = self._limits, 0, time.monotonic(), self._limits.first_message_s
         while True:
@@ -250,7 +213,7 @@ class CallGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]
                 return
             received += len(message)
             seconds = limits.next_message_s
-            yield message if parse is None else _parsed(parse, message)
+            yield message
 
     def _look(self) -> None:
         """Ends late calls until the server is closed, and the oldest where too many wait."""
@@ -285,7 +248,7 @@ class _Wait:
     until: float
 
 
-def _only(messages: Iterator[bytes], parse: Callable[[bytes], Any] | None, method: str) -> Any:
+def _only(messages: Iterator[bytes], parse: Callable[[bytes], Body] | None, method: str) -> Body:
     """The one message of a call that takes one."""
     message = next(messages, None)
     if message is None:
@@ -297,7 +260,7 @@ def _only(messages: Iterator[bytes], parse: Callable[[bytes], Any] | None, metho
     return _parsed(parse, message)
 
 
-def _parsed(parse: Callable[[bytes], Any], message: bytes) -> Any:
+def _parsed(parse: Callable[[bytes], Body], message: bytes) -> Body:
     try:
         return parse(message)
     except DecodeError as error:

@@ -1,0 +1,1 @@
+"""Who may call: roles, tokens and certificates."""

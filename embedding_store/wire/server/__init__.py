@@ -1,0 +1,1 @@
+"""gRPC servers: bounded, with roles and an audit log."""
