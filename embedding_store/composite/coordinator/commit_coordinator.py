@@ -34,8 +34,8 @@ class CommitCoordinator:
         stores: The stores.
         calls: Calls them.
         in_memory: Whether all stores are in memory, where a small commit is done sooner without threads.
-        repairs_unknown: Whether a commit may complete one that another process began. Nobody can check that it is
-            the same commit.
+        repairs_unknown: Whether a commit may complete one that another process began. Nobody can check that it is the
+            same commit.
     """
 
     def __init__(

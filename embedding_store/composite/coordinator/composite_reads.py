@@ -71,8 +71,8 @@ class CompositeReads(CompositeSource[Readable], Snapshot):
     def _scan_columns(self, table: Partition, block_rows: int) -> Iterator[RowBlock]:
         """The blocks of the first store, joined with the same rows of the others.
 
-        Stores of one kind hold rows in the same order and are scanned in parallel. As soon as their blocks differ,
-        the other stores are asked for the ids of the first one.
+        Stores of one kind hold rows in the same order and are scanned in parallel. As soon as their blocks differ, the
+        other stores are asked for the ids of the first one.
         """
         name, (first, *others) = table.spec.name, table.holders
         scans = {store: self._sources[store].scan(name, block_rows) for store in table.holders}

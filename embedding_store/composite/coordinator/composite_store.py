@@ -58,8 +58,8 @@ class CompositeStore(CompositeReads[EmbeddingStore], BaseStore):
         splits: Which of them holds which part of a table, in the same order.
         timeout_s: Seconds that a lookup waits for a commit, or a commit for lookups and other commits, before
             `DeadlineExceeded`.
-        repairs_unknown: Whether a commit may complete one that another process began, which nobody can compare
-            with it; else `recover` comes first.
+        repairs_unknown: Whether a commit may complete one that another process began, which nobody can compare with it;
+            else `recover` comes first.
 
     Raises:
         BadInput: there are no stores, or one is given twice.

@@ -28,9 +28,8 @@ def repartition(
 ) -> dict[str, int]:
     """Copies tables with their rows and slots, exactly as they are, and the version.
 
-    From n shards to m, from one strategy to another, from any backend to any
-    other. One block of about 16 MiB is in memory at a time. Nothing may be
-    committed to the source meanwhile.
+    From n shards to m, from one strategy to another, from any backend to any other. One block of about 16 MiB is in
+    memory at a time. Nothing may be committed to the source meanwhile.
 
     Args:
         source: Is read, and stays as it is.
@@ -44,8 +43,7 @@ def repartition(
 
     Raises:
         TableNotFound: the source has no such table.
-        BadInput: the target has rows in one of the tables, and `replace` is
-            False; nothing was changed.
+        BadInput: the target has rows in one of the tables, and `replace` is False; nothing was changed.
         SpecConflict: the target has a table of that name with another spec.
         Unsupported: the target's backend cannot keep such a table.
         StoreFailed: the source was committed to meanwhile; copy again.

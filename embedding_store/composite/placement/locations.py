@@ -1,11 +1,9 @@
 """Where each kind of a table's tensors lives: settings, and the plan that they make of a model's tables.
 
-The words and the rules are those of PopART's tensor locations
-(`TensorLocation`, `TensorLocationSettings`, `minElementsForOffChip`,
-`replicatedTensorSharding`): a setting for each kind of tensor, thresholds
-below which a tensor stays where it is computed with, and whole, and overrides
-by name that know no threshold. Tables are placed here; dense variables are
-sharded over replicas by `elastable.replicas.training.variables.placement`.
+The words and the rules are those of PopART's tensor locations (`TensorLocation`, `TensorLocationSettings`,
+`minElementsForOffChip`, `replicatedTensorSharding`): a setting for each kind of tensor, thresholds below which a tensor
+stays where it is computed with, and whole, and overrides by name that know no threshold. Tables are placed here; dense
+variables are sharded over replicas by `elastable.replicas.training.variables.placement`.
 """
 
 from __future__ import annotations
@@ -59,11 +57,10 @@ class TensorLocation:
 
     Attributes:
         storage: One of `STORAGES`.
-        replicated_tensor_sharding: Whether the replicas of `et.ReplicaTrainer`
-            share one copy of the tensor, each with a part, instead of one each.
-            For dense variables and their optimizer state, not for tables.
-        sharding_domain: Which replicas share one copy; None: all of them. Without sharding it says nothing, so that
-            the same domain can stand in the settings of every kind, as PopART recommends.
+        replicated_tensor_sharding: Whether the replicas of `et.ReplicaTrainer` share one copy of the tensor, each with
+            a part, instead of one each. For dense variables and their optimizer state, not for tables.
+        sharding_domain: Which replicas share one copy; None: all of them. Without sharding it says nothing, so that the
+            same domain can stand in the settings of every kind, as PopART recommends.
     """
 
     storage: str = "memory"
@@ -81,11 +78,10 @@ class TensorLocationSettings:
 
     Attributes:
         location: Of those that are large enough.
-        min_elements_for_off_worker: A tensor of fewer elements stays on the
-            worker, whatever `location` says; 0: none does. Tables of any id
-            (no vocabulary size) have no end, and never stay.
-        min_elements_for_replicated_tensor_sharding: A tensor of fewer elements
-            is whole on every replica, whatever `location` says.
+        min_elements_for_off_worker: A tensor of fewer elements stays on the worker, whatever `location` says; 0: none
+            does. Tables of any id (no vocabulary size) have no end, and never stay.
+        min_elements_for_replicated_tensor_sharding: A tensor of fewer elements is whole on every replica, whatever
+            `location` says.
     """
 
     location: TensorLocation = TensorLocation()
@@ -104,12 +100,10 @@ class LocationSettings:
 
     Attributes:
         weight: Of the rows.
-        optimizer_state: Of their slots. A row and its slots are linked: both
-            must come to lie in one place.
-        accumulator: Of the summed gradients of a version; the master's memory
-            is the one place for them.
-        overrides: Name of a table or dense variable -> location of its values
-            and of its optimizer state, taken as it is, without thresholds.
+        optimizer_state: Of their slots. A row and its slots are linked: both must come to lie in one place.
+        accumulator: Of the summed gradients of a version; the master's memory is the one place for them.
+        overrides: Name of a table or dense variable -> location of its values and of its optimizer state, taken as it
+            is, without thresholds.
     """
 
     weight: TensorLocationSettings = TensorLocationSettings()
@@ -171,8 +165,8 @@ def plan_tables(tables: Mapping[str, TableSpec], settings: LocationSettings) -> 
         settings: For all of them.
 
     Raises:
-        BadSpec: an override names no table; a table of any id is to stay on
-            the worker; a row and its slots come to lie in different places.
+        BadSpec: an override names no table; a table of any id is to stay on the worker; a row and its slots come to lie
+            in different places.
         Unsupported: something is to be sharded over replicas.
     """
     refuse_sharding(settings)

@@ -51,8 +51,8 @@ class Partition:
         strategy: "token", "encoding" or "whole".
         shards: The table that every shard holds; None: nothing.
         columns: Which of the table's columns every shard holds.
-        slot_columns: int64 `[w]`: which of the whole row's slots those of a
-            shard's row are. A slot that is one for the whole row is on every shard.
+        slot_columns: int64 `[w]`: which of the whole row's slots those of a shard's row are. A slot that is one for the
+            whole row is on every shard.
     """
 
     spec: TableSpec

@@ -40,13 +40,13 @@ class Caller:
 class Callers:
     """Tells callers of one server apart.
 
-    Where tokens are set a call shows one of them, and where roles of
-    certificates are set its certificate has one; with both, the lower role counts.
+    Where tokens are set a call shows one of them, and where roles of certificates are set its certificate has one; with
+    both, the lower role counts.
 
     Args:
         credentials: The server's.
-        anonymous: The role of callers who show no token. None: there are none where tokens or roles of certificates
-            are set; elsewhere everybody is a worker.
+        anonymous: The role of callers who show no token. None: there are none where tokens or roles of certificates are
+            set; elsewhere everybody is a worker.
     """
 
     def __init__(self, credentials: Credentials, anonymous: Role | None = None) -> None:

@@ -52,30 +52,26 @@ _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 class Credentials:
     """What a process shows to others and asks of them; nothing at all: plain text, for anyone who reaches the port.
 
-    A client speaks TLS where `ca` is set, and then with no server that `ca`
-    does not vouch for by the name it is called by. A server speaks TLS, and
-    nothing else, where `certificate` and `key` are set; with `ca` as well it
-    takes only clients whose certificate `ca` vouches for. A server that has
-    tokens takes no call without one of them, and the token shown is the
-    caller's role. A client sends one token with every call, that of the highest
-    role it has. Over plain text tokens are for one host alone.
+    A client speaks TLS where `ca` is set, and then with no server that `ca` does not vouch for by the name it is called
+    by. A server speaks TLS, and nothing else, where `certificate` and `key` are set; with `ca` as well it takes only
+    clients whose certificate `ca` vouches for. A server that has tokens takes no call without one of them, and the
+    token shown is the caller's role. A client sends one token with every call, that of the highest role it has. Over
+    plain text tokens are for one host alone.
 
     Attributes:
         ca: Path of the certificates to trust, PEM.
         certificate: Path of this end's certificate, PEM.
         key: Path of its private key, PEM, not encrypted.
-        token: The administrator's secret, of printable ASCII without spaces, at
-            most 4,096 characters. In no message, in no `repr`.
+        token: The administrator's secret, of printable ASCII without spaces, at most 4,096 characters. In no message,
+            in no `repr`.
         worker_token, reader_token: Likewise, of those roles.
-        certificate_roles: Of a server with `ca` and `certificate`: name in a
-            client's certificate -> "reader", "worker" or "administrator"; "*"
-            is any name. Empty: certificates say nothing of roles.
+        certificate_roles: Of a server with `ca` and `certificate`: name in a client's certificate -> "reader", "worker"
+            or "administrator"; "*" is any name. Empty: certificates say nothing of roles.
 
     Raises:
-        BadInput: a file that cannot be read or is not of its kind, a key
-            without its certificate or of another one, a token that no header
-            can carry or that two roles have, a role that there is not; names
-            the attribute, its variable and the file.
+        BadInput: a file that cannot be read or is not of its kind, a key without its certificate or of another one, a
+            token that no header can carry or that two roles have, a role that there is not; names the attribute, its
+            variable and the file.
     """
 
     ca: str | os.PathLike[str] | None = None
@@ -143,8 +139,8 @@ class Credentials:
         """What a channel to `address` is secured by; None: plain text.
 
         Raises:
-            BadInput: there is a certificate and nothing to know the server by,
-                or the token would leave this host in plain text.
+            BadInput: there is a certificate and nothing to know the server by, or the token would leave this host in
+                plain text.
         """
         if self.ca is not None:
             return grpc.ssl_channel_credentials(_read(self.ca, "ca"), *(self._pair() or (None, None)))
@@ -164,9 +160,8 @@ class Credentials:
             insecure: Whether it may be open to everybody who reaches it.
 
         Raises:
-            BadInput: there is an authority for clients and no certificate to show
-                them, the token would travel to `address` in plain text, or neither
-                is there and others than this host can reach `address`.
+            BadInput: there is an authority for clients and no certificate to show them, the token would travel to
+                `address` in plain text, or neither is there and others than this host can reach `address`.
         """
         pair = self._pair()
         if self.certificate_roles and (pair is None or self.ca is None):

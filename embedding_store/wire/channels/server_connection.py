@@ -80,8 +80,8 @@ def channel(address: str, credentials: Credentials | None = None) -> grpc.Channe
 class ServerConnection:
     """One channel, and the rule of every call on it: repeat until the deadline, then say so.
 
-    A server may be at one of several addresses, one at a time: a call that does
-    not reach it at one is repeated at the next.
+    A server may be at one of several addresses, one at a time: a call that does not reach it at one is repeated at the
+    next.
 
     Safe to use from many threads at once.
 
@@ -96,8 +96,8 @@ class ServerConnection:
         credentials: Of this client; None: those of the environment.
 
     Raises:
-        BadInput: no such address or deadline can be, an address stands twice, or
-            it cannot be called with such credentials.
+        BadInput: no such address or deadline can be, an address stands twice, or it cannot be called with such
+            credentials.
     """
 
     def __init__(self, address: str, deadline_s: float = 30.0, credentials: Credentials | None = None) -> None:
@@ -118,11 +118,10 @@ class ServerConnection:
         """Runs `attempt(timeout_s)`, again with growing pauses while the server is not reached.
 
         Args:
-            attempt: Makes one call of at most the seconds given, and may be
-                made twice: the server may have done the work of an attempt
-                whose answer was lost.
-            wait_s: Seconds that the server is asked to wait, on top of the deadline. They are for a server
-                that is there: one that is not reached is given up after the deadline alone.
+            attempt: Makes one call of at most the seconds given, and may be made twice: the server may have done the
+                work of an attempt whose answer was lost.
+            wait_s: Seconds that the server is asked to wait, on top of the deadline. They are for a server that is
+                there: one that is not reached is given up after the deadline alone.
 
         Raises:
             Unavailable, DeadlineExceeded: naming address and deadline.

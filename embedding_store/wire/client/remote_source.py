@@ -31,8 +31,8 @@ _FEW_TABLES = 1_000  # whose names leave room for rows in a reply of one frame
 class RemoteSource(BaseSource):
     """Looks rows up at a store that another process serves; one call for all tables.
 
-    Every call ends within the deadline: a server that is not reached is tried
-    again until then, as all of them may be repeated without harm.
+    Every call ends within the deadline: a server that is not reached is tried again until then, as all of them may be
+    repeated without harm.
 
     Args:
         target: `host:port`, or a `ServerConnection`, which stays its owner's to close.

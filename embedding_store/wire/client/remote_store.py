@@ -42,8 +42,8 @@ class RemoteStore(RemoteSource, BaseStore):
         deadline_s: Seconds for each call, where `target` is an address.
         credentials: Of this client, where `target` is an address; None: those of the environment.
 
-    `delete`, `clear`, `drop_table` and `reset_version` are for administrators
-    (docs/security.md); others get `PermissionDenied`.
+    `delete`, `clear`, `drop_table` and `reset_version` are for administrators (docs/security.md); others get
+    `PermissionDenied`.
 
     Raises:
         BadInput: no such address or deadline can be, or it cannot be called with such credentials.

@@ -61,8 +61,7 @@ class FrameReader:
 
         Args:
             plan: What the header declared.
-            to_the_end: Whether the stream must end there; else more messages
-                may follow in frames of their own.
+            to_the_end: Whether the stream must end there; else more messages may follow in frames of their own.
 
         Raises:
             BadInput: a malformed frame, or a body longer or shorter than declared.

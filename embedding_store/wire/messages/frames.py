@@ -59,8 +59,8 @@ def encode(header: bytes, arrays: Iterable[Array]) -> Iterator[bytes]:
 
     Args:
         header: The serialized header message.
-        arrays: C-contiguous arrays of any shape and of plain dtypes, in header
-            order; they must not change until the last frame is made.
+        arrays: C-contiguous arrays of any shape and of plain dtypes, in header order; they must not change until the
+            last frame is made.
 
     Yields:
         One frame or more; each is one copy of the bytes it carries.

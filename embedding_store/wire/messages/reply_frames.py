@@ -49,8 +49,8 @@ class _Frame:
 class ReplyFrames:
     """The frames of one reply of rows.
 
-    Frames are cut between rows. What a frame's body begins with is padded, so
-    that rows in it can be written as float32.
+    Frames are cut between rows. What a frame's body begins with is padded, so that rows in it can be written as
+    float32.
 
     Args:
         header: The serialized header of the reply.

@@ -21,8 +21,8 @@ class ReplyRoom:
     """Room for replies, which larger ones wait for.
 
     Args:
-        most: Bytes of all replies at once; a larger one has the room alone. None: an eighth of the memory here,
-            at least 1 GiB.
+        most: Bytes of all replies at once; a larger one has the room alone. None: an eighth of the memory here, at
+            least 1 GiB.
         wait_s: Seconds that a reply waits.
     """
 

@@ -16,8 +16,7 @@ Reply = TypeVar("Reply")
 class Upload(Generic[Reply]):
     """A call that sends frames and takes one reply.
 
-    gRPC starts a thread for each call that sends a stream; on the wire a unary
-    call is the same.
+    gRPC starts a thread for each call that sends a stream; on the wire a unary call is the same.
 
     Args:
         channel: To the server.

@@ -64,9 +64,8 @@ class GrpcServer:
     Args:
         address: `host:port` to listen on; port 0 takes a free one.
         services: What is served.
-        limits: Calls under way at once, and how long clients may take; one
-            more is refused (the client tries again) rather than left waiting
-            behind sessions that do not end. Threads start as they are needed.
+        limits: Calls under way at once, and how long clients may take; one more is refused (the client tries again)
+            rather than left waiting behind sessions that do not end. Threads start as they are needed.
         credentials: What it is secured by, and asks of clients; None: those of the environment.
         insecure: Whether it may be open, in plain text and without a token, to others than this host.
         anonymous: The role of callers who show no token. None: there are none where the credentials hold tokens or

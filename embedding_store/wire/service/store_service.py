@@ -49,8 +49,8 @@ def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
 
     Args:
         store: Where rows are.
-        writable: Whether clients may create, change and drop tables. Not for
-            the store of a job's master, which only the master may modify.
+        writable: Whether clients may create, change and drop tables. Not for the store of a job's master, which only
+            the master may modify.
     """
     servicer = _StoreServicer(store)
     handlers = {

@@ -73,8 +73,7 @@ class SharedSlab(Slab):
     def make_huge(self) -> Iterator[None]:
         """Backs what is in use with huge pages, as rows are read at random; yields after each of them.
 
-        The system does this by itself for anonymous memory only, unless its
-        administrator says otherwise.
+        The system does this by itself for anonymous memory only, unless its administrator says otherwise.
 
         Raises:
             OSError: the system cannot, or has no huge page free.
@@ -97,13 +96,12 @@ class SharedSlab(Slab):
 class SharedSlabs:
     """The slabs of one store: a `SlabMaker` that counts what readers would have to map anew.
 
-    A slab has a memory and so a descriptor of its own, which gives its pages
-    back as soon as it is gone, while less than half of the descriptors that
-    this process may have are in use. After that slabs share memories, 64 in
-    each: the number of descriptors is bounded whatever the number of tables.
+    A slab has a memory and so a descriptor of its own, which gives its pages back as soon as it is gone, while less
+    than half of the descriptors that this process may have are in use. After that slabs share memories, 64 in each: the
+    number of descriptors is bounded whatever the number of tables.
 
-    Where not even those are to be had, a slab is in memory of this process
-    alone, and so the rows of its table are read over gRPC.
+    Where not even those are to be had, a slab is in memory of this process alone, and so the rows of its table are read
+    over gRPC.
 
     Attributes:
         generation: Counts slabs that were made or have grown.

@@ -28,11 +28,10 @@ Answer = TypeVar("Answer")
 class SharedSource(RowSource):
     """The same rows, versions and errors as over gRPC; large lookups at the speed of memory.
 
-    Whether the store's memory can be attached is asked over gRPC, at the first
-    call and now and then while it is not. A store on another host, in another
-    network namespace or without shared memory is asked over gRPC. A store that
-    is gone is noticed at once, its memory is given back, and the call goes on
-    over gRPC, which tries until its deadline and then raises `Unavailable`.
+    Whether the store's memory can be attached is asked over gRPC, at the first call and now and then while it is not. A
+    store on another host, in another network namespace or without shared memory is asked over gRPC. A store that is
+    gone is noticed at once, its memory is given back, and the call goes on over gRPC, which tries until its deadline
+    and then raises `Unavailable`.
 
     Args:
         remote: The same store over gRPC; closed with this source.

@@ -33,10 +33,9 @@ _LOG = logging.getLogger(__name__)
 class SharedMemoryStore(MemoryStore):
     """A `MemoryStore` whose memory other processes of the host can attach (`SharedSource`).
 
-    Rows lie in memory with descriptors and without names, so that nothing is
-    left of them when the last process that has them mapped is gone, however it
-    ended. Readers in other processes take no lock: a board tells them whether
-    what they have read was one state.
+    Rows lie in memory with descriptors and without names, so that nothing is left of them when the last process that
+    has them mapped is gone, however it ended. Readers in other processes take no lock: a board tells them whether what
+    they have read was one state.
 
     Args:
         threads, direct_bytes, before_image_bytes, timeout_s: As of `MemoryStore`.

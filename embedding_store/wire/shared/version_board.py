@@ -1,10 +1,8 @@
 """A page that the owner of shared memory writes and other processes read: is it changing, and which version is it?
 
-A sequence lock (Boehm, "Can seqlocks get along with programming language
-memory models?", MSPC 2012). The sequence is odd while the owner changes
-anything; a reader that finds it even, reads, and finds the same number again
-has read one state. Readers write nothing, so a reader that dies leaves nothing
-behind, and no reader delays the owner.
+A sequence lock (Boehm, "Can seqlocks get along with programming language memory models?", MSPC 2012). The sequence is
+odd while the owner changes anything; a reader that finds it even, reads, and finds the same number again has read one
+state. Readers write nothing, so a reader that dies leaves nothing behind, and no reader delays the owner.
 """
 
 from __future__ import annotations
