@@ -94,8 +94,7 @@ def push_from_frames(frames: Iterable[bytes], channels: SharedChannels | None = 
         channels: Where its arrays may lie; None: nowhere else.
 
     Raises:
-        BadInput: malformed frames, no PushId, a table named twice, or a size
-            or dtype that cannot be.
+        BadInput: malformed frames, no PushId, a table named twice, or a size or dtype that cannot be.
         Unsupported: its arrays lie in a channel that is not known here.
     """
     reader = FrameReader(frames, "GradientFrame")

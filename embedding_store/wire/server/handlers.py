@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from elastable.embedding_store.wire.channels.status_codes import answering
 
-__all__ = ["Body", "Handler", "Interceptor", "control", "control_of_client", "exchange", "stream", "upload"]
+__all__ = ["Body", "Handler", "Interceptor", "both_ways", "control", "control_of_client", "stream", "upload"]
 
 Body = Message | bytes
 """A request or reply: a small message, or a frame."""
@@ -63,7 +63,7 @@ def stream(method: Callable[[Request], Iterable[bytes]], request: type[Request])
     return grpc.unary_stream_rpc_method_handler(answer, request.FromString, None)
 
 
-def exchange(method: Callable[[Iterator[bytes]], Iterable[bytes]]) -> Handler:
+def both_ways(method: Callable[[Iterator[bytes]], Iterable[bytes]]) -> Handler:
     """A call of frames each way."""
 
     def answer(frames: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:

@@ -30,7 +30,7 @@ from elastable.embedding_store.wire.messages.store_messages import (
     state_frames,
 )
 from elastable.embedding_store.wire.server.grpc_server import Service
-from elastable.embedding_store.wire.server.handlers import control, exchange, stream
+from elastable.embedding_store.wire.server.handlers import both_ways, control, stream
 from elastable.embedding_store.wire.service.pin_service import ServedPins
 from elastable.embedding_store.wire.service.write_service import write_handlers
 from elastable.embedding_store.wire.shared.shared_store import SharedMemoryStore
@@ -60,10 +60,10 @@ def store_service(store: EmbeddingStore, writable: bool = False) -> Service:
         "TableStatistics": control(servicer.table_statistics, store_pb2.TableStatisticsRequest),
         "ReadSightings": stream(servicer.read_sightings, store_pb2.ReadSightingsRequest),
         "Attach": control(servicer.attach, store_pb2.AttachRequest),
-        "Lookup": exchange(servicer.lookup),
+        "Lookup": both_ways(servicer.lookup),
         "LookupSmall": grpc.unary_unary_rpc_method_handler(servicer.lookup_small),
         "Scan": stream(servicer.scan, store_pb2.ScanRequest),
-        "ReadRows": exchange(servicer.read_rows),
+        "ReadRows": both_ways(servicer.read_rows),
         **servicer.pins.handlers(),
         **write_handlers(store, writable, servicer.pins, servicer.forget_specs),
     }
