@@ -215,7 +215,7 @@ def test_a_store_without_shared_memory_is_asked_over_grpc(held: ExitStack) -> No
     store = MemoryStore()
     remote = served(held, store)
     store.create_table(fixed())
-    with pytest.raises(Unsupported, match="do not lie in shared memory"):
+    with pytest.raises(Unsupported, match="are not in shared memory"):
         SharedSource(remote, required=True)
     source = held.enter_context(SharedSource(remote))
     np.testing.assert_array_equal(
