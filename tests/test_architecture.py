@@ -182,8 +182,6 @@ LONG_MODULES = {
     "embedding_store/contract/spec.py",
     "embedding_store/engine/memory_store.py",
     "embedding_store/engine/memory_table.py",
-    "embedding_store/native/ids/hot_set.py",
-    "embedding_store/native/ids/id_cells.py",
     "embedding_store/tiers/cached/cached_source.py",
     "embedding_store/tiers/redis/redis_store.py",
 }

@@ -16,6 +16,7 @@ from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.row_data import Commit, TableUpdate
 from elastable.embedding_store.errors import BadGradient, BadIds, BadInput, NotFinite
 from elastable.embedding_store.native.kernel import kernel
+from elastable.embedding_store.native.numbers.number_bits import mixed_bits
 from elastable.embedding_store.rows.checks import require_finite_of
 
 __all__ = ["MAX_VERSION", "require_from_outside", "require_numbers", "require_version"]
@@ -93,10 +94,7 @@ def _repeated(ids: Int64, seed: np.uint64) -> tuple[int, int]:
     mask = np.uint64(size - 1)
     places = np.full(size, -1, np.int64)
     for i in range(len(ids)):
-        h = np.uint64(ids[i]) ^ seed
-        h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        h = (h ^ (h >> np.uint64(31))) & mask
+        h = mixed_bits(np.uint64(ids[i]) ^ seed) & mask
         while places[h] >= 0:
             if ids[places[h]] == ids[i]:
                 return places[h], i

@@ -9,6 +9,7 @@ from elastable.embedding_store.contract.arrays import Int64, UInt8
 from elastable.embedding_store.contract.spec import AdmissionSpec, TableSpec
 from elastable.embedding_store.errors import BadInput
 from elastable.embedding_store.native.kernel import kernel, prefetch
+from elastable.embedding_store.native.numbers.number_bits import mixed_bits
 from elastable.embedding_store.native.slab import SlabMaker, anonymous_slab
 from elastable.embedding_store.rows.initial_values import table_key, whole_ids
 
@@ -73,10 +74,7 @@ class AdmissionSketch:
 @kernel
 def _first_and_step(wanted: int, key: np.uint64) -> tuple[np.uint64, np.uint64]:
     """Where the counters of an id begin, and how far they lie apart: splitmix64's finalizer, halved."""
-    h = np.uint64(wanted) ^ key
-    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    h = h ^ (h >> np.uint64(31))
+    h = mixed_bits(np.uint64(wanted) ^ key)
     return h, (h >> np.uint64(32)) | np.uint64(1)
 
 

@@ -1,7 +1,7 @@
 """Which keys are hot: the directory of a cache, set-associative, that admits by frequency.
 
 Frames come in sets of eight, whose keys fill one cache line; a key belongs to
-one set. A counter of its uses stands beside every frame. A key without a frame
+one set. Every frame has a counter of its uses. A key without a frame
 is counted in a sketch, and gets a frame once it has been asked for more often
 than the least used key of its set (TinyLFU: Einziger, Friedman, Manes, ACM ToS
 2017). So a scan of keys that come once washes nothing out. All counts are
@@ -13,28 +13,29 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from elastable.embedding_store.contract.arrays import Float32, Int64
-from elastable.embedding_store.native.kernel import kernel, prefetch, prefetch_line
+from elastable.embedding_store.native.ids.hot_set_kernels import (
+    KEYS_A_PIECE,
+    WAYS,
+    admit_keys,
+    find_frames,
+    halve_counts,
+    join_chunks,
+    read_shared,
+    remove_keys,
+    set_of,
+)
 from elastable.embedding_store.native.range_pool import RangePool
 from elastable.embedding_store.native.row_gather import rows_ahead
-from elastable.embedding_store.native.row_moves import copy_row, drain_streams, prefetch_row, stream_row
 from elastable.embedding_store.native.slab import Slab
-from elastable.embedding_store.native.work_stealing import WorkCounter, join_work, leave_work, next_pieces
+from elastable.embedding_store.native.work_stealing import WorkCounter
 
-__all__ = ["BYTES_A_FRAME", "WAYS", "HotSet", "whole_sets"]
-
-WAYS = 8
-"""Frames in a set."""
+__all__ = ["BYTES_A_FRAME", "HotSet", "whole_sets"]
 
 BYTES_A_FRAME = 18
 """Bytes that a frame takes here: key, uses and mark, and at most 8 of the sketch."""
 
-_Bytes = npt.NDArray[np.uint8]
-_AHEAD = 64
-_KEYS_A_TURN = 1 << 10  # what is known of them stays in the first cache from finding to copying
-_MOST_USES = 15  # further uses write nothing, so that threads do not fight for a hot counter
 _LIFE = 40  # keys asked for, per frame, from one halving to the next
 
 
@@ -82,7 +83,7 @@ class HotSet:
         """
         if counted:
             self._asked += len(keys)
-        return int(_find(self._keys, self._uses, self._dense, keys, frames, cold, counted))
+        return int(find_frames(self._keys, self._uses, self._dense, keys, frames, cold, counted))
 
     def read(
         self, keys: Int64, rows: Float32, out: Float32, stream: bool, pool: RangePool, counted: bool = True
@@ -101,13 +102,13 @@ class HotSet:
         """
         if counted:
             self._asked += len(keys)
-        chunks = -(-len(keys) // _KEYS_A_TURN)
+        chunks = -(-len(keys) // KEYS_A_PIECE)
         counter, cold, counts = WorkCounter(pool.threads), np.empty(len(keys), np.int64), np.empty(chunks, np.int64)
         ahead = rows_ahead(rows.shape[1])
-        work = partial(_read_shared, self._keys, self._uses, self._dense, keys, rows, out, stream, ahead, counted,
+        work = partial(read_shared, self._keys, self._uses, self._dense, keys, rows, out, stream, ahead, counted,
                        cold, counts, counter.state)  # fmt: skip
         pool.together(work, counter)
-        return cold[: _joined(cold, counts)]
+        return cold[: join_chunks(cold, counts)]
 
     def admit(self, keys: Int64, frames: Int64, gone_keys: Int64, gone_frames: Int64) -> int:
         """Counts keys that have no frame as asked for, and gives frames to those hot enough.
@@ -123,19 +124,19 @@ class HotSet:
         """
         self._sighted += len(keys)
         if self._asked > _LIFE * self.frames:
-            _halve(self._uses, np.uint8(1))
+            halve_counts(self._uses, np.uint8(1))
             self._asked = 0
         if self._sighted > len(self._sketch):  # more would all fall on counters that others have raised
-            _halve(self._sketch, np.uint8(0))
+            halve_counts(self._sketch, np.uint8(0))
             self._sighted = 0
-        gone = _admit(
+        gone = admit_keys(
             self._keys, self._uses, self.marks, self._sketch, self._dense, keys, frames, gone_keys, gone_frames
         )
         return int(gone)
 
     def remove(self, keys: Int64) -> None:
         """Takes frames away from keys int64 `[n]`; how hot they were is remembered."""
-        _remove(self._keys, self._uses, self.marks, self._sketch, self._dense, self._vacant, keys)
+        remove_keys(self._keys, self._uses, self.marks, self._sketch, self._dense, self._vacant, keys)
 
     def marked(self) -> tuple[Int64, Int64]:
         """Keys int64 `[n]` and frames int64 `[n]` of marked frames; marks stay."""
@@ -156,8 +157,8 @@ class HotSet:
         # An empty frame holds a key that belongs to another set: it is never found.
         self._vacant = 0, 1
         if not self._dense:
-            home = _set_of(0, len(self._keys), False)
-            other = next(key for key in range(1, 1 << 20) if _set_of(key, len(self._keys), False) != home)
+            home = set_of(0, len(self._keys), False)
+            other = next(key for key in range(1, 1 << 20) if set_of(key, len(self._keys), False) != home)
             self._vacant = 0, other
             self._keys[:] = 0
             self._keys[home] = other
@@ -171,187 +172,3 @@ class HotSet:
 def whole_sets(frames: int) -> int:
     """At least so many frames as sets of eight, of which there are two or more."""
     return WAYS * max(2, -(-frames // WAYS))
-
-
-@kernel
-def _mixed(key: int) -> np.uint64:
-    """The finalizer of splitmix64 (Steele, Lea, Flood: OOPSLA 2014)."""
-    h = np.uint64(key)
-    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return h ^ (h >> np.uint64(31))
-
-
-@kernel
-def _set_of(key: int, sets: int, dense: bool) -> np.int64:
-    if dense:
-        # key modulo sets, by a multiplication in place of a division of integers: keys are below 2**52.
-        rest = np.int64(key) - np.int64(np.float64(key) * (1.0 / sets)) * np.int64(sets)
-        rest = rest + np.int64(sets) if rest < 0 else rest
-        return rest - np.int64(sets) if rest >= sets else rest
-    return np.int64(((_mixed(key) >> np.uint64(32)) * np.uint64(sets)) >> np.uint64(32))
-
-
-@kernel
-def _way_of(keys: Int64, home: np.int64, key: int) -> int:
-    way = -1
-    for k in range(WAYS):  # all of them: without a branch it runs vectorised
-        way = k if keys[home, k] == key else way
-    return way
-
-
-@kernel
-def _find(keys: Int64, uses: _Bytes, dense: bool, wanted: Int64, frames: Int64, cold: Int64, counted: bool) -> int:
-    sets, count, last = len(keys), 0, len(wanted) - 1
-    counters = uses.reshape(-1, WAYS)
-    for i in range(len(wanted)):  # of its own: so it runs vectorised, and each set is computed once
-        frames[i] = _set_of(wanted[i], sets, dense)
-    for i in range(len(wanted)):
-        prefetch_line(keys, frames[min(i + _AHEAD, last)], 0)
-        if counted:
-            prefetch_line(counters, frames[min(i + _AHEAD, last)], 0)
-        key, home = wanted[i], frames[i]
-        nobody = dense and key < 0
-        way = -1 if nobody else _way_of(keys, home, key)
-        there = way >= 0
-        frame = home * WAYS + way if there else -1
-        frames[i] = frame
-        cold[count] = i
-        count += 0 if there or nobody else 1  # without a branch: misses cannot be foreseen
-        if counted and there and uses[frame] < _MOST_USES:
-            uses[frame] += np.uint8(1)
-    return count
-
-
-@kernel
-def _read_shared(
-    keys: Int64,
-    uses: _Bytes,
-    dense: bool,
-    wanted: Int64,
-    rows: Float32,
-    out: Float32,
-    stream: bool,
-    ahead: int,
-    counted: bool,
-    cold: Int64,
-    counts: Int64,
-    counter: Int64,
-) -> None:
-    """Keys that have no frame in chunk c are `cold[c * _KEYS_A_TURN :][: counts[c]]`, counted from its start."""
-    frames = np.empty(_KEYS_A_TURN, np.int64)
-    join_work(counter)
-    first, last = next_pieces(counter, len(counts))
-    while first < last:
-        for chunk in range(first, last):
-            start = chunk * _KEYS_A_TURN
-            stop = min(start + _KEYS_A_TURN, len(wanted))
-            counts[chunk] = _find(keys, uses, dense, wanted[start:stop], frames, cold[start:stop], counted)
-            for i in range(stop - start):
-                prefetch_row(rows, frames[min(i + ahead, stop - start - 1)])
-                if frames[i] >= 0:
-                    if stream:
-                        stream_row(out, start + i, rows, frames[i])
-                    else:
-                        copy_row(out, start + i, rows, frames[i])
-        first, last = next_pieces(counter, len(counts))
-    drain_streams()
-    leave_work(counter)
-
-
-@kernel
-def _joined(cold: Int64, counts: Int64) -> int:
-    """What chunks left in `cold`, side by side at its beginning; how many they are."""
-    total = 0
-    for chunk in range(len(counts)):
-        start = chunk * _KEYS_A_TURN
-        for k in range(counts[chunk]):
-            cold[total] = start + cold[start + k]
-            total += 1
-    return total
-
-
-@kernel
-def _sighted(sketch: _Bytes, key: int, at_least: np.uint8) -> np.uint8:
-    """Counts a key that has no frame once more, in its two counters; its count."""
-    mask = np.uint64(len(sketch) - 1)
-    mixed = _mixed(~key)
-    first, second = mixed & mask, (mixed >> np.uint64(32)) & mask
-    count = sketch[first] if sketch[first] < sketch[second] else sketch[second]
-    count = count + np.uint8(1) if count < _MOST_USES else count
-    count = at_least if count < at_least else count
-    sketch[first] = count if sketch[first] < count else sketch[first]
-    sketch[second] = count if sketch[second] < count else sketch[second]
-    return count
-
-
-@kernel
-def _admit(
-    keys: Int64,
-    uses: _Bytes,
-    marks: _Bytes,
-    sketch: _Bytes,
-    dense: bool,
-    wanted: Int64,
-    frames: Int64,
-    gone_keys: Int64,
-    gone_frames: Int64,
-) -> int:
-    sets, gone = len(keys), 0
-    for i in range(len(wanted)):
-        prefetch(keys, _set_of(wanted[min(i + _AHEAD, len(wanted) - 1)], sets, dense))
-        key = wanted[i]
-        frames[i] = -1
-        home = _set_of(key, sets, dense)
-        way = _way_of(keys, home, key)
-        if way >= 0:
-            continue  # a repetition, or another thread's
-        sighted = _sighted(sketch, key, np.uint8(0))
-        least = 0
-        for k in range(1, WAYS):
-            least = k if uses[home * WAYS + k] < uses[home * WAYS + least] else least
-        frame = home * WAYS + least
-        if sighted <= uses[frame] + (uses[frame] > 0):
-            continue
-        if marks[frame]:
-            gone_keys[gone], gone_frames[gone] = keys[home, least], frame
-            gone += 1
-            marks[frame] = 0
-        keys[home, least] = key
-        uses[frame] = sighted
-        frames[i] = frame
-    for i in range(len(wanted)):  # a later key may have taken a frame that was given a moment ago
-        if frames[i] >= 0 and keys[frames[i] // WAYS, frames[i] % WAYS] != wanted[i]:
-            frames[i] = -1
-    return gone
-
-
-@kernel
-def _remove(
-    keys: Int64, uses: _Bytes, marks: _Bytes, sketch: _Bytes, dense: bool, vacant: tuple[int, int], unwanted: Int64
-) -> None:
-    sets = len(keys)
-    for i in range(len(unwanted)):
-        prefetch(keys, _set_of(unwanted[min(i + _AHEAD, len(unwanted) - 1)], sets, dense))
-        key = unwanted[i]
-        if dense and key < 0:
-            continue
-        home = _set_of(key, sets, dense)
-        way = _way_of(keys, home, key)
-        if way < 0:
-            continue
-        frame = home * WAYS + way
-        _sighted(sketch, key, uses[frame])
-        empty = -1
-        if not dense:
-            empty = vacant[0] if _set_of(vacant[0], sets, dense) != home else vacant[1]
-        keys[home, way] = empty
-        uses[frame] = 0
-        marks[frame] = 0
-
-
-@kernel
-def _halve(counts: _Bytes, up: np.uint8) -> None:
-    """Rounds up where `up` is 1: a key that has a frame keeps a use, so one sighting of another does not oust it."""
-    for i in range(len(counts)):
-        counts[i] = (counts[i] + up) >> np.uint8(1)

@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.native.ids import id_cells as layout
+from elastable.embedding_store.native.ids import id_cells, id_lines
 from elastable.embedding_store.native.ids.row_directory import RowDirectory
 from elastable.embedding_store.native.slab import Slab, SlabMaker, anonymous_slab
 from elastable.embedding_store.support.scratch import Scratch
@@ -28,7 +28,7 @@ class IdIndex(RowDirectory):
     """
 
     _cells: Slab
-    _scratch: layout.Cells
+    _scratch: id_lines.Cells
     _ids: Slab
     """The id at each position; at a free one, 1 + the next free one."""
 
@@ -45,7 +45,7 @@ class IdIndex(RowDirectory):
     @property
     def count(self) -> int:  # type: ignore[override]
         """As in `RowDirectory`."""
-        return int(self._state[layout.COUNT])
+        return int(self._state[id_lines.COUNT])
 
     @property
     def capacity(self) -> int:
@@ -55,7 +55,7 @@ class IdIndex(RowDirectory):
     @property
     def positions_given(self) -> int:
         """As in `RowDirectory.positions_given`: rows beyond were never written to."""
-        return int(self._state[layout.HIGH])
+        return int(self._state[id_lines.HIGH])
 
     @property
     def row_ids(self) -> Int64:
@@ -66,25 +66,25 @@ class IdIndex(RowDirectory):
     @property
     def cells_moved(self) -> int:
         """Cells that growth has moved so far."""
-        return int(self._state[layout.MOVED])
+        return int(self._state[id_lines.MOVED])
 
     @property
     def bytes(self) -> int:
         """As in `RowDirectory.bytes`: lines of all segments, and ids by position."""
-        in_cells: int = 64 * int(layout.all_lines(self._state))
+        in_cells: int = 64 * int(id_cells.all_lines(self._state))
         return in_cells + 8 * self.positions_given
 
     def find(self, ids: Int64, positions: Int64) -> int:
         """As in `RowDirectory.find`."""
-        return int(layout.find(self._cells.array, self._state, ids, positions))
+        return int(id_cells.find(self._cells.array, self._state, ids, positions))
 
     @property
     def sound(self) -> bool:
         """As in `RowDirectory.sound`."""
-        bits, ways, grown = (int(self._state[word]) for word in (layout.BITS, layout.WAYS, layout.GROWN))
+        bits, ways, grown = (int(self._state[word]) for word in (id_lines.BITS, id_lines.WAYS, id_lines.GROWN))
         if not (0 <= bits <= 36 and 2 <= ways <= 3 and 0 <= grown <= 1 << bits):
             return False
-        return layout.SEGMENT_LINES * ((ways << bits) + grown) <= len(self._cells.array)
+        return id_lines.SEGMENT_LINES * ((ways << bits) + grown) <= len(self._cells.array)
 
     def slabs(self) -> tuple[Slab, ...]:
         """As in `RowDirectory.slabs`."""
@@ -97,7 +97,7 @@ class IdIndex(RowDirectory):
             raise MemoryError(f"{needed} rows in one table: the index counts up to {_MOST_ROWS}")
         lines = self._lines_for(self.count + more)
         if not len(self._scratch) and lines > len(self._cells.array):
-            self._scratch = np.empty((layout.GROUP_LINES, 8), np.uint64)
+            self._scratch = np.empty((id_lines.GROUP_LINES, 8), np.uint64)
         self._cells.grow(lines)
         if needed > self.capacity:
             self._ids.grow(max(needed, self.capacity * 5 // 4))
@@ -105,7 +105,7 @@ class IdIndex(RowDirectory):
     def places(self, ids: Int64) -> Int64:
         """As in `RowDirectory.places`: free positions, the last one first, and then new ones."""
         positions = self._free.take(len(ids))
-        layout.free_positions(self._ids.array[:, 0], self._state, positions)
+        id_cells.free_positions(self._ids.array[:, 0], self._state, positions)
         return positions
 
     def claim(self, ids: Int64, positions: Int64) -> Int64:
@@ -114,7 +114,7 @@ class IdIndex(RowDirectory):
         count = done = 0
         while True:
             row_ids, state = self._ids.array[:, 0], self._state
-            found, done = layout.claim(
+            found, done = id_cells.claim(
                 self._cells.array, row_ids, state, self._scratch, ids, positions, fresh[count:], done
             )
             count += found
@@ -124,7 +124,7 @@ class IdIndex(RowDirectory):
 
     def remove(self, ids: Int64) -> int:
         """As in `RowDirectory.remove`."""
-        return int(layout.remove(self._cells.array, self._ids.array[:, 0], self._state, ids))
+        return int(id_cells.remove(self._cells.array, self._ids.array[:, 0], self._state, ids))
 
     def scan(self, cursor: int, limit: int) -> tuple[Int64, Int64, int]:
         """As in `RowDirectory.scan`, by position; the cursor is the next position.
@@ -148,30 +148,30 @@ class IdIndex(RowDirectory):
 
     def clear(self) -> None:
         """As in `RowDirectory.clear`; the memory is given back."""
-        self._state_slab = self._new_slab("index", layout.STATE_WORDS, 1, np.int64)
-        if self._state[layout.WAYS] == 0:  # memory of nobody else
-            self._state[layout.WAYS] = 2
+        self._state_slab = self._new_slab("index", id_lines.STATE_WORDS, 1, np.int64)
+        if self._state[id_lines.WAYS] == 0:  # memory of nobody else
+            self._state[id_lines.WAYS] = 2
         self._scratch = np.empty((0, 8), np.uint64)
-        self._cells = self._new_slab("cells", 2 * layout.SEGMENT_LINES, 8, np.uint64)
+        self._cells = self._new_slab("cells", 2 * id_lines.SEGMENT_LINES, 8, np.uint64)
         self._ids = self._new_slab("ids", _FIRST_ROWS, 1, np.int64)
 
     def _lines_for(self, rows: int) -> int:
         """Lines that there must be to grow to so many rows."""
         state = self._state.copy()
-        while rows > layout.rows_before_growth(state):
-            state[layout.GROWN] = (1 << state[layout.BITS]) - 1
-            if rows <= layout.rows_before_growth(state):
+        while rows > id_cells.rows_before_growth(state):
+            state[id_lines.GROWN] = (1 << state[id_lines.BITS]) - 1
+            if rows <= id_cells.rows_before_growth(state):
                 break
-            layout.next_size(state)
-        return int(layout.all_lines(state)) + layout.SEGMENT_LINES
+            id_cells.next_size(state)
+        return int(id_cells.all_lines(state)) + id_lines.SEGMENT_LINES
 
     def _hash_anew(self) -> None:
         """Somebody has found ids that fall together: under a seed that nobody knows they are strewn again."""
         while True:
             state = self._state.copy()
-            state[layout.SEED] = int.from_bytes(os.urandom(8), "little", signed=True)
+            state[id_lines.SEED] = int.from_bytes(os.urandom(8), "little", signed=True)
             cells = self._new_slab("cells", len(self._cells.array), 8, np.uint64)
-            if layout.refill(self._cells.array, cells.array, state):
+            if id_cells.refill(self._cells.array, cells.array, state):
                 self._cells = cells
                 self._state[:] = state
                 return

@@ -1,13 +1,16 @@
-"""The bits of a float32 within kernels: reinterpreted, never converted."""
+"""Bits within kernels: those of a float32, reinterpreted and never converted, and those of an integer, mixed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
+
+from elastable.embedding_store.native.kernel import inlined
 
 if TYPE_CHECKING:
     from llvmlite.ir import IRBuilder, Value
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from numba.core.typing import Signature
     from numba.core.typing.context import BaseContext as TypingContext
 
-__all__ = ["bits_of", "float_of"]
+__all__ = ["bits_of", "float_of", "mixed_bits"]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -37,3 +40,11 @@ def float_of(typing_context: TypingContext, bits: Type) -> tuple[Signature, Call
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.uint32), generate
+
+
+@inlined
+def mixed_bits(word: np.uint64) -> np.uint64:
+    """The finalizer of splitmix64 (Steele, Lea, Flood: OOPSLA 2014)."""
+    h = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))

@@ -13,7 +13,8 @@ from elastable.embedding_store.contract.arrays import Float32, Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.contract.update_batch import UpdateBatch
 from elastable.embedding_store.engine.table_rows import TableRows
-from elastable.embedding_store.native.ids.hot_set import BYTES_A_FRAME, WAYS, HotSet
+from elastable.embedding_store.native.ids.hot_set import BYTES_A_FRAME, HotSet
+from elastable.embedding_store.native.ids.hot_set_kernels import WAYS
 from elastable.embedding_store.native.range_pool import SERIAL, RangePool
 from elastable.embedding_store.native.row_gather import can_stream
 from elastable.embedding_store.optimizers.base import RowOptimizer

@@ -19,7 +19,8 @@ import numpy as np
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.native.copy import copy_bytes
-from elastable.embedding_store.native.ids.hot_set import BYTES_A_FRAME, WAYS, HotSet
+from elastable.embedding_store.native.ids.hot_set import BYTES_A_FRAME, HotSet
+from elastable.embedding_store.native.ids.hot_set_kernels import WAYS
 from elastable.embedding_store.native.kernel import kernel
 from elastable.embedding_store.native.slab import Slab
 from elastable.embedding_store.optimizers.registry import row_optimizer

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from elastable.embedding_store.contract.arrays import Int64
 from elastable.embedding_store.contract.spec import TableSpec
 from elastable.embedding_store.errors import StoreFailed
-from elastable.embedding_store.native.ids.id_cells import STATE_WORDS
 from elastable.embedding_store.native.ids.id_index import IdIndex
+from elastable.embedding_store.native.ids.id_lines import STATE_WORDS
 from elastable.embedding_store.native.ids.row_directory import DirectRows, RowDirectory
 from elastable.embedding_store.native.slab import Slab, SlabMaker
 from elastable.embedding_store.rows.row_dtypes import row_values

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from elastable.embedding_store.contract.arrays import Int64
-from elastable.embedding_store.native.ids import id_cells
+from elastable.embedding_store.native.ids import id_cells, id_lines
 from elastable.embedding_store.native.ids.id_index import IdIndex
 
 JOIN_S = 60.0
@@ -141,7 +141,7 @@ TestIndexMachine.settings = settings(max_examples=12, stateful_step_count=10, de
 )
 def test_it_grows_by_steps_and_stays_small(ids: Int64) -> None:
     index, moved, most = IdIndex(), 0, 0.0
-    group = id_cells.LINE_CELLS * id_cells.GROUP_LINES
+    group = id_lines.LINE_CELLS * id_lines.GROUP_LINES
     for start in range(0, len(ids), 100):
         claim(index, ids[start : start + 100])
         # A hundred ids fill a small part of a segment: at most one group moves, whatever the size of the table.
@@ -170,7 +170,7 @@ def test_ids_made_to_collide_are_strewn_under_another_seed() -> None:
     positions = claim(index, ids)
     assert positions.tolist() == list(range(5500))
     assert find(index, ids).tolist() == positions.tolist()
-    assert index._state[id_cells.SEED] != 0
+    assert index._state[id_lines.SEED] != 0
     assert index.remove(ids[::3]) == len(ids[::3])
     assert find(index, ids[1::3]).tolist() == positions[1::3].tolist()
     assert (find(index, ids[::3]) == -1).all()
@@ -189,11 +189,11 @@ def test_a_full_line_that_loses_a_cell_still_leads_to_the_next() -> None:
 
 def test_positions_beyond_32_bits() -> None:
     index, ids = IdIndex(), np.arange(1000)
-    index._state[id_cells.HIGH] = 2**32 - 500
+    index._state[id_lines.HIGH] = 2**32 - 500
     claimed = np.empty(1000, np.int64)
     cells, state = index._cells.array, index._state
     cells_needed = np.zeros((4 * len(cells), 8), np.uint64)
-    fresh, scratch = np.empty(1000, np.int64), np.empty((id_cells.GROUP_LINES, 8), np.uint64)
+    fresh, scratch = np.empty(1000, np.int64), np.empty((id_lines.GROUP_LINES, 8), np.uint64)
     # The ids by position would fill 32 GiB: every position is kept at the place of its last bits.
     wrapped = np.lib.stride_tricks.as_strided(np.zeros(1, np.int64), (2**33,), (0,))
     assert id_cells.claim(cells_needed, wrapped, state, scratch, ids, claimed, fresh, 0) == (1000, 1000)
