@@ -47,23 +47,19 @@ class HalfRows(RowValues):
         self._slab = new_slab("weights", rows, spec.dim, np.uint16)
 
     def grow(self, rows: int) -> None:
-        """As in `RowValues.grow`."""
         self._slab.grow(rows)
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
-        """As in `RowValues.read`."""
         gather_half(self._kind, self._slab.array, positions, out)
 
     def slabs(self) -> tuple[Slab, ...]:
-        """As in `RowValues.slabs`."""
         return (self._slab,)
 
     def write(self, positions: Int64, rows: Float32) -> None:
-        """As in `RowValues.write`, rounded to nearest."""
+        """Rounded to nearest."""
         scatter_half(self._kind, rows, None, self._slab.array, positions)
 
     def initialise(self, ids: Int64, positions: Int64) -> None:
-        """As in `RowValues.initialise`."""
         step = max(1, _PIECE // self._spec.dim)
         for start in range(0, len(ids), step):
             self.write(positions[start : start + step], initial_rows(self._spec, ids[start : start + step]))

@@ -39,19 +39,16 @@ class Int8Rows(RowValues):
         self._slab = new_slab("weights", rows, spec.weight_bytes, np.uint8)
 
     def grow(self, rows: int) -> None:
-        """As in `RowValues.grow`."""
         self._slab.grow(rows)
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
-        """As in `RowValues.read`."""
         gather_int8(self._slab.array, positions, out)
 
     def slabs(self) -> tuple[Slab, ...]:
-        """As in `RowValues.slabs`."""
         return (self._slab,)
 
     def write(self, positions: Int64, rows: Float32) -> None:
-        """As in `RowValues.write`, quantised; the numbers must be finite."""
+        """Quantised; the numbers must be finite."""
         scatter_int8(rows, self._slab.array, positions)
 
     def initialise(self, ids: Int64, positions: Int64) -> None:

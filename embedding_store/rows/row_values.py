@@ -66,27 +66,21 @@ class Float32Rows(RowValues):
 
     @property
     def plain(self) -> Float32:
-        """As in `RowValues.plain`."""
         return self._slab.array
 
     def grow(self, rows: int) -> None:
-        """As in `RowValues.grow`."""
         self._slab.grow(rows)
 
     def read(self, positions: Int64, out: Float32, stream: bool = False) -> None:
-        """As in `RowValues.read`."""
         gather(self._slab.array, positions, out, stream)
 
     def slabs(self) -> tuple[Slab, ...]:
-        """As in `RowValues.slabs`."""
         return (self._slab,)
 
     def write(self, positions: Int64, rows: Float32) -> None:
-        """As in `RowValues.write`."""
         self._slab.array[positions] = rows
 
     def initialise(self, ids: Int64, positions: Int64) -> None:
-        """As in `RowValues.initialise`."""
         write_initial_rows(self._spec, ids, positions, self._slab.array)
 
     def update(self, optimizer: RowOptimizer, slots: Float32, batch: UpdateBatch) -> None:

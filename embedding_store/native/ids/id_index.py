@@ -44,7 +44,6 @@ class IdIndex(RowDirectory):
 
     @property
     def count(self) -> int:  # type: ignore[override]
-        """As in `RowDirectory`."""
         return int(self._state[id_lines.COUNT])
 
     @property
@@ -54,7 +53,7 @@ class IdIndex(RowDirectory):
 
     @property
     def positions_given(self) -> int:
-        """As in `RowDirectory.positions_given`: rows beyond were never written to."""
+        """Rows beyond were never written to."""
         return int(self._state[id_lines.HIGH])
 
     @property
@@ -70,28 +69,25 @@ class IdIndex(RowDirectory):
 
     @property
     def bytes(self) -> int:
-        """As in `RowDirectory.bytes`: lines of all segments, and ids by position."""
+        """Lines of all segments, and ids by position."""
         in_cells: int = 64 * int(id_cells.all_lines(self._state))
         return in_cells + 8 * self.positions_given
 
     def find(self, ids: Int64, positions: Int64) -> int:
-        """As in `RowDirectory.find`."""
         return int(id_cells.find(self._cells.array, self._state, ids, positions))
 
     @property
     def sound(self) -> bool:
-        """As in `RowDirectory.sound`."""
         bits, ways, grown = (int(self._state[word]) for word in (id_lines.BITS, id_lines.WAYS, id_lines.GROWN))
         if not (0 <= bits <= 36 and 2 <= ways <= 3 and 0 <= grown <= 1 << bits):
             return False
         return id_lines.SEGMENT_LINES * ((ways << bits) + grown) <= len(self._cells.array)
 
     def slabs(self) -> tuple[Slab, ...]:
-        """As in `RowDirectory.slabs`."""
         return self._state_slab, self._cells, self._ids
 
     def reserve(self, more: int) -> None:
-        """As in `RowDirectory.reserve`: address space, which takes memory only once it is used."""
+        """Address space, which takes memory only once it is used."""
         needed = max(self.positions_given, self.count + more)
         if needed > _MOST_ROWS:
             raise MemoryError(f"{needed} rows in one table: the index counts up to {_MOST_ROWS}")
@@ -103,13 +99,12 @@ class IdIndex(RowDirectory):
             self._ids.grow(max(needed, self.capacity * 5 // 4))
 
     def places(self, ids: Int64) -> Int64:
-        """As in `RowDirectory.places`: free positions, the last one first, and then new ones."""
+        """Free positions, the last one first, and then new ones."""
         positions = self._free.take(len(ids))
         id_cells.free_positions(self._ids.array[:, 0], self._state, positions)
         return positions
 
     def claim(self, ids: Int64, positions: Int64) -> Int64:
-        """As in `RowDirectory.claim`."""
         fresh = self._fresh.take(len(ids))
         count = done = 0
         while True:
@@ -123,11 +118,10 @@ class IdIndex(RowDirectory):
             self._hash_anew()
 
     def remove(self, ids: Int64) -> int:
-        """As in `RowDirectory.remove`."""
         return int(id_cells.remove(self._cells.array, self._ids.array[:, 0], self._state, ids))
 
     def scan(self, cursor: int, limit: int) -> tuple[Int64, Int64, int]:
-        """As in `RowDirectory.scan`, by position; the cursor is the next position.
+        """By position; the cursor is the next position.
 
         Rows that are claimed while the scan goes on are seen or not, all others once.
         """
@@ -147,7 +141,7 @@ class IdIndex(RowDirectory):
         return np.empty(0, np.int64), np.empty(0, np.int64), cursor
 
     def clear(self) -> None:
-        """As in `RowDirectory.clear`; the memory is given back."""
+        """The memory is given back."""
         self._state_slab = self._new_slab("index", id_lines.STATE_WORDS, 1, np.int64)
         if self._state[id_lines.WAYS] == 0:  # memory of nobody else
             self._state[id_lines.WAYS] = 2

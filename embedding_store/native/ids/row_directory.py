@@ -117,7 +117,6 @@ class DirectRows(RowDirectory):
 
     @property
     def count(self) -> int:  # type: ignore[override]
-        """As in `RowDirectory`."""
         return int(self._count[0])
 
     @property
@@ -127,58 +126,54 @@ class DirectRows(RowDirectory):
 
     @property
     def positions_given(self) -> int:
-        """As in `RowDirectory.positions_given`, without counting rows that were taken away."""
+        """Without counting rows that were taken away."""
         return self.count
 
     @property
     def bytes(self) -> int:
-        """As in `RowDirectory.bytes`: one bit an id."""
+        """One bit an id."""
         return int(self._live.array.nbytes)
 
     @property
     def marks(self) -> Words:
-        """As in `RowDirectory.marks`."""
         return self._marks
 
     def find(self, ids: Int64, positions: Int64) -> int:
-        """As in `RowDirectory.find`; ids must lie in the vocabulary."""
+        """Ids must lie in the vocabulary."""
         if self.count == self._size:
             positions[:] = ids
             return 0
         return int(_find(self._marks, ids, positions))
 
     def slabs(self) -> tuple[Slab, ...]:
-        """As in `RowDirectory.slabs`."""
         return (self._live,)
 
     def reserve(self, more: int) -> None:
         """There is always room."""
 
     def places(self, ids: Int64) -> Int64:
-        """As in `RowDirectory.places`: the ids themselves."""
+        """The ids themselves."""
         return ids
 
     def claim(self, ids: Int64, positions: Int64) -> Int64:
-        """As in `RowDirectory.claim`."""
         fresh = self._fresh.take(len(ids))
         count = _claim(self._marks, ids, positions, fresh)
         self._count[0] += np.uint64(count)
         return fresh[:count]
 
     def remove(self, ids: Int64) -> int:
-        """As in `RowDirectory.remove`; ids must lie in the vocabulary."""
+        """Ids must lie in the vocabulary."""
         count = int(_remove(self._marks, ids))
         self._count[0] -= np.uint64(count)
         return count
 
     def scan(self, cursor: int, limit: int) -> tuple[Int64, Int64, int]:
-        """As in `RowDirectory.scan`, in ascending order; the cursor is the next id."""
+        """In ascending order; the cursor is the next id."""
         ids = np.empty(limit, np.int64)
         count, cursor = _scan(self._marks, cursor, self._size, ids)
         return ids[:count], ids[:count], cursor
 
     def clear(self) -> None:
-        """As in `RowDirectory.clear`."""
         # A bit an id, and how many of them are set: who reads them from another process asks for that, too.
         self._live = self._new_slab("live", -(-self._size // 64) + 1, 1, np.uint64)
         self._marks: Words = self._live.array[:-1, 0]

@@ -39,7 +39,7 @@ class Dot(KernelComparison):
         return found
 
     def rounding(self, queries: Float32, rows: Float32) -> Float32:
-        """As in `Comparison.rounding`: a matrix product sums in blocks, which differ with shapes and places."""
+        """A matrix product sums in blocks, which differ with shapes and places."""
         lengths = np.linalg.norm(self._widened(queries), axis=1) * np.linalg.norm(rows, axis=1)
         # Of a sum of n terms as a rule some root of n roundings (Higham, Accuracy and Stability, 2002, 2.8).
         return np.asarray(_ROUNDINGS * np.sqrt(rows.shape[1]) * np.finfo(np.float32).epsneg * lengths, np.float32)
